@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from uuid import UUID
 
@@ -320,6 +321,8 @@ def _proven_ends(recorded: Sequence[FoundSegment]) -> dict[int, int]:
 #: Reasons of gaps that a rebuild records: nothing has these entries; only a fill has them.
 LOST = "lost"
 FILLED = "not delivered: readers aren't given these entries, a fill keeps them"
+#: Owner of a manifest that a rebuild is still writing; afterwards another one has opened an epoch.
+REBUILDING = "offloader manifest rebuild, unfinished"
 #: Segments of one record.
 RECORD_SEGMENTS_MAX = 500
 #: Attempts to replace the old boundary while others raise it.
@@ -397,7 +400,10 @@ def rebuild_manifest(
         return looked
     incarnation = UUID(bytes=entropy(16), version=4)
     create_boundary(store, stream, incarnation)
-    log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=incarnation)
+    open_log = partial(
+        ManifestLog, store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=incarnation
+    )
+    log = open_log(writer_name=REBUILDING)
     epoch = log.open_epoch()
     _put_indexes(store, stream, chosen.recorded, incarnation, epoch)
     driver = dict(store.driver_metadata)
@@ -409,6 +415,8 @@ def rebuild_manifest(
             log.commit(edits[start : start + RECORD_SEGMENTS_MAX])
     if head is not None:
         log.commit([Truncate(head)])
+    log = open_log()
+    log.open_epoch()
     state = log.checkpoint()
     # Last step: until here the old entry is valid, and no entry names the new incarnation.
     if not replace_entry(store, CatalogEntry(stream, incarnation, clock.now_ms()), expected=entry):
@@ -524,7 +532,8 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
         what = "is being deleted" if state.stream_deleted else "can be read"
         raise InvalidCall(f"the manifest of stream {stream} {what}: it isn't rebuilt", hint="nothing was changed")
     states = [_readable(store, stream, incarnation) for incarnation in incarnations_in(store, stream)]
-    alive = [s.incarnation for s in states if s is not None and s.record_id and not s.stream_deleted]
+    whole = [s for s in states if s is not None and s.record_id and s.owner.name != REBUILDING]
+    alive = [s.incarnation for s in whole if not s.stream_deleted]
     if len(alive) > 1:
         raise InvalidCall(
             f"stream {stream} has no catalogue entry and {len(alive)} readable manifests: {', '.join(map(str, alive))}",
