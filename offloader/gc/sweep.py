@@ -209,6 +209,7 @@ class Sweeper:
         elif batch.planned_ms < void_before_ms:
             # Its record was never written, or was refused, or is still in flight.
             void_batch(self._store, batch)
+            self._batches.pop(_identity(batch.action, batch.retire_record, batch.segments), None)
 
     def _purge(self, record_id: int, rule: str, entries: Sequence[DeletedSegment]) -> None:
         require_no_global_hold(self._store)

@@ -319,6 +319,23 @@ def test_deletion_batch_is_stored_from_before_its_record_until_done() -> None:
     assert bench.run().swept.deleted_objects == 4
 
 
+def test_purge_repeated_long_after_its_first_attempt_is_finished_by_the_next_round() -> None:
+    bench = Bench()
+    bench.truncate(3)
+    bench.run()
+    bench.hours(25)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="/manifest/")])
+    with pytest.raises(StoreUnavailable):
+        bench.run()  # noted what it would delete, and ended
+    bench.hours(25)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="/boundary")])
+    with pytest.raises(StoreUnavailable):
+        bench.run()  # recorded the purge, and ended
+    bench.store.set_faults([])
+    bench.run()
+    assert {key for key in bench.stored() if "/retention/" not in key} == bench.named()
+
+
 def test_deletion_retry_delay_doubles_up_to_its_limit() -> None:
     settings = Settings.of({"cleanup": {"retry_minutes_max": 10}}).cleanup
     nobodys = DeletionRecord(
