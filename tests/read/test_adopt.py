@@ -12,6 +12,7 @@ import pytest
 
 from formats.entries import Position
 from formats.index import decode_index, encode_index
+from formats.manifest import Release, Truncate
 from formats.metadata.messages import BookKeeperLedger
 from formats.summary import Layout
 from offloader.adopt import Adoption, adopt, ends_with_entry, release
@@ -121,6 +122,40 @@ def test_later_ownership_change_leaves_summaries_unchanged(store: ObjectStore) -
     assert [record.summary for record in after.offloaded()] == [record.summary for record in before.offloaded()]
     assert (after.committed_end(), after.sums) == (before.committed_end(), before.sums)
     assert open_stream_reader(store, GOLDEN_STREAM).count() == sum(case["count"] for case in CASES.values())
+
+
+def test_ownership_is_taken_of_what_a_truncation_has_left(store: ObjectStore) -> None:
+    put_golden(store)
+    adopted(store)
+    log = ManifestLog(store, GOLDEN_STREAM, clock=SystemClock())
+    head = log.load().offloaded()[2].begin
+    log.commit_as_maintainer([Truncate(head)])
+
+    done = adopted(store, take_ownership=True)
+
+    assert done.problems == []
+    found = load_manifest(store, GOLDEN_STREAM).offloaded()
+    assert [record.owned for record in found] == [record.begin >= head for record in found]
+
+
+def test_ledgers_before_the_head_are_left_out_and_later_ones_adopted(store: ObjectStore) -> None:
+    """Their objects stay in the bucket, where nothing but Pulsar deletes them."""
+    cases = sorted(CASES.values(), key=lambda case: case["ledger"])
+    put_golden(store, cases[:-1])
+    adopted(store)
+    log = ManifestLog(store, GOLDEN_STREAM, clock=SystemClock())
+    first, second, third, *_ = log.load().offloaded()
+    log.commit_as_maintainer([Truncate(third.begin)])
+    log.commit_as_maintainer([Release((first.uuid, second.uuid))])
+    put_golden(store, cases)
+
+    done = adopted(store)
+
+    assert done.problems == []
+    [found] = done.streams
+    assert found.adopted == (Position(cases[-1]["ledger"], 0),)
+    assert {left.segment.uuid for left in found.left_out} == {first.uuid, second.uuid}
+    assert all("truncated" in left.why for left in found.left_out)
 
 
 def test_released_segments_are_forgotten_and_their_objects_stay(store: ObjectStore) -> None:
