@@ -48,8 +48,10 @@ from offloader.manifest.catalog import read_entry, replace_entry
 from offloader.manifest.ledger_table import Run, gap_runs, runs_of
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.lost_records import Range, Survivors, missing_ranges, survivors_of, unnamed_objects
+from offloader.manifest.lost_records import AtRoot, Range, Survivors, missing_ranges, survivors_of, unnamed_objects
+from offloader.manifest.segment_table import AT_ROOT
 from offloader.manifest.state import ManifestState
+from offloader.parallel_map import at_once
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings, OffloadSettings
 from offloader.store.base import CREATE, ByteRange, ObjectInfo, ObjectStore
@@ -70,6 +72,7 @@ class FoundSegment:
         owned: whether its metadata and its uuid prove that this project wrote it for a stream of this name.
         closed_bytes: payload bytes of each whole ledger that its index marks as closed.
         index: an index object to write if there is none.
+        at_root: whether its objects lie at the store's root: they were adopted.
     """
 
     uuid: UUID
@@ -79,6 +82,7 @@ class FoundSegment:
     summary: SegmentSummary
     closed_bytes: Mapping[int, int]
     index: bytes | None = field(default=None, repr=False)
+    at_root: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,6 +390,7 @@ def rebuild_manifest(
     if entry is None and not old and not found and not fills and not problems:
         raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
     known = survivors_of(store, stream, old)
+    found += filter(None, at_once(partial(_adopted, store), known.at_root.items(), sequential_max=1))
     chosen = choose_segments(found, head, {**known.closed, **(closed_ledgers or {})})
     fills = _chosen_fills(fills, chosen, known, head)
     gaps = _kept_gaps(chosen, known, head)
@@ -408,7 +413,7 @@ def rebuild_manifest(
     _put_indexes(store, stream, chosen.recorded, incarnation, epoch)
     driver = dict(store.driver_metadata)
     closed = [LedgerClosed(ledger_id, last) for ledger_id, last in chosen.closed_ledgers.items()]
-    adopted = [Adopt(s.uuid, s.summary, driver, s.owned) for s in chosen.recorded]
+    adopted = [Adopt(s.uuid, s.summary, {**driver, **(AT_ROOT if s.at_root else {})}, s.owned) for s in chosen.recorded]
     edits: Sequence[Edit]
     for edits in (closed, adopted, gaps, [each.edit for each in fills]):
         for start in range(0, len(edits), RECORD_SEGMENTS_MAX):
@@ -612,6 +617,19 @@ def _segments(
         except FormatError as error:
             problems.append((fill_key(stream, uuid), str(error)))
     return found, problems, unknown, ranges, fills
+
+
+def _adopted(store: ObjectStore, named: tuple[UUID, AtRoot]) -> FoundSegment | None:
+    """A segment with objects at the store's root, as its record describes it; ``None`` if they aren't there."""
+    uuid, (summary, owned) = named
+    ledger_id = summary.begin.ledger_id if summary.layout is Layout.V1 else None
+    keys, sizes = (data_key, index_key), (summary.data_bytes, summary.index_bytes)
+    with suppress(NotFound):
+        if all(store.head(key("", uuid, ledger_id)).size_bytes == size for key, size in zip(keys, sizes, strict=True)):
+            return FoundSegment(
+                uuid=uuid, ledger_id=ledger_id, epoch=0, owned=owned, summary=summary, closed_bytes={}, at_root=True
+            )
+    return None
 
 
 def _range_of(store: ObjectStore, key: str, ledger_id: int | None) -> Range | None:
