@@ -411,15 +411,7 @@ def rebuild_manifest(
     log = open_log(writer_name=REBUILDING)
     epoch = log.open_epoch()
     _put_indexes(store, stream, chosen.recorded, incarnation, epoch)
-    driver = dict(store.driver_metadata)
-    closed = [LedgerClosed(ledger_id, last) for ledger_id, last in chosen.closed_ledgers.items()]
-    adopted = [Adopt(s.uuid, s.summary, {**driver, **(AT_ROOT if s.at_root else {})}, s.owned) for s in chosen.recorded]
-    edits: Sequence[Edit]
-    for edits in (closed, adopted, gaps, [each.edit for each in fills]):
-        for start in range(0, len(edits), RECORD_SEGMENTS_MAX):
-            log.commit(edits[start : start + RECORD_SEGMENTS_MAX])
-    if head is not None:
-        log.commit([Truncate(head)])
+    _record(log, looked, gaps, head)
     log = open_log()
     log.open_epoch()
     state = log.checkpoint()
@@ -430,6 +422,19 @@ def rebuild_manifest(
             hint="another process rebuilds it too: check the stream and try again",
         )
     return replace(looked, state=state)
+
+
+def _record(log: ManifestLog, looked: Rebuild, gaps: Sequence[Gap], head: Position | None) -> None:
+    """Commits what was found."""
+    chosen, driver = looked.chosen, dict(log.store.driver_metadata)
+    closed = [LedgerClosed(ledger_id, last) for ledger_id, last in chosen.closed_ledgers.items()]
+    adopted = [Adopt(s.uuid, s.summary, {**driver, **(AT_ROOT if s.at_root else {})}, s.owned) for s in chosen.recorded]
+    edits: Sequence[Edit]
+    for edits in (closed, adopted, gaps, [each.edit for each in looked.fills]):
+        for start in range(0, len(edits), RECORD_SEGMENTS_MAX):
+            log.commit(edits[start : start + RECORD_SEGMENTS_MAX])
+    if head is not None:
+        log.commit([Truncate(head)])
 
 
 def _missing(

@@ -129,7 +129,7 @@ def test_cloud_write_refused_with_503_or_507_may_have_happened(cloud: str, statu
 
 
 def test_gcs_object_that_is_missing_in_a_bucket_called_bucket_is_no_missing_bucket() -> None:
-    body = b'{"error": {"code": 404, "message": "No such object: my-bucket/root/k", "errors": []}}'
+    body = b'{"error": {"code": 404, "message": "No such object: my-bucket/objects/k", "errors": []}}'
     with ScriptedServer([Answer(404, body)] * 2) as server, closing(gcs(server.url)) as store:
         store.delete_if_match("k", '"1"')  # counts as removed
         assert isinstance(raised_by(lambda: store.get("k")), NotFound)
