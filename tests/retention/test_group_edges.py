@@ -14,7 +14,7 @@ from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cuts import Cut
 from offloader.retention.group_service import open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType
-from offloader.retention.subscribers import open_retention
+from offloader.retention.subscribers import Followed, open_retention
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
 from tests.retention.grouped_streams import ONE, TWO, Bench, at
@@ -85,6 +85,18 @@ def test_process_whose_clock_was_a_day_ahead_stops_neither_renewals_nor_checkpoi
         bench.groups.tick("rg", renew_ms=60_000)
         assert silent_ms(bench, ONE) <= 60_000
     assert len(bench.groups.get("rg").checkpoints) > 0
+
+
+@pytest.mark.parametrize("behind_s", [0, 3600])
+def test_connected_mirrored_subscriber_is_renewed_by_a_process_whose_clock_is_behind(behind_s: int) -> None:
+    bench = Bench(RetentionType.NONE)
+    slow = ManualClock(bench.clock.now_ms() - behind_s * 1000)
+    wanted = {"rg": Followed(at(5), is_connected=True)}
+    for _ in range(20):
+        open_retention(bench.memory, ONE, clock=slow).follow(wanted, renew_ms=200_000)
+        bench.clock.advance(60)
+        slow.advance(60)
+    assert silent_ms(bench, ONE) <= 600_000
 
 
 def test_checkpoints_renew_a_group_in_streams_that_nobody_reads_now() -> None:
