@@ -417,6 +417,8 @@ def _refusal(attempt: Attempt, state: ManifestState, topic: TopicLedgers | None)
         return "its index says that the ledger wasn't closed"
     if state.segments.get(attempt.segment.uuid) is not None:
         return "the manifest has another range under its uuid"
+    if _is_truncated(summary.end, state):
+        return f"the stream begins at {state.head}: this part was truncated"
     for span in summary.ledgers:
         why = _contradiction(span, state, topic)
         if why:
@@ -427,6 +429,11 @@ def _refusal(attempt: Attempt, state: ManifestState, topic: TopicLedgers | None)
     if any(gap.first <= summary.end and gap.last >= summary.begin for gap in state.gaps):
         return "the stream has a gap recorded there"
     return ""
+
+
+def _is_truncated(end: Position | None, state: ManifestState) -> bool:
+    """Whether a segment that ends there lies before the stream's head: it can't be added any more."""
+    return state.head is not None and end is not None and end < state.head
 
 
 def _contradiction(span: LedgerSpan, state: ManifestState, topic: TopicLedgers | None) -> str:
@@ -678,7 +685,8 @@ def _adopted(
     try:
         state = _state(store, stream)
         choice = without_hiding(choose_attempts(attempts, state, topic), state)
-        foreign = [record for record in state.offloaded() if not record.owned] if take_ownership else []
+        foreign = [each for each in state.offloaded() if not (each.owned or _is_truncated(each.end, state))]
+        foreign = foreign if take_ownership else []
         if not dry_run and (choice.adopted or foreign):
             log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
             state = _recorded(log, choice, {**store.driver_metadata, **AT_ROOT}, owned=take_ownership)

@@ -413,9 +413,14 @@ class Replayer:
             OffloaderError: reading or sending failed permanently; another run resumes where this one ended.
         """
         known = self._file.require(self._progress)
+        new = self._progress
+        if known is None:
+            # Before the first send: after a kill, the next run needs the target's position.
+            new = replace(new, target=self._target_end())
+            # Another run may have begun meanwhile; one that noted nothing until now sends behind that position.
+            known = self._file.require(self._progress)
         is_new = known is None
-        # Before the first send: after a kill, the next run needs the target's position.
-        self._progress = known or replace(self._progress, target=self._target_end())
+        self._progress = known or new
         self._note()
         patient_until_s = self._clock.monotonic_s() + self._limits.retry_s
         while not self._stopping.is_set():
@@ -455,16 +460,21 @@ class Replayer:
             if producer.last_sequence_id >= 0:
                 self._result = replace(self._result, deduplicates=True)
                 self._found(producer.last_sequence_id)
-            elif not is_new:
-                self._settle(producer)
+            else:
+                self._settle(producer, is_new=is_new)
             self._send(producer)
         finally:
             self._take_receipts(producer)
             producer.close()
 
-    def _settle(self, producer: Producer) -> None:
-        """Finds out what an earlier connection stored, including entries in flight when it broke."""
+    def _settle(self, producer: Producer, *, is_new: bool) -> None:
+        """Finds out what an earlier connection or run stored, including entries in flight when it broke.
+
+        ``is_new``: none is known; another run may have had the lease since the file was read.
+        """
         seen = self._look(producer.name, self._progress.target)
+        if is_new and seen.number < 0:
+            return
         if not seen.is_whole and not self._result.target_forgot:
             self._result = replace(self._result, target_forgot=True)
             _log.warning("replay to %s: the target has deleted what tells where it was", self._topic)

@@ -152,7 +152,8 @@ class Sweeper:
         swept: Swept | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._batches = {_identity(b.action, b.retire_record, b.segments): b for b in batches}
+        own = (batch for batch in batches if batch.incarnation == log.state.incarnation)
+        self._batches = {_identity(batch.action, batch.retire_record, batch.segments): batch for batch in own}
         self._log, self._store = log, log.store
         self._now_ms, self._by, self._entropy = now_ms, by, entropy
         self.swept = Swept() if swept is None else swept
@@ -204,11 +205,14 @@ class Sweeper:
             batch: read before the log was loaded.
             void_before_ms: a batch that was never committed and was planned earlier is dropped.
         """
-        if not _names_any(self._log.state, batch):
+        state = self._log.state
+        # Another manifest than the batch's, after a rebuild, doesn't tell whether its purge was recorded.
+        if batch.incarnation == state.incarnation and not _names_any(state, batch):
             self._delete_purged(batch)
         elif batch.planned_ms < void_before_ms:
             # Its record was never written, or was refused, or is still in flight.
             void_batch(self._store, batch)
+            self._batches.pop(_identity(batch.action, batch.retire_record, batch.segments), None)
 
     def _purge(self, record_id: int, rule: str, entries: Sequence[DeletedSegment]) -> None:
         require_no_global_hold(self._store)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import NamedTuple
 from uuid import UUID
 
 from formats.entries import Position
@@ -36,14 +37,23 @@ from formats.manifest import (
     Truncate,
     decode_record,
 )
+from formats.summary import SegmentSummary
 from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.manifest.boundary import incarnations_in, list_manifest, listed
 from offloader.manifest.load import view_in_checkpoint
+from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, tells_of_loss
 from offloader.store.base import ObjectInfo, ObjectStore
 
 #: First and last position of a range.
 Range = tuple[Position, Position]
+
+
+class AtRoot(NamedTuple):
+    """An adopted segment whose objects lie at the store's root, so that a listing of the stream doesn't show them."""
+
+    summary: SegmentSummary
+    owned: bool
 
 
 @dataclass(slots=True)
@@ -52,6 +62,7 @@ class Survivors:
 
     Attributes:
         ranges: uuid -> range, of segments that were offloaded or assigned with an end, and weren't released.
+        at_root: uuid -> segment, of those with objects at the store's root.
         gone: segments that failed, were purged, released or replaced.
         gaps: that were recorded.
         fills: uuid -> range, of objects with entries of gaps; also those that were dropped with their ledger.
@@ -62,6 +73,7 @@ class Survivors:
     """
 
     ranges: dict[UUID, Range] = field(default_factory=dict)
+    at_root: dict[UUID, AtRoot] = field(default_factory=dict)
     gone: set[UUID] = field(default_factory=set)
     gaps: list[Gap] = field(default_factory=list)
     fills: dict[UUID, Range] = field(default_factory=dict)
@@ -84,6 +96,8 @@ class Survivors:
         for segment in state.segments.in_order():
             if segment.end is not None:
                 self.ranges[segment.uuid] = segment.begin, segment.end
+            if segment.summary is not None and is_at_root(segment.driver):
+                self.at_root[segment.uuid] = AtRoot(segment.summary, segment.owned)
         self.gaps += [gap for gap in state.gaps if gap not in self.gaps]
         self.fills |= {fill.uuid: (fill.first, fill.last) for fill in state.fills}
         self.closed |= state.closed_ledgers
@@ -96,6 +110,8 @@ class Survivors:
                 self.ranges[edit.uuid] = edit.begin, edit.end
             case Offloaded() | Adopt():
                 self.ranges[edit.uuid] = edit.summary.begin, edit.summary.end
+                if isinstance(edit, Adopt) and is_at_root(edit.driver):
+                    self.at_root[edit.uuid] = AtRoot(edit.summary, edit.owned)
             case Replace():
                 self._let_go(*edit.uuids)
                 self.ranges |= {each.uuid: (each.summary.begin, each.summary.end) for each in edit.by}
@@ -118,6 +134,7 @@ class Survivors:
         self.gone |= set(uuids)
         for uuid in uuids:
             self.ranges.pop(uuid, None)
+            self.at_root.pop(uuid, None)
 
 
 def _further(head: Position | None, other: Position | None) -> Position | None:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from uuid import UUID
 
@@ -47,8 +48,10 @@ from offloader.manifest.catalog import read_entry, replace_entry
 from offloader.manifest.ledger_table import Run, gap_runs, runs_of
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.lost_records import Range, Survivors, missing_ranges, survivors_of, unnamed_objects
+from offloader.manifest.lost_records import AtRoot, Range, Survivors, missing_ranges, survivors_of, unnamed_objects
+from offloader.manifest.segment_table import AT_ROOT
 from offloader.manifest.state import ManifestState
+from offloader.parallel_map import at_once
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings, OffloadSettings
 from offloader.store.base import CREATE, ByteRange, ObjectInfo, ObjectStore
@@ -69,6 +72,7 @@ class FoundSegment:
         owned: whether its metadata and its uuid prove that this project wrote it for a stream of this name.
         closed_bytes: payload bytes of each whole ledger that its index marks as closed.
         index: an index object to write if there is none.
+        at_root: whether its objects lie at the store's root: they were adopted.
     """
 
     uuid: UUID
@@ -78,6 +82,7 @@ class FoundSegment:
     summary: SegmentSummary
     closed_bytes: Mapping[int, int]
     index: bytes | None = field(default=None, repr=False)
+    at_root: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +325,8 @@ def _proven_ends(recorded: Sequence[FoundSegment]) -> dict[int, int]:
 #: Reasons of gaps that a rebuild records: nothing has these entries; only a fill has them.
 LOST = "lost"
 FILLED = "not delivered: readers aren't given these entries, a fill keeps them"
+#: Owner of a manifest that a rebuild is still writing; afterwards another one has opened an epoch.
+REBUILDING = "offloader manifest rebuild, unfinished"
 #: Segments of one record.
 RECORD_SEGMENTS_MAX = 500
 #: Attempts to replace the old boundary while others raise it.
@@ -383,6 +390,7 @@ def rebuild_manifest(
     if entry is None and not old and not found and not fills and not problems:
         raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
     known = survivors_of(store, stream, old)
+    found += filter(None, at_once(partial(_adopted, store), known.at_root.items(), sequential_max=1))
     chosen = choose_segments(found, head, {**known.closed, **(closed_ledgers or {})})
     fills = _chosen_fills(fills, chosen, known, head)
     gaps = _kept_gaps(chosen, known, head)
@@ -397,18 +405,15 @@ def rebuild_manifest(
         return looked
     incarnation = UUID(bytes=entropy(16), version=4)
     create_boundary(store, stream, incarnation)
-    log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=incarnation)
+    open_log = partial(
+        ManifestLog, store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=incarnation
+    )
+    log = open_log(writer_name=REBUILDING)
     epoch = log.open_epoch()
     _put_indexes(store, stream, chosen.recorded, incarnation, epoch)
-    driver = dict(store.driver_metadata)
-    closed = [LedgerClosed(ledger_id, last) for ledger_id, last in chosen.closed_ledgers.items()]
-    adopted = [Adopt(s.uuid, s.summary, driver, s.owned) for s in chosen.recorded]
-    edits: Sequence[Edit]
-    for edits in (closed, adopted, gaps, [each.edit for each in fills]):
-        for start in range(0, len(edits), RECORD_SEGMENTS_MAX):
-            log.commit(edits[start : start + RECORD_SEGMENTS_MAX])
-    if head is not None:
-        log.commit([Truncate(head)])
+    _record(log, looked, gaps, head)
+    log = open_log()
+    log.open_epoch()
     state = log.checkpoint()
     # Last step: until here the old entry is valid, and no entry names the new incarnation.
     if not replace_entry(store, CatalogEntry(stream, incarnation, clock.now_ms()), expected=entry):
@@ -417,6 +422,19 @@ def rebuild_manifest(
             hint="another process rebuilds it too: check the stream and try again",
         )
     return replace(looked, state=state)
+
+
+def _record(log: ManifestLog, looked: Rebuild, gaps: Sequence[Gap], head: Position | None) -> None:
+    """Commits what was found."""
+    chosen, driver = looked.chosen, dict(log.store.driver_metadata)
+    closed = [LedgerClosed(ledger_id, last) for ledger_id, last in chosen.closed_ledgers.items()]
+    adopted = [Adopt(s.uuid, s.summary, {**driver, **(AT_ROOT if s.at_root else {})}, s.owned) for s in chosen.recorded]
+    edits: Sequence[Edit]
+    for edits in (closed, adopted, gaps, [each.edit for each in looked.fills]):
+        for start in range(0, len(edits), RECORD_SEGMENTS_MAX):
+            log.commit(edits[start : start + RECORD_SEGMENTS_MAX])
+    if head is not None:
+        log.commit([Truncate(head)])
 
 
 def _missing(
@@ -524,7 +542,8 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
         what = "is being deleted" if state.stream_deleted else "can be read"
         raise InvalidCall(f"the manifest of stream {stream} {what}: it isn't rebuilt", hint="nothing was changed")
     states = [_readable(store, stream, incarnation) for incarnation in incarnations_in(store, stream)]
-    alive = [s.incarnation for s in states if s is not None and s.record_id and not s.stream_deleted]
+    whole = [s for s in states if s is not None and s.record_id and s.owner.name != REBUILDING]
+    alive = [s.incarnation for s in whole if not s.stream_deleted]
     if len(alive) > 1:
         raise InvalidCall(
             f"stream {stream} has no catalogue entry and {len(alive)} readable manifests: {', '.join(map(str, alive))}",
@@ -603,6 +622,19 @@ def _segments(
         except FormatError as error:
             problems.append((fill_key(stream, uuid), str(error)))
     return found, problems, unknown, ranges, fills
+
+
+def _adopted(store: ObjectStore, named: tuple[UUID, AtRoot]) -> FoundSegment | None:
+    """A segment with objects at the store's root, as its record describes it; ``None`` if they aren't there."""
+    uuid, (summary, owned) = named
+    ledger_id = summary.begin.ledger_id if summary.layout is Layout.V1 else None
+    keys, sizes = (data_key, index_key), (summary.data_bytes, summary.index_bytes)
+    with suppress(NotFound):
+        if all(store.head(key("", uuid, ledger_id)).size_bytes == size for key, size in zip(keys, sizes, strict=True)):
+            return FoundSegment(
+                uuid=uuid, ledger_id=ledger_id, epoch=0, owned=owned, summary=summary, closed_bytes={}, at_root=True
+            )
+    return None
 
 
 def _range_of(store: ObjectStore, key: str, ledger_id: int | None) -> Range | None:

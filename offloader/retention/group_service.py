@@ -168,7 +168,8 @@ class ReaderGroups:
         def ticked(group: GroupState) -> GroupState:
             require_group(group)
             group = reader_groups.renewed(group, now_ms=now_ms, renew_ms=renew_ms)
-            if now_ms - group.checkpoint_ms < group.automatic_checkpoint_ms or not group.readers:
+            # A time as far ahead is of a process whose clock is wrong.
+            if abs(now_ms - group.checkpoint_ms) < group.automatic_checkpoint_ms or not group.readers:
                 return group
             with suppress(LimitReached):  # the readers lag: a later checkpoint covers this one
                 group = reader_groups.started_checkpoint(

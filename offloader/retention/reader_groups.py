@@ -187,7 +187,8 @@ def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
     """
     waits = {row.stream for row in group.to_do if row.action == "publish"}
     old = tuple(row for row in group.published if row.stream not in waits)
-    is_due = old and now_ms - group.published_ms >= renew_ms
+    # A time as far ahead is of a process whose clock is wrong.
+    is_due = old and abs(now_ms - group.published_ms) >= renew_ms
     if group.deleted or not is_due or group.retention != RetentionType.AUTOMATIC.value:
         return group
     return owing(group, old)
@@ -310,14 +311,17 @@ def reader_added(group: GroupState, reader: str) -> GroupState:
 
 
 def reader_removed(group: GroupState, reader: str, cuts: tuple[StreamCutRow, ...]) -> GroupState:
-    """Remove a reader; ``cuts`` are its processed positions, which count for checkpoints that wait for it."""
+    """Remove a reader; ``cuts`` are its processed positions, from which others go on.
+
+    They count for checkpoints that it hasn't passed, also where it said it was further: that much it had only read.
+    """
     require_group(group)
     rows = tuple(
         replace(
             row,
             waiting=_without(row.waiting, reader),
             behind=_without(row.behind, reader),
-            cuts=_merged(row.cuts, cuts) if reader in row.waiting else row.cuts,
+            cuts=_merged(row.cuts, cuts) if reader in row.behind else row.cuts,
         )
         for row in group.checkpoints
     )

@@ -448,10 +448,14 @@ class StreamRetention:
         if scope.incarnation is None:
             return Registry()
         own = self.cuts(scope, ahead=scope.partitions)
-        return self._changed(
-            scope,
-            lambda registry, now_ms: followed(registry, wanted, gone, own, now_ms=now_ms, renew_ms=renew_ms),
-        )
+
+        def updated(registry: Registry, now_ms: int) -> Registry:
+            # A clock behind the registry's last change doesn't tell how long ago that was.
+            is_behind = self.documents.clock.now_ms() < now_ms
+            due_ms = -1 if is_behind and renew_ms is not None else renew_ms
+            return followed(registry, wanted, gone, own, now_ms=now_ms, renew_ms=due_ms)
+
+        return self._changed(scope, updated)
 
     def try_publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Published:
         """Record what a subscriber has consumed; the status shows whether it was accepted.

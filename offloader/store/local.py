@@ -744,11 +744,13 @@ class LocalStore(checks.CheckedStore):
                 names = [name for name in names_in(self._uploads) if _UPLOAD_ID.match(name)]
             except FileNotFoundError:
                 return []
-            return [
-                UploadInfo(kept[0], name, (self._uploads / name / "upload.json").stat().st_mtime_ns // 1_000_000)
-                for name in names
-                if (kept := self._upload_description(name)) is not None and kept[0].startswith(prefix)
-            ]
+            found = []
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # completed or aborted meanwhile
+                    begun = (self._uploads / name / "upload.json").stat()
+                    if (kept := self._upload_description(name)) is not None and kept[0].startswith(prefix):
+                        found.append(UploadInfo(kept[0], name, begun.st_mtime_ns // 1_000_000))
+            return found
 
     def _list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         with translated(self.url, f"list of parts of {key}"):

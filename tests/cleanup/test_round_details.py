@@ -11,17 +11,25 @@ import pytest
 
 from formats.documents import AwaitedReaders, DeletionRecord, Subscribers, awaited_key, awaited_prefix, document_key
 from formats.entries import Position
-from formats.keys import catalog_key, data_key, index_key, new_segment_uuid, record_key, record_number
+from formats.keys import boundary_key, catalog_key, data_key, index_key, new_segment_uuid, record_key, record_number
 from formats.manifest import Adopt, LedgerClosed, LedgersDeleted
 from offloader.errors import OffloaderError, StoreUnavailable
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.plan import RetiredFacts, retired_facts, retired_groups
-from offloader.gc.sweep import SEGMENTS_PER_RECORD_MAX, cleanup_all, cleanup_stream, read_batches, retry_at_ms
+from offloader.gc.sweep import (
+    SEGMENTS_PER_RECORD_MAX,
+    cleanup_all,
+    cleanup_stream,
+    read_batches,
+    retry_at_ms,
+    undo_retirements,
+)
 from offloader.manifest.boundary import DELETE_KEYS_MAX, change_boundary
 from offloader.manifest.catalog import VOID
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.maintenance import expire_records
 from offloader.manifest.protection import DeletionStopped, set_global_hold, take_lease
+from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.settings import Settings
 from offloader.store.rate_limit import Priority, current_priority
@@ -317,6 +325,46 @@ def test_deletion_batch_is_stored_from_before_its_record_until_done() -> None:
         assert len(list(read_batches(bench.memory, STREAM, done=False))) == 1
     assert len(bench.state.segments.retired()) == 0
     assert bench.run().swept.deleted_objects == 4
+
+
+def test_purge_repeated_long_after_its_first_attempt_is_finished_by_the_next_round() -> None:
+    bench = Bench()
+    bench.truncate(3)
+    bench.run()
+    bench.hours(25)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="/manifest/")])
+    with pytest.raises(StoreUnavailable):
+        bench.run()  # noted what it would delete, and ended
+    bench.hours(25)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="/boundary")])
+    with pytest.raises(StoreUnavailable):
+        bench.run()  # recorded the purge, and ended
+    bench.store.set_faults([])
+    bench.run()
+    assert {key for key in bench.stored() if "/retention/" not in key} == bench.named()
+
+
+def test_purge_that_was_never_recorded_is_not_done_after_a_rebuild() -> None:
+    bench = Bench(ledgers=3)
+    bench.truncate(2)
+    bench.run()
+    bench.hours(25)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="/manifest/")])
+    with pytest.raises(StoreUnavailable):
+        bench.run()  # noted what it would delete, and ended
+    bench.store.set_faults([])
+    undo_retirements(bench.log())
+    [first, *_] = bench.state.offloaded()
+    data, index = first.object_keys(STREAM)
+    bench.memory.put(index, b"damaged")
+    bench.memory.put(boundary_key(STREAM, bench.state.incarnation), b"damaged")
+    rebuilt = rebuild_manifest(bench.memory, STREAM, head=None, clock=bench.clock)
+    assert [key for key, _ in rebuilt.problems] == [data], "kept: without its index it can be recovered"
+    for _ in range(3):
+        bench.run()
+        assert {data, index} <= bench.stored()
+        bench.hours(25)
+    assert list(read_batches(bench.memory, STREAM, done=False)) == []
 
 
 def test_deletion_retry_delay_doubles_up_to_its_limit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from itertools import count
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import OVERWRITE
 from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.schedule import Schedule
 from tests.support.streams import StreamWriter, batch_of, build, put_objects
 
@@ -290,6 +292,22 @@ def test_a_readable_manifest_that_lost_its_entry_gets_it_back(lost: bytes | None
     writer.log.commit([LedgerClosed(9, 9)])
 
 
+def test_rebuild_of_a_stream_without_an_entry_that_was_killed_is_done_again() -> None:
+    """What it left can be read, and has only some of the segments."""
+    for puts in range(100):
+        writer = filled()
+        expected = payloads(writer)
+        manifest = writer.store.list(manifest_prefix(STREAM, writer.log.state.incarnation)).objects
+        writer.store.delete([*(info.key for info in manifest), catalog_key(STREAM)])
+        killed = FaultyStore(writer.store, [Fault(call=puts + 1, verb="put", calls=10**6)])
+        with suppress(OffloaderError):
+            rebuild_manifest(killed, STREAM, head=None, clock=SystemClock(), closed_ledgers={2: 59})
+            break
+        rebuild(writer, closed_ledgers={2: 59})
+        assert payloads(writer) == expected, f"killed after {puts} writes"
+    assert puts > 5
+
+
 def test_one_of_two_concurrent_rebuilds_replaces_the_entry() -> None:
     """A has read the entry and pauses; B rebuilds and replaces it: A's would take B's manifest out of sight."""
     writer = filled()
@@ -369,5 +387,5 @@ def test_a_thousand_segments_take_a_few_records_and_a_checkpoint() -> None:
     assert state.committed_end() == Position(1, 2199)
     prefix = manifest_prefix(STREAM, state.incarnation)
     names = [info.key[len(prefix) :] for info in writer.store.list(prefix).objects]
-    assert len([name for name in names if name.endswith(".json")]) == 4
+    assert len([name for name in names if name.endswith(".json")]) == 5
     assert len([name for name in names if name.endswith("checkpoint.parquet")]) == 1

@@ -12,12 +12,15 @@ import pytest
 
 from formats.entries import Position
 from formats.index import decode_index, encode_index
+from formats.keys import boundary_key
+from formats.manifest import Release, Truncate
 from formats.metadata.messages import BookKeeperLedger
 from formats.summary import Layout
 from offloader.adopt import Adoption, adopt, ends_with_entry, release
 from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import offload_context
 from offloader.read.reader import open_stream_reader, read_offloaded
 from offloader.runtime.clock import SystemClock
@@ -121,6 +124,68 @@ def test_later_ownership_change_leaves_summaries_unchanged(store: ObjectStore) -
     assert [record.summary for record in after.offloaded()] == [record.summary for record in before.offloaded()]
     assert (after.committed_end(), after.sums) == (before.committed_end(), before.sums)
     assert open_stream_reader(store, GOLDEN_STREAM).count() == sum(case["count"] for case in CASES.values())
+
+
+def test_ownership_is_taken_of_what_a_truncation_has_left(store: ObjectStore) -> None:
+    put_golden(store)
+    adopted(store)
+    log = ManifestLog(store, GOLDEN_STREAM, clock=SystemClock())
+    head = log.load().offloaded()[2].begin
+    log.commit_as_maintainer([Truncate(head)])
+
+    done = adopted(store, take_ownership=True)
+
+    assert done.problems == []
+    found = load_manifest(store, GOLDEN_STREAM).offloaded()
+    assert [record.owned for record in found] == [record.begin >= head for record in found]
+
+
+def test_ledgers_before_the_head_are_left_out_and_later_ones_adopted(store: ObjectStore) -> None:
+    """Their objects stay in the bucket, where nothing but Pulsar deletes them."""
+    cases = sorted(CASES.values(), key=lambda case: case["ledger"])
+    put_golden(store, cases[:-1])
+    adopted(store)
+    log = ManifestLog(store, GOLDEN_STREAM, clock=SystemClock())
+    first, second, third, *_ = log.load().offloaded()
+    log.commit_as_maintainer([Truncate(third.begin)])
+    log.commit_as_maintainer([Release((first.uuid, second.uuid))])
+    put_golden(store, cases)
+
+    done = adopted(store)
+
+    assert done.problems == []
+    [found] = done.streams
+    assert found.adopted == (Position(cases[-1]["ledger"], 0),)
+    assert {left.segment.uuid for left in found.left_out} == {first.uuid, second.uuid}
+    assert all("truncated" in left.why for left in found.left_out)
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+@pytest.mark.parametrize("owned", [False, True])
+def test_rebuilt_manifest_has_the_adopted_ledgers_that_its_records_named(
+    store: ObjectStore, owned: bool, has_checkpoint: bool
+) -> None:
+    put_golden(store)
+    adopted(store, take_ownership=owned)
+    writer = StreamWriter(store, GOLDEN_STREAM)
+    writer.add([batch_of(1008, 0, 50)])
+    before = load_manifest(store, GOLDEN_STREAM)
+    if has_checkpoint:
+        writer.log.checkpoint()
+    store.put(boundary_key(GOLDEN_STREAM, before.incarnation), b"damaged")
+    lost = before.offloaded()[1]
+    store.delete([lost.object_keys(GOLDEN_STREAM)[0]])
+
+    done = rebuild_manifest(store, GOLDEN_STREAM, head=None, clock=SystemClock())
+
+    after = load_manifest(store, GOLDEN_STREAM)
+    assert [(each.uuid, each.summary, each.owned) for each in after.offloaded()] == [
+        (each.uuid, each.summary, each.owned) for each in before.offloaded() if each != lost
+    ]
+    assert done.missing == [(lost.begin, lost.end)]
+    reader = open_stream_reader(store, GOLDEN_STREAM)
+    assert reader.count() == sum(each.content.entries for each in after.offloaded())
+    assert sum(len(batch) for batch in reader.scan()) == reader.count()
 
 
 def test_released_segments_are_forgotten_and_their_objects_stay(store: ObjectStore) -> None:

@@ -16,7 +16,7 @@ from formats.entries import EntryBatch, Position
 from formats.pulsar.messages import messages
 from offloader import replay as replayer
 from offloader.errors import Corrupt, InvalidCall, StoreUnavailable, Unsupported
-from offloader.replay import Rate, ReplayResult, number_of, place_of
+from offloader.replay import Rate, Replayer, ReplayResult, number_of, place_of
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.formats.pulsar_entries import Sent, single_entry
@@ -93,6 +93,25 @@ def test_concurrent_replays_of_a_stream_to_one_topic_are_refused(
     # It has ended: the other one may send its range now.
     elsewhere.run(first=Position(9, 0), wanted=another)
     assert place.arrived == [*ALL, *ALL[40:]]
+
+
+@pytest.mark.parametrize("step", ["_target_end", "_leased"])
+def test_replay_that_stalls_before_it_sends_repeats_nothing_that_another_one_sent_meanwhile(
+    place: Place, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    place.producers.deduplicates = False
+    own, stalls = getattr(Replayer, step), [True]
+
+    def stalled(replay: Replayer) -> object:
+        if stalls and stalls.pop():
+            place.run()
+            assert place.arrived == ALL
+        return own(replay)
+
+    monkeypatch.setattr(Replayer, step, stalled)
+    result = place.run()
+    assert place.arrived == ALL
+    assert (result.resumed_after, result.entries) == (ALL[-1], 0)
 
 
 @pytest.mark.slow

@@ -12,9 +12,11 @@ from offloader.errors import NotFound, StoreUnavailable
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cuts import Cut
+from offloader.retention.group_service import open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType
-from offloader.retention.subscribers import open_retention
+from offloader.retention.subscribers import Followed, open_retention
 from offloader.testing.faulty_store import Fault
+from offloader.testing.manual_clock import ManualClock
 from tests.retention.grouped_streams import ONE, TWO, Bench, at
 from tests.support.manifests import segment_edits
 
@@ -68,6 +70,33 @@ def test_group_is_renewed_in_its_other_streams_while_one_fails() -> None:
     bench.store.set_faults([])
     assert bench.groups.tick("rg", renew_ms=60_000).group.to_do == ()
     assert silent_ms(bench, ONE) == 0
+
+
+def test_process_whose_clock_was_a_day_ahead_stops_neither_renewals_nor_checkpoints() -> None:
+    bench = Bench(automatic_checkpoint_ms=30_000)
+    fast = open_reader_groups(bench.store, clock=ManualClock(bench.clock.now_ms() + 86_400_000))
+    fast.tick("rg", renew_ms=60_000)
+    [row] = bench.groups.get("rg").checkpoints
+    bench.reach(row.name, {ONE: at(20)}, {TWO: at(20)})
+    fast.pass_checkpoint("rg", row.name, "r1")
+    fast.pass_checkpoint("rg", row.name, "r2")
+    for _ in range(10):
+        bench.clock.advance(30)
+        bench.groups.tick("rg", renew_ms=60_000)
+        assert silent_ms(bench, ONE) <= 60_000
+    assert len(bench.groups.get("rg").checkpoints) > 0
+
+
+@pytest.mark.parametrize("behind_s", [0, 3600])
+def test_connected_mirrored_subscriber_is_renewed_by_a_process_whose_clock_is_behind(behind_s: int) -> None:
+    bench = Bench(RetentionType.NONE)
+    slow = ManualClock(bench.clock.now_ms() - behind_s * 1000)
+    wanted = {"rg": Followed(at(5), is_connected=True)}
+    for _ in range(20):
+        open_retention(bench.memory, ONE, clock=slow).follow(wanted, renew_ms=200_000)
+        bench.clock.advance(60)
+        slow.advance(60)
+    assert silent_ms(bench, ONE) <= 600_000
 
 
 def test_checkpoints_renew_a_group_in_streams_that_nobody_reads_now() -> None:

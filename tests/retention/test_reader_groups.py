@@ -103,6 +103,25 @@ def test_a_reader_that_stops_holds_no_checkpoint_up() -> None:
     assert bench.groups.get("rg").readers == ("r1",)
 
 
+def test_reader_that_stops_before_it_has_read_up_to_a_checkpoint_counts_where_it_stopped() -> None:
+    bench = Bench()
+    bench.groups.start_checkpoint("rg", "c1")
+    bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
+    bench.groups.pass_checkpoint("rg", "c1", "r1")
+    bench.groups.remove_reader("rg", "r2", {TWO: at(5)})
+    assert bench.cuts() == {ONE: "0.0=1:12", TWO: "0.0=1:5"}, "another reader goes on at 1:5"
+
+
+def test_reader_that_stops_behind_a_checkpoint_does_not_move_it() -> None:
+    bench = Bench()
+    bench.groups.start_checkpoint("rg", "c1")
+    bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
+    bench.groups.pass_checkpoint("rg", "c1", "r2")
+    bench.groups.remove_reader("rg", "r2", {TWO: at(9)})
+    bench.groups.pass_checkpoint("rg", "c1", "r1")
+    assert bench.cuts() == {ONE: "0.0=1:12", TWO: "0.0=1:7"}
+
+
 def test_partitions_unread_at_a_checkpoint_keep_their_published_position() -> None:
     bench = Bench()
     for number in (0, 1):

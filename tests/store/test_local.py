@@ -423,3 +423,20 @@ def test_a_listing_is_the_sorted_keys_after_the_mark(
     expected = sorted(key for key in keys if key.startswith(prefix) and key > after)
     limit = data.draw(st.integers(1, 13))
     assert [key for key, _ in list_files(directory, prefix, after, limit)] == expected[:limit]
+
+
+def test_upload_that_ends_while_uploads_are_listed_hides_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path, StoreSettings(), SystemClock())
+    ids = sorted(store.begin_upload("k") for _ in range(3))
+    own = LocalStore._upload_description
+
+    def described(self: LocalStore, upload_id: str) -> object:
+        found = own(self, upload_id)
+        if upload_id == ids[0]:
+            store._drop_upload(upload_id)
+        return found
+
+    monkeypatch.setattr(LocalStore, "_upload_description", described)
+    assert {each.upload_id for each in store.list_uploads("k")} >= set(ids[1:])

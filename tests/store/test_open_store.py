@@ -7,7 +7,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -224,6 +224,27 @@ def test_unlistable_folder_is_not_taken_for_empty(tmp_path: Path) -> None:
     assert [info.key for info in store.list("none/").objects] == []
     (tmp_path / "a/b").rename(tmp_path / "a/d")
     assert all_keys(store) == ["a/1", "a/d/2", "c"]
+
+
+class Replaced(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A file is replaced by a longer one between the request for its size and the one for its bytes, once."""
+
+    protocol = "replaced"
+    bodies: ClassVar[list[bytes]] = []
+
+    def cat_file(self, path: str, **more: Any) -> Any:
+        if self.bodies:
+            Path(path).write_bytes(self.bodies.pop())
+        return super().cat_file(path, **more)
+
+
+def test_object_that_is_replaced_while_it_is_read_through_fsspec_comes_whole(tmp_path: Path) -> None:
+    register_implementation("replaced", Replaced, clobber=True)
+    (tmp_path / "k").write_bytes(b"old")
+    Replaced.bodies = [b"new and longer"]
+    store = open_store(f"replaced://{tmp_path}", settings=StoreSettings(retry_delay_first_s=0.001))
+    body, info = store.get("k")
+    assert (body, info.size_bytes) == (b"new and longer", 14)
 
 
 def test_s3_is_readable_through_fsspec_too(s3_place: Any) -> None:

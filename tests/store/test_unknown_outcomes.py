@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable, Throttled
+from offloader.errors import (
+    BucketMissing,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+    Throttled,
+)
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.store.base import CREATE, ByteRange, ObjectStore, PartInfo
 from offloader.store.clouds.gcs import DELETES_AT_ONCE_MAX
@@ -118,6 +126,19 @@ def test_s3_read_that_a_gateway_refuses_is_tried_again(status: int, body: bytes)
 def test_cloud_write_refused_with_503_or_507_may_have_happened(cloud: str, status: int, name: str) -> None:
     with ScriptedServer([Answer(status)]) as server, closing(CLOUDS[cloud](server.url)) as store:
         assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknown)
+
+
+def test_gcs_object_that_is_missing_in_a_bucket_called_bucket_is_no_missing_bucket() -> None:
+    body = b'{"error": {"code": 404, "message": "No such object: my-bucket/objects/k", "errors": []}}'
+    with ScriptedServer([Answer(404, body)] * 2) as server, closing(gcs(server.url)) as store:
+        store.delete_if_match("k", '"1"')  # counts as removed
+        assert isinstance(raised_by(lambda: store.get("k")), NotFound)
+
+
+def test_gcs_bucket_that_is_missing_is_named() -> None:
+    body = b'{"error": {"code": 404, "message": "The specified bucket does not exist.", "errors": []}}'
+    with ScriptedServer([Answer(404, body)]) as server, closing(gcs(server.url)) as store:
+        assert isinstance(raised_by(lambda: store.put("k", b"body")), BucketMissing)
 
 
 class Forwarding(HoldingProxy):

@@ -42,6 +42,8 @@ from offloader.store.s3_responses import meaning_of, require_start
 DELETED_AT_ONCE_MAX = 256
 #: Larger bodies are streamed.
 SENT_BYTES = 256 * 1024
+#: Blobs of one page of a listing (the service's limit).
+PAGE_BLOBS_MAX = 5000
 #: Cached listing cursors, so that the next page doesn't restart at the first.
 LISTINGS_KNOWN_MAX = 64
 #: Holds metadata whose names Azure doesn't accept, and the checksum, which Azure doesn't keep.
@@ -103,7 +105,8 @@ class AzureStore(CloudStore):
             "connection_timeout": options.settings.connect_timeout_s,
             "read_timeout": options.settings.read_timeout_s,
         }
-        self._tokens: OrderedDict[tuple[str, str], str] = OrderedDict()
+        #: Prefix and key -> the token of a page, and whether the page begins right behind that key.
+        self._tokens: OrderedDict[tuple[str, str], tuple[str, bool]] = OrderedDict()
 
     def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
         words = " ".join(f"{type(error).__name__} {error}".split())
@@ -199,22 +202,26 @@ class AzureStore(CloudStore):
 
     async def _pages(self, prefix: str, after: str, limit: int) -> tuple[list[Any], bool]:
         """Pages of a listing. Azure continues by its own token; without one the pages before it are read again."""
-        token = self._tokens.pop((prefix, after), None)
-        pages = self._container.list_blobs(
-            name_starts_with=prefix, results_per_page=min(limit, 5000), **self._once
-        ).by_page(continuation_token=token)
+        token, is_exact = self._tokens.pop((prefix, after), (None, not after))
+        # What lies before ``after`` is read for nothing: in few requests.
+        size = min(limit, PAGE_BLOBS_MAX) if is_exact else PAGE_BLOBS_MAX
+        pages = self._container.list_blobs(name_starts_with=prefix, results_per_page=size, **self._once).by_page(
+            continuation_token=token
+        )
         found: list[Any] = []
+        begin = token
         async for page in pages:
             found += [each async for each in page if each.name > after]
-            token = pages.continuation_token
+            begin, token = token, pages.continuation_token
             if len(found) >= limit:
                 break
-        more = bool(token) or len(found) > limit
-        if token and len(found) == limit:
-            self._tokens[prefix, found[-1].name] = token
+        is_exact = len(found) == limit
+        known = token if is_exact else begin
+        if known and len(found) >= limit:
+            self._tokens[prefix, found[limit - 1].name] = known, is_exact
             while len(self._tokens) > LISTINGS_KNOWN_MAX:
                 self._tokens.popitem(last=False)
-        return found[:limit], more
+        return found[:limit], bool(token) or len(found) > limit
 
     def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         return delete_in_turns(keys, DELETED_AT_ONCE_MAX, self._delete_some)

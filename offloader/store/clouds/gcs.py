@@ -120,7 +120,8 @@ class GcsStore(CloudStore):
             return self._in_doubt(f"{where}: {words}", writes and not was_never_sent(error))
         answer = error.answer
         said = _message(answer.body)
-        if answer.status == 404 and "bucket" in said.lower():
+        # An object's path in the message may have that word, too.
+        if answer.status == 404 and any("bucket" in word for word in said.lower().split() if "/" not in word):
             return BucketMissing(f"{where}: {said}", hint="create the bucket, or check its name")
         kind, hint = meaning_of("", answer.status, writes=writes)
         return kind(f"{where}: {answer.status} {said}".rstrip(), hint=hint)
