@@ -153,6 +153,24 @@ def test_busy_broker_is_asked_again(server: Server, client: AdminClient) -> None
     assert client.ledgers("persistent://t/n/a b").ledgers
 
 
+def test_a_broker_that_wants_to_be_left_alone_for_hours_does_not_hold_the_caller_up(
+    server: Server, client: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("urllib3.util.retry.time.sleep", slept.append)
+    server.answers = {LEDGERS: (503, b"", {"Retry-After": "20000"})}
+    with pytest.raises(StoreUnavailable, match="answered 503"):
+        client.ledgers("persistent://t/n/a b")
+    assert max(slept, default=0.0) < 60
+
+
+def test_a_broker_at_an_ipv6_address_that_the_settings_name_gets_the_token_too(server: Server) -> None:
+    server.answers = {"/admin/v2/tenants": (307, b"", {"Location": "http://[::1]:9/admin/v2/tenants"})}
+    named = AdminClient(f"http://127.0.0.1:{server.server_port}", security=SECRET, hosts=["[::1]"])
+    with named, pytest.raises(StoreUnavailable, match="doesn't answer"):
+        named.namespaces()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body", "error"),

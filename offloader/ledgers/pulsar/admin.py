@@ -84,7 +84,7 @@ class AdminClient:
             raise InvalidCall(f"{url!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
         self.url = url.rstrip("/")
         self._security = security or Security()
-        self._hosts = [host_of(self.url), *(host.lower() for host in hosts)]
+        self._hosts = [host_of(self.url), *(_without_brackets(host.lower()) for host in hosts)]
         self._clock = clock or SystemClock()
         self._pool = urllib3.PoolManager(
             maxsize=CONNECTIONS_MAX,
@@ -94,6 +94,7 @@ class AdminClient:
                 backoff_factor=0.2,
                 status_forcelist=(429, 502, 503, 504),
                 raise_on_status=False,
+                respect_retry_after_header=False,  # it may ask for hours, which nothing interrupts
             ),
             timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
             ssl_context=self._security.context() if url.startswith("https://") else None,
@@ -294,11 +295,16 @@ class AdminClient:
 
 
 def host_of(url: str) -> str:
-    """The host as the HTTP library parses it; empty: none."""
+    """The host as the HTTP library parses it, an IPv6 address without brackets; empty: none."""
     try:
-        return (urllib3.util.parse_url(url).host or "").lower()
+        return _without_brackets((urllib3.util.parse_url(url).host or "").lower())
     except urllib3.exceptions.LocationParseError:
         return ""
+
+
+def _without_brackets(host: str) -> str:
+    """``[::1]`` -> ``::1``: in a pattern brackets mean one of several letters."""
+    return host.strip("[]") if ":" in host else host
 
 
 def _path(topic: str) -> str:
