@@ -223,6 +223,12 @@ def test_missing_file_and_invalid_toml_are_reported(tmp_path: Path) -> None:
         read_settings_file(write(tmp_path, "a = = b"))
 
 
+@pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 5000], ids=["a number of 5000 digits", "nested"])
+def test_toml_that_no_parser_takes_is_refused_like_any_other_that_is_none(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidCall, match="isn't TOML"):
+        read_settings_file(write(tmp_path, text))
+
+
 def test_settings_from_mappings_report_everything_at_once() -> None:
     with pytest.raises(InvalidCall, match="nothing was changed") as refused:
         Settings.of({"offload": {"block_bytes": True, "x": 1}, "y": {}}, origin="here")

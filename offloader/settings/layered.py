@@ -211,7 +211,7 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
     """The document of the file ``path``; raises ``InvalidCall`` if it isn't TOML."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as cause:
+    except (ValueError, RecursionError) as cause:  # also of numbers of thousands of digits
         raise InvalidCall(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
 
 
