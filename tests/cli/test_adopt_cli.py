@@ -219,6 +219,16 @@ def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, ur
         assert words in found.err
 
 
+def test_settings_of_the_store_count_as_for_every_other_verb(
+    offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path
+) -> None:
+    put_golden(bucket)
+    config = tmp_path / "offloader.toml"
+    config.write_text(f'[serve]\nstore = "{url}"\n[store]\nencryption = "AES256"\n')
+    code, line, _ = offloader.refuses("adopt", "--config", str(config))
+    assert (code, line) == (2, f"store.encryption is for s3:// only, not for {url}")
+
+
 @pytest.mark.parametrize(("content", "code", "said"), [(None, 3, "can't be read"), ("no json", 2, "is no JSON")])
 def test_internal_statistics_that_cannot_be_used_say_how_to_make_them(
     offloader: Offloader, tmp_path: Path, content: str | None, code: int, said: str
