@@ -140,6 +140,10 @@ def adopt_ledgers(
     """
     if read_only and take_ownership:
         raise InvalidCall("--read-only never deletes, --take-ownership is for deleting", hint="leave one of them out")
+    if release_them and take_ownership:
+        raise InvalidCall(
+            "--release forgets what isn't ours, --take-ownership makes it ours", hint="leave one of them out"
+        )
     if namespaces and not admin_url:
         raise InvalidCall("--namespace is for --admin-url", hint="name the streams to adopt instead")
     if release_them:

@@ -206,6 +206,7 @@ def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, ur
     for arguments, code, words in (
         (["--read-only", str(tmp_path / "n"), "--take-ownership"], 2, "--read-only never deletes"),
         (["--release"], 2, "--release of what?"),
+        (["--release", GOLDEN_STREAM, "--take-ownership"], 2, "--release forgets what isn't ours"),
         (["--release", "orders"], 3, "stream orders isn't in"),
         (["--namespace", "public/default"], 2, "--namespace is for --admin-url"),
         (["--internal-stats", str(tmp_path / "none")], 3, "can't be read"),
