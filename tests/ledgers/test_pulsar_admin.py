@@ -16,7 +16,7 @@ import pytest
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar import admin
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.transport import Security
+from offloader.ledgers.pulsar.transport import Security, parse_service_url
 from tests.support.certificates import Authority
 
 SECRET = Security(lambda: "secret")
@@ -229,3 +229,18 @@ def test_silent_server_runs_into_a_deadline(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_http_admin_urls_are_accepted() -> None:
     with pytest.raises(InvalidCall, match="no admin URL"):
         AdminClient("pulsar://broker:6650")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://ops:hunter2@127.0.0.1:1", "https://ops:hunter2@[", "pulsar://ops:hunter2@broker:6650"]
+)
+def test_credentials_in_an_admin_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidCall) as refused:
+        AdminClient(url)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_credentials_in_a_service_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidCall, match="is no Pulsar service URL") as refused:
+        parse_service_url("pulsar://ops:hunter2@one:6650,ops:hunter2@two:6650")
+    assert "hunter2" not in str(refused.value)

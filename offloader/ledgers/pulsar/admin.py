@@ -34,7 +34,7 @@ from offloader.ledgers.pulsar.topics import (
     stats_of,
     stream_of_topic,
 )
-from offloader.ledgers.pulsar.transport import Security
+from offloader.ledgers.pulsar.transport import Security, without_credentials
 from offloader.runtime.clock import Clock, SystemClock
 
 with needs_extra("cli", "a client of Pulsar's admin interface"):
@@ -80,8 +80,11 @@ class AdminClient:
         clock: Clock | None = None,
         retries_max: int = RETRIES_MAX,
     ) -> None:
+        plain = without_credentials(url)
         if not url.startswith(("http://", "https://")):
-            raise InvalidCall(f"{url!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
+            raise InvalidCall(f"{plain!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
+        if plain != url:
+            raise InvalidCall(f"the admin URL of {plain} carries credentials", hint="leave them out, and set a token")
         self.url = url.rstrip("/")
         self._security = security or Security()
         self._hosts = [host_of(self.url), *(_without_brackets(host.lower()) for host in hosts)]
