@@ -16,6 +16,7 @@ import pytest
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar import admin
 from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.transport import Security, parse_service_url
 from tests.support.certificates import Authority
 
@@ -208,6 +209,23 @@ def test_a_list_must_be_one(server: Server, client: AdminClient, body: bytes) ->
     server.answers = {"/admin/v2/tenants": (200, body)}
     with pytest.raises(Corrupt, match="list of names"):
         client.namespaces()
+
+
+def test_no_topic_counts_as_deleted_while_the_list_of_tenants_is_not_found(server: Server, client: AdminClient) -> None:
+    look, error = survey(client, TopicPatterns.of(["*/*"]))
+    assert (look.is_whole, isinstance(error, NotFound)) == (False, True)
+
+
+def test_a_tenant_that_is_deleted_while_the_cluster_is_listed_hides_no_other(
+    server: Server, client: AdminClient
+) -> None:
+    server.answers = {
+        "/admin/v2/tenants": (200, b'["gone", "t"]'),
+        "/admin/v2/namespaces/t": (200, b'["t/n"]'),
+        "/admin/v2/persistent/t/n": (200, b'["persistent://t/n/a"]'),
+    }
+    look, error = survey(client, TopicPatterns.of(["*/*"]))
+    assert (look.topics, look.is_whole, error) == ({"t/n": frozenset({"persistent://t/n/a"})}, True, None)
 
 
 def test_an_answer_has_a_limit(server: Server, client: AdminClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any, Self
 from urllib.parse import quote, urljoin
@@ -115,8 +116,11 @@ class AdminClient:
 
     def namespaces(self) -> Sequence[str]:
         """All namespaces, ``tenant/namespace``."""
-        tenants = self._names("/admin/v2/tenants")
-        return [name for tenant in tenants for name in self.namespaces_of(tenant)]
+        found: list[str] = []
+        for tenant in self._names("/admin/v2/tenants"):
+            with suppress(NotFound):  # deleted since
+                found += self.namespaces_of(tenant)
+        return found
 
     def namespaces_of(self, tenant: str) -> Sequence[str]:
         """The namespaces of one tenant, ``tenant/namespace``."""
