@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from formats.errors import FormatError
 from formats.keys import encode_stream
 from offloader.errors import InvalidCall
@@ -19,6 +21,15 @@ def require_stream_name(stream: str) -> None:
         encode_stream(stream)
     except FormatError as error:
         raise InvalidCall(str(error), hint=_HINT) from error
+
+
+_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})")
+
+
+def partition_of(stream: str) -> tuple[str, int] | None:
+    """Topic and number of a stream named like a partition; ``None`` for any other name."""
+    match = _PARTITION.fullmatch(stream)
+    return None if match is None else (match[1], int(match[2]))
 
 
 def name_clash(stream: str, other: str) -> InvalidCall:

@@ -223,6 +223,12 @@ def test_missing_file_and_invalid_toml_are_reported(tmp_path: Path) -> None:
         read_settings_file(write(tmp_path, "a = = b"))
 
 
+@pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 5000], ids=["a number of 5000 digits", "nested"])
+def test_toml_that_no_parser_takes_is_refused_like_any_other_that_is_none(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidCall, match="isn't TOML"):
+        read_settings_file(write(tmp_path, text))
+
+
 def test_settings_from_mappings_report_everything_at_once() -> None:
     with pytest.raises(InvalidCall, match="nothing was changed") as refused:
         Settings.of({"offload": {"block_bytes": True, "x": 1}, "y": {}}, origin="here")
@@ -299,3 +305,37 @@ def test_every_named_setting_exists() -> None:
     named = {*METHOD_OF, *NEEDS_NO_METHOD, *PROCESS_SETTINGS, *(name for pair in AT_MOST for name in pair)}
     assert named <= known
     assert {each.name for each in fields(Settings)} >= PROCESS_SECTIONS
+
+
+@pytest.mark.parametrize(
+    ("scope", "why"),
+    [
+        ('topics."persistent://a/b/orders"', "an empty level"),
+        ('topics."a/b/persistent/orders/"', "an empty level"),
+        ('namespaces."public"', "namespaces look like public/default"),
+        ('namespaces."persistent://public/default"', "namespaces look like public/default"),
+        ('namespaces."public/"', "namespaces look like public/default"),
+    ],
+)
+def test_settings_for_a_name_that_no_stream_can_have_are_refused(tmp_path: Path, scope: str, why: str) -> None:
+    [problem] = problems_of(tmp_path, f"[{scope}.cleanup]\ndelete = false\n[cleanup]\ndelete = true\n")
+    assert problem.startswith(f"{scope}: has no effect, ")
+    assert why in problem
+
+
+def test_settings_of_a_topic_count_for_its_partitions_and_those_of_a_partition_before_them(tmp_path: Path) -> None:
+    text = f"""
+    streaming_offload = true
+    [cleanup]
+    delete = true
+    [topics."{ORDERS}".cleanup]
+    delete = false
+    grace_period = "2h"
+    [topics."{ORDERS}-partition-1".cleanup]
+    grace_period = "3h"
+    """
+    found = read_settings_file(write(tmp_path, text))
+    partitions = [found.settings_of(f"{ORDERS}-partition-{number}").cleanup for number in range(2)]
+    assert [(each.delete, each.grace_hours) for each in partitions] == [(False, 2), (False, 3)]
+    assert found.values_of(f"{ORDERS}-partition-0")["cleanup.delete"].source.endswith(f"[topic {ORDERS}]")
+    assert found.settings_of(f"{ORDERS}-partition-x").cleanup.delete

@@ -5,6 +5,7 @@ One line per error and one per hint; a traceback only with ``--debug``.
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import traceback
@@ -23,6 +24,7 @@ __all__ = ["EXIT_BROKEN_PIPE", "EXIT_INTERRUPTED", "Failure", "failure_of", "rep
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Optional package -> the extra of the distribution that brings it.
 _EXTRAS = {
     "anyio": "serve",
@@ -96,6 +98,12 @@ def failure_of(error: BaseException) -> Failure:
             return Failure("interrupted", name, "interrupted", "", EXIT_INTERRUPTED)
         case typer.Abort():
             return Failure("interrupted", "Abort", "aborted: the input ended", "", EXIT_INTERRUPTED)
+        case OSError() if error.errno in _NO_SPACE:
+            kind, message = (
+                ErrorKind.RETRY_LATER,
+                f"{error.filename or 'the output'} can't be written: {error.strerror}",
+            )
+            hint = "free some space, or send it elsewhere"
         case ModuleNotFoundError() if (error.name or "").split(".")[0] in _EXTRAS:
             package = (error.name or "").split(".")[0]
             kind, message = ErrorKind.INVALID_REQUEST, f"the package {package} is not installed"

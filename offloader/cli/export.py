@@ -187,7 +187,7 @@ def run(
     if wanted.subscriber:
         require_subscriber_name(wanted.subscriber)
     upkeep.require_sense()
-    settings, store = given.prepared(read_only=not wanted.subscriber)
+    settings, store = given.prepared(read_only=upkeep.dry_run or not wanted.subscriber)
     for name in streams:
         for each in named_streams(store, name).streams:  # before a table is created
             load_stream(store, each)

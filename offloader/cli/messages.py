@@ -27,10 +27,10 @@ from offloader.errors import Corrupt, InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import open_security
-from offloader.manifest.catalog import partition_of
 from offloader.read.decrypt import Decryptor, WrongKey
 from offloader.read.reader import decode_messages
 from offloader.read.values import MessageSchema, VersionedDecoder, schema_of, value_decoder
+from offloader.stream_names import partition_of
 
 _ALL = tuple(COLUMNS)
 #: Known without decompression: the number of messages in an entry.

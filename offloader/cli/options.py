@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from offloader.manifest.names import stream_name
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.system import cache_folder
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.settings.fields import DURATION, SIZE
+from offloader.settings.fields import DURATION, MINUTES_MAX, SIZE
 from offloader.settings.layered import SettingsFile, read_settings_file
 from offloader.store.base import ObjectStore, is_local
 from offloader.store.open import ObjectsPlace, open_store
@@ -43,11 +42,12 @@ def argument(text: str, *, shown: str | bool = False, **more: Any) -> Any:
     return typer.Argument(help=text, show_default=shown, **more)
 
 
-#: Unit of a plain number -> its quantity, the unit in the quantity's first one, and a text for the help.
+#: Unit of a plain number -> its quantity, the unit in the quantity's first one, the most there can be of it (no clock
+#: waits for longer than a hundred years), and a text for the help.
 _COUNTED = {
-    "seconds": (DURATION, 1000, "30s"),
-    "bytes": (SIZE, 1, "4KiB"),
-    "megabytes": (SIZE, 1_000_000, "64MiB"),
+    "seconds": (DURATION, 1000, MINUTES_MAX * 60, "30s"),
+    "bytes": (SIZE, 1, 2**63 - 1, "4KiB"),
+    "megabytes": (SIZE, 1_000_000, 2**50, "64MiB"),
 }
 
 
@@ -58,16 +58,18 @@ def amount(
     *,
     whole: bool = False,
     low: float = 0,
-    high: float = sys.float_info.max,
+    high: float | None = None,
     **more: Any,
 ) -> Any:
     """An option for an amount: a plain number of ``unit``, or a text as in a settings file, ``30s`` or ``1GiB``.
 
     Args:
         unit: of the value, of ``low`` and of ``high``: ``seconds``, ``bytes`` or ``megabytes``.
+        high: default: the most that any amount may be.
         whole: the value is an integer.
     """
-    quantity, factor, example = _COUNTED[unit]
+    quantity, factor, largest, example = _COUNTED[unit]
+    highest = largest if high is None else high
 
     def parse(given: str | float) -> float:
         try:
@@ -77,14 +79,14 @@ def amount(
                 number = float(quantity.parse(str(given), next(iter(quantity.units))) / factor)
             except ValueError as cause:
                 raise typer.BadParameter(f"{given!r} is neither a number of {unit} nor {quantity.form}") from cause
-        if not low <= number <= high or (whole and not number.is_integer()):
-            most = "" if high == sys.float_info.max else f", at most {high:,}"
+        if not low <= number <= highest or (whole and not number.is_integer()):
+            most = f", at most {highest:,}" if high is not None or number > highest else ""
             raise typer.BadParameter(
                 f"{given!r} is no {quantity.name} of at least {low:,}{most} {'whole ' * whole}{unit}"
             )
         return int(number) if whole else number
 
-    limits = {"min": low, "max": None if high == sys.float_info.max else high, "parser": parse}
+    limits = {"min": low, "max": high, "parser": parse}
     text = f"{text} In {unit}, or with a unit as in a settings file: {example}."
     return option(name, text, **{"metavar": unit.upper(), **limits, **more})
 

@@ -140,6 +140,10 @@ def adopt_ledgers(
     """
     if read_only and take_ownership:
         raise InvalidCall("--read-only never deletes, --take-ownership is for deleting", hint="leave one of them out")
+    if release_them and take_ownership:
+        raise InvalidCall(
+            "--release forgets what isn't ours, --take-ownership makes it ours", hint="leave one of them out"
+        )
     if namespaces and not admin_url:
         raise InvalidCall("--namespace is for --admin-url", hint="name the streams to adopt instead")
     if release_them:
@@ -147,7 +151,7 @@ def adopt_ledgers(
     topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
     opened = _opened(given, read_only, dry_run=dry_run)
     if not dry_run:
-        require_conditional_puts(opened)
+        require_conditional_puts(opened, single_writer=given.settings().store.single_writer)
     progress = TransientLine(sys.stderr)
     done = adopt(
         opened,
@@ -169,18 +173,19 @@ def adopt_ledgers(
 
 
 def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectStore:
-    place = given.place()
     if not read_only:
-        return open_chosen_store(place.url, place.endpoint_url, place.region, read_only=dry_run)
-    url = f"{SCHEME}://{Path(read_only).absolute()}"
+        return given.open(read_only=dry_run, probed=False)
+    url, settings = f"{SCHEME}://{Path(read_only).absolute()}", given.settings()
+    # What is only for new objects has no effect: none is written there.
+    reading = replace(settings.store, storage_class="", encryption="bucket", kms_key="")
     if dry_run:
         try:
-            return open_chosen_store(url)
+            return open_chosen_store(url, settings=reading, limits=settings.limits)
         except (NotFound, BucketMissing):
             return given.open()
     given.open().close()  # reports an invalid URL first
-    create_catalogue(url, place, StoreOptions())
-    return open_chosen_store(url, read_only=False)
+    create_catalogue(url, given.place(), StoreOptions())
+    return open_chosen_store(url, settings=reading, limits=settings.limits, read_only=False)
 
 
 def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:

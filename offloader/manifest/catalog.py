@@ -57,7 +57,7 @@ from offloader.manifest.boundary import (
 from offloader.parallel_map import at_once
 from offloader.runtime.clock import Clock
 from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode, is_local
-from offloader.stream_names import name_clash, require_stream_name
+from offloader.stream_names import name_clash, partition_of, require_stream_name
 
 _Value = TypeVar("_Value")
 
@@ -381,13 +381,6 @@ def _streams_below(store: ObjectStore, prefix: str, *, released: bool = False) -
 
 #: Partitions of one topic.
 PARTITIONS_MAX = 10_000
-_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})")
-
-
-def partition_of(stream: str) -> tuple[str, int] | None:
-    """Topic and number of a stream named like a partition; ``None`` for any other name."""
-    match = _PARTITION.fullmatch(stream)
-    return None if match is None else (match[1], int(match[2]))
 
 
 def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:

@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 
 from offloader.errors import Corrupt, InvalidCall, Unsupported
 from offloader.ledgers.pulsar.topics import stream_of_topic
-from offloader.manifest.catalog import partition_of, partition_streams, read_entry
+from offloader.manifest.catalog import partition_streams, read_entry
 from offloader.store.base import ObjectStore
+from offloader.stream_names import partition_of
 
 #: Partitions named in an error.
 NAMED_MAX = 4

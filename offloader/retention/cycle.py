@@ -15,7 +15,7 @@ from formats.manifest import SetMethod
 from offloader.errors import NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import BrokerLedgers
 from offloader.ledgers.pulsar.topics import topic_of_stream
-from offloader.manifest.catalog import list_streams, partition_of, read_entry
+from offloader.manifest.catalog import list_streams, read_entry
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import DeletionClock, user_at_host
 from offloader.parallel_map import at_once
@@ -45,6 +45,7 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 from offloader.store.rate_limit import Priority, working_at
+from offloader.stream_names import partition_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
 
 #: Attempts to decide again because subscribers changed before the truncation.

@@ -20,7 +20,6 @@ from offloader.manifest.catalog import (
     forget_documents,
     list_streams,
     mode_of_new,
-    partition_of,
     partition_streams,
     read_entry,
     read_topic_entry,
@@ -31,6 +30,7 @@ from offloader.parallel_map import at_once
 from offloader.retention.cuts import Known, PartitionEntries
 from offloader.runtime.clock import Clock
 from offloader.store.base import CREATE, IfMatch, ObjectStore
+from offloader.stream_names import partition_of
 
 #: Attempts to change an entry under concurrent changes.
 ATTEMPTS_MAX = 20

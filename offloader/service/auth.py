@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from offloader.errors import AccessDenied, InvalidCall, NotFound
-from offloader.manifest.catalog import partition_of
 from offloader.settings import AccessSettings
-from offloader.stream_names import require_stream_name
+from offloader.stream_names import partition_of, require_stream_name
 
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.\-]*)):(?P<port>[0-9]{1,5})", re.ASCII)
 _PORT_MAX = 65_535

@@ -148,7 +148,7 @@ def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, 
 
 def may_have_token(url: str, settings: Settings) -> bool:
     """Whether the host is this machine, this service's own, or one of those to which tokens are sent."""
-    host, own = (host_of(each).strip("[]") for each in (url, settings.serve.url))
+    host, own = (host_of(each) for each in (url, settings.serve.url))
     return bool(host) and host in {*_LOOPBACK, own, *map(str.lower, settings.access.owner_hosts)}
 
 

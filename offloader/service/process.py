@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from offloader.errors import ErrorKind, InvalidCall, OffloaderError
+from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.maintenance import JOBS_AT_ONCE_MAX, Maintenance
 from offloader.monitor import Outage, mode_of
 from offloader.runtime.clock import Clock
@@ -321,9 +322,12 @@ class ServingProcess:
 
     def reload(self, new: SettingsFile) -> Reloaded:
         """Applies other settings as far as possible; tokens and the listeners' certificates are read again. Raises
-        ``OffloaderError``: tokens, a certificate or the mixture of settings are invalid; nothing was changed."""
+        ``OffloaderError``: tokens, a certificate, a pattern or the mixture of settings are invalid; nothing was
+        changed."""
         found = reloaded(self.streams.file, new)
         # Check everything before anything is in force.
+        pulsar = found.file.settings_of("").pulsar
+        TopicPatterns.of(pulsar.topics, pulsar.exclude)
         prepared = [self._credentials.read(), *(door.prepare_reload() for door in self._doors)]
         for put_in_force in prepared:
             put_in_force()

@@ -20,6 +20,7 @@ from offloader.settings.fields import allowed, from_file, in_file
 from offloader.settings.fields import problem as problem_of
 from offloader.settings.retention import KEEP_SETTINGS
 from offloader.settings.values import REPLACED
+from offloader.stream_names import partition_of, require_stream_name
 
 #: PIP-76's switch, an alias of ``offload.method``.
 STREAMING = "streaming_offload"
@@ -210,7 +211,7 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
     """The document of the file ``path``; raises ``InvalidCall`` if it isn't TOML."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as cause:
+    except (ValueError, RecursionError) as cause:  # also of numbers of thousands of digits
         raise InvalidCall(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
 
 
@@ -230,7 +231,9 @@ def settings_for(stream: str, given: Settings | str | Path | None) -> Settings:
 def _scopes_of(stream: str) -> list[str]:
     levels = stream.split("/")
     namespace = [f"namespaces.{'/'.join(levels[:2])}"] if len(levels) > 2 else []
-    return ["", *namespace, *([f"topics.{stream}"] if stream else [])]
+    partition = partition_of(stream)
+    topics = [*([] if partition is None else [partition[0]]), *([stream] if stream else [])]
+    return ["", *namespace, *(f"topics.{name}" for name in topics)]
 
 
 def raw_layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -267,6 +270,8 @@ def _translated(
     unclear: set[str] = set()
     for scope, table in tables.items():
         layer = layers[scope] = {}
+        if why := _no_scope(scope):
+            problems.append(f"{_place(scope, '').removesuffix('.')}: has no effect, {why}")
         for key, given in table.items():
             try:
                 name, value = _setting(scope, key, given)
@@ -285,6 +290,19 @@ def _translated(
             if key != STREAMING or name not in layer:
                 layer[name] = value
     return layers, list(dict.fromkeys(problems)), unclear
+
+
+def _no_scope(scope: str) -> str:
+    """Why no stream has such a namespace or topic; empty: one may."""
+    kind, _, name = scope.partition(".")
+    try:
+        if kind == "topics":
+            require_stream_name(name)
+        elif kind and (name.count("/") != 1 or "" in name.split("/")):
+            return "namespaces look like public/default"
+    except InvalidCall as error:
+        return f"{error.message}: {error.hint}"
+    return ""
 
 
 def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:

@@ -206,6 +206,7 @@ def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, ur
     for arguments, code, words in (
         (["--read-only", str(tmp_path / "n"), "--take-ownership"], 2, "--read-only never deletes"),
         (["--release"], 2, "--release of what?"),
+        (["--release", GOLDEN_STREAM, "--take-ownership"], 2, "--release forgets what isn't ours"),
         (["--release", "orders"], 3, "stream orders isn't in"),
         (["--namespace", "public/default"], 2, "--namespace is for --admin-url"),
         (["--internal-stats", str(tmp_path / "none")], 3, "can't be read"),
@@ -217,6 +218,16 @@ def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, ur
         found = offloader("adopt", "--store", url, *arguments)
         assert (found.code, found.out) == (code, ""), arguments
         assert words in found.err
+
+
+def test_settings_of_the_store_count_as_for_every_other_verb(
+    offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path
+) -> None:
+    put_golden(bucket)
+    config = tmp_path / "offloader.toml"
+    config.write_text(f'[serve]\nstore = "{url}"\n[store]\nencryption = "AES256"\n')
+    code, line, _ = offloader.refuses("adopt", "--config", str(config))
+    assert (code, line) == (2, f"store.encryption is for s3:// only, not for {url}")
 
 
 @pytest.mark.parametrize(("content", "code", "said"), [(None, 3, "can't be read"), ("no json", 2, "is no JSON")])

@@ -233,6 +233,28 @@ def test_closed_output_pipe_is_no_printed_error() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("verb", ["flood", "wait --code 0", "--version"], ids=["much", "little", "without a verb"])
+def test_output_that_finds_no_space_says_so_and_is_no_bug(verb: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(*verb.split()),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment(),
+            timeout=PATIENCE_S,
+        )
+    assert (done.returncode, done.stderr.splitlines()) == (
+        4,
+        [
+            "offloader: the output can't be written: No space left on device",
+            "hint: free some space, or send it elsewhere",
+        ],
+    )
+
+
+@pytest.mark.process
 def test_a_verb_can_answer_an_exit_code() -> None:
     assert run("wait", "--code", "9").returncode == 9
 

@@ -356,3 +356,19 @@ def test_command_joins_and_expires(lake: Lake, writer: StreamWriter, capsys: pyt
     require_proven(lake, writer)
     rows = offloader(*upkept, "--json").rows
     assert rows == [{"stream": writer.stream, "ranges": 0, "entries": 0, "rows": 0, "end": "8:9"}]
+
+
+def test_dry_run_for_a_subscriber_writes_nothing_into_the_store(
+    lake: Lake, writer: StreamWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offload(writer, 1)
+    place = ["--store", lake.store_url, "--table", "lake.entries", "--catalog", lake.catalog]
+    arguments = ["export", writer.stream, *place, "--warehouse", lake.warehouse, "--subscriber", "lake"]
+    assert Offloader(capsys)(*arguments).code == 0
+
+    def written() -> dict[Path, int]:
+        return {each: each.stat().st_mtime_ns for each in (lake.folder / "store").rglob("*")}
+
+    before = written()
+    assert Offloader(capsys)(*arguments, "--join-files", "--dry-run").code == 0
+    assert written() == before

@@ -16,7 +16,8 @@ import pytest
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar import admin
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.transport import Security
+from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
+from offloader.ledgers.pulsar.transport import Security, parse_service_url
 from tests.support.certificates import Authority
 
 SECRET = Security(lambda: "secret")
@@ -153,6 +154,24 @@ def test_busy_broker_is_asked_again(server: Server, client: AdminClient) -> None
     assert client.ledgers("persistent://t/n/a b").ledgers
 
 
+def test_a_broker_that_wants_to_be_left_alone_for_hours_does_not_hold_the_caller_up(
+    server: Server, client: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("urllib3.util.retry.time.sleep", slept.append)
+    server.answers = {LEDGERS: (503, b"", {"Retry-After": "20000"})}
+    with pytest.raises(StoreUnavailable, match="answered 503"):
+        client.ledgers("persistent://t/n/a b")
+    assert max(slept, default=0.0) < 60
+
+
+def test_a_broker_at_an_ipv6_address_that_the_settings_name_gets_the_token_too(server: Server) -> None:
+    server.answers = {"/admin/v2/tenants": (307, b"", {"Location": "http://[::1]:9/admin/v2/tenants"})}
+    named = AdminClient(f"http://127.0.0.1:{server.server_port}", security=SECRET, hosts=["[::1]"])
+    with named, pytest.raises(StoreUnavailable, match="doesn't answer"):
+        named.namespaces()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body", "error"),
@@ -192,6 +211,23 @@ def test_a_list_must_be_one(server: Server, client: AdminClient, body: bytes) ->
         client.namespaces()
 
 
+def test_no_topic_counts_as_deleted_while_the_list_of_tenants_is_not_found(server: Server, client: AdminClient) -> None:
+    look, error = survey(client, TopicPatterns.of(["*/*"]))
+    assert (look.is_whole, isinstance(error, NotFound)) == (False, True)
+
+
+def test_a_tenant_that_is_deleted_while_the_cluster_is_listed_hides_no_other(
+    server: Server, client: AdminClient
+) -> None:
+    server.answers = {
+        "/admin/v2/tenants": (200, b'["gone", "t"]'),
+        "/admin/v2/namespaces/t": (200, b'["t/n"]'),
+        "/admin/v2/persistent/t/n": (200, b'["persistent://t/n/a"]'),
+    }
+    look, error = survey(client, TopicPatterns.of(["*/*"]))
+    assert (look.topics, look.is_whole, error) == ({"t/n": frozenset({"persistent://t/n/a"})}, True, None)
+
+
 def test_an_answer_has_a_limit(server: Server, client: AdminClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "ANSWER_BYTES_MAX", 10)
     server.answers = {LEDGERS: (200, BODY)}
@@ -211,3 +247,18 @@ def test_silent_server_runs_into_a_deadline(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_http_admin_urls_are_accepted() -> None:
     with pytest.raises(InvalidCall, match="no admin URL"):
         AdminClient("pulsar://broker:6650")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://ops:hunter2@127.0.0.1:1", "https://ops:hunter2@[", "pulsar://ops:hunter2@broker:6650"]
+)
+def test_credentials_in_an_admin_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidCall) as refused:
+        AdminClient(url)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_credentials_in_a_service_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidCall, match="is no Pulsar service URL") as refused:
+        parse_service_url("pulsar://ops:hunter2@one:6650,ops:hunter2@two:6650")
+    assert "hunter2" not in str(refused.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -140,6 +141,23 @@ def test_stream_with_damaged_entries_keeps_nothing_of_others_back(
         eventually(lambda: stored(store, "b") == 20, within_s=20.0)
         assert "stream a damaged one" in {each.where for each in feed.problems()}
         assert not any(each.blocks_ready for each in assembled.process.problems())
+
+
+def test_stream_whose_ledger_is_damaged_from_the_start_keeps_nothing_of_others_back(
+    store: MemoryStore, database: EmbeddedLedgers
+) -> None:
+    append(database, "a damaged one")
+    append(database, "b")
+    with closing(sqlite3.connect(database.path)) as connection, connection:
+        connection.execute("UPDATE ledgers SET entries = 7 WHERE ledger_id = (SELECT min(ledger_id) FROM ledgers)")
+    feed = EmbeddedProvider(database.path, clock=SystemClock())
+    with serving(store, file_of(), feed) as assembled:
+        eventually(lambda: feed.problems() != [])
+        [problem] = feed.problems()
+        assert (problem.where, problem.blocks_ready) == ("stream a damaged one", False)
+        assert "entries, and 10 are stored" in problem.what
+        eventually(lambda: stored(store, "b") == 10)
+        assert {each.name for each in assembled.process.streams.all()} == {"b"}
 
 
 def test_stream_of_another_provider_stays_there_and_is_reported(store: MemoryStore, database: EmbeddedLedgers) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any, Self
 from urllib.parse import quote, urljoin
@@ -34,7 +35,7 @@ from offloader.ledgers.pulsar.topics import (
     stats_of,
     stream_of_topic,
 )
-from offloader.ledgers.pulsar.transport import Security
+from offloader.ledgers.pulsar.transport import Security, without_credentials
 from offloader.runtime.clock import Clock, SystemClock
 
 with needs_extra("cli", "a client of Pulsar's admin interface"):
@@ -80,11 +81,14 @@ class AdminClient:
         clock: Clock | None = None,
         retries_max: int = RETRIES_MAX,
     ) -> None:
+        plain = without_credentials(url)
         if not url.startswith(("http://", "https://")):
-            raise InvalidCall(f"{url!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
+            raise InvalidCall(f"{plain!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
+        if plain != url:
+            raise InvalidCall(f"the admin URL of {plain} carries credentials", hint="leave them out, and set a token")
         self.url = url.rstrip("/")
         self._security = security or Security()
-        self._hosts = [host_of(self.url), *(host.lower() for host in hosts)]
+        self._hosts = [host_of(self.url), *(_without_brackets(host.lower()) for host in hosts)]
         self._clock = clock or SystemClock()
         self._pool = urllib3.PoolManager(
             maxsize=CONNECTIONS_MAX,
@@ -94,6 +98,7 @@ class AdminClient:
                 backoff_factor=0.2,
                 status_forcelist=(429, 502, 503, 504),
                 raise_on_status=False,
+                respect_retry_after_header=False,  # it may ask for hours, which nothing interrupts
             ),
             timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
             ssl_context=self._security.context() if url.startswith("https://") else None,
@@ -111,8 +116,11 @@ class AdminClient:
 
     def namespaces(self) -> Sequence[str]:
         """All namespaces, ``tenant/namespace``."""
-        tenants = self._names("/admin/v2/tenants")
-        return [name for tenant in tenants for name in self.namespaces_of(tenant)]
+        found: list[str] = []
+        for tenant in self._names("/admin/v2/tenants"):
+            with suppress(NotFound):  # deleted since
+                found += self.namespaces_of(tenant)
+        return found
 
     def namespaces_of(self, tenant: str) -> Sequence[str]:
         """The namespaces of one tenant, ``tenant/namespace``."""
@@ -294,11 +302,16 @@ class AdminClient:
 
 
 def host_of(url: str) -> str:
-    """The host as the HTTP library parses it; empty: none."""
+    """The host as the HTTP library parses it, an IPv6 address without brackets; empty: none."""
     try:
-        return (urllib3.util.parse_url(url).host or "").lower()
+        return _without_brackets((urllib3.util.parse_url(url).host or "").lower())
     except urllib3.exceptions.LocationParseError:
         return ""
+
+
+def _without_brackets(host: str) -> str:
+    """``[::1]`` -> ``::1``: in a pattern brackets mean one of several letters."""
+    return host.strip("[]") if ":" in host else host
 
 
 def _path(topic: str) -> str:

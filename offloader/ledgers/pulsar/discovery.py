@@ -180,10 +180,10 @@ def survey(
         try:
             found = admin.namespaces() if tenant is None else admin.namespaces_of(tenant)
             namespaces |= {each for each in found if patterns.have_namespace(each)}
-        except NotFound:
-            pass  # no such tenant: it has no topics
         except OffloaderError as error:
-            first, is_whole = first or error, False
+            # A tenant that doesn't exist has no topics; that there are no tenants at all is no broker's answer.
+            if tenant is None or not isinstance(error, NotFound):
+                first, is_whole = first or error, False
     topics: dict[str, frozenset[str]] = {}
     failed: set[str] = set()
     in_a_row = 0

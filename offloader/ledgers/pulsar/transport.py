@@ -54,8 +54,15 @@ def parse_service_url(url: str) -> tuple[BrokerAddress, ...]:
         return tuple(_address(host, port, tls) for host in hosts)
     except (KeyError, ValueError) as cause:
         raise InvalidCall(
-            f"{ascii(url)[:200]} is no Pulsar service URL", hint="give pulsar://broker:6650 or pulsar+ssl://broker:6651"
+            f"{ascii(without_credentials(url))[:200]} is no Pulsar service URL",
+            hint="give pulsar://broker:6650 or pulsar+ssl://broker:6651",
         ) from cause
+
+
+def without_credentials(url: str) -> str:
+    """A URL for display, without what stands before an ``@``."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 def _address(text: str, default_port: int, tls: bool) -> BrokerAddress:

@@ -195,12 +195,12 @@ class EmbeddedProvider:
         for name in wanted:
             if name in self._followed:
                 continue
-            source = FollowedStream(database.view_stream(name, may_delete=True))
             try:
+                source = FollowedStream(database.view_stream(name, may_delete=True))
                 control = streams.add(name, source, feed=self.name, active=self._is_leader)
             except Closed:
                 return
-            except InvalidCall as error:
+            except (InvalidCall, Corrupt) as error:
                 refused[name] = str(error)
                 if name not in self._refused:
                     _log.warning("stream %s isn't followed: %s", name, error, extra={"stream": name})
