@@ -7,7 +7,7 @@ import json
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
 from offloader.errors import Unsupported
 from offloader.read.values import (
+    DIGITS_MAX,
     AvroDecoder,
     KeyValueDecoder,
     MessageSchema,
@@ -184,10 +185,7 @@ def _json_value(value: Any, kind: pa.DataType, place: str) -> Any:
             except OverflowError as error:
                 raise ValueError(f"{place} is too large for {kind}") from error
         case int() | float() | str() if pa.types.is_decimal(kind):
-            try:
-                return Decimal(str(value))
-            except InvalidOperation as error:
-                raise ValueError(f"{place} is no decimal") from error
+            return _decimal(str(value), kind, place)
         case str() if pa.types.is_string(kind):
             return value
         case str() if pa.types.is_binary(kind):
@@ -196,6 +194,18 @@ def _json_value(value: Any, kind: pa.DataType, place: str) -> Any:
             except binascii.Error as error:
                 raise ValueError(f"{place} isn't bytes in base64: {error}") from error
     raise ValueError(f"{place} is {type(value).__name__}, and the schema has {kind}")
+
+
+#: Refuses to round, and more digits than Arrow's decimals have.
+_EXACT = Context(prec=DIGITS_MAX, traps=[Inexact, InvalidOperation])
+
+
+def _decimal(text: str, kind: pa.DataType, place: str) -> Decimal:
+    """A number with the digits of its column; Arrow crashes at one with an exponent far below zero."""
+    try:
+        return _EXACT.quantize(Decimal(text), Decimal((0, (1,), -kind.scale)))
+    except ArithmeticError as error:
+        raise ValueError(f"{place} is no decimal with {kind.scale} digits after the point") from error
 
 
 # -- protobuf
