@@ -268,7 +268,7 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
         case "AVRO":
             return AvroDecoder(schema.data)
         case "JSON":
-            return _Json()
+            return JsonDecoder()
         case "PROTOBUF_NATIVE":
             return ProtobufDecoder(schema.data, what)
         case "PROTOBUF":
@@ -278,10 +278,16 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
     raise Unsupported(f"{what} is of type {schema.kind}, which isn't decoded", hint=hint)
 
 
-class _Json:
+@dataclass(frozen=True, slots=True)
+class JsonDecoder:
+    """Decodes JSON; ``parse_float`` makes a number out of the text of one with a fraction or an exponent."""
+
+    parse_float: Callable[[str], Any] = float
+
     def decode(self, value: bytes) -> Any:
+        """The value in JSON's types. Raises ``ValueError``."""
         try:
-            return json.loads(value)
+            return json.loads(value, parse_float=self.parse_float)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"it isn't JSON: {error}") from error
 

@@ -216,6 +216,14 @@ def test_decimal_with_an_exponent_far_below_zero_is_a_bad_value(lake: Lake, writ
     assert decoded(lake) == [{"price": Decimal("1.50")}, None, None, None]
 
 
+def test_decimals_in_json_keep_all_their_digits(lake: Lake, writer: StreamWriter) -> None:
+    schema = record(("price", {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 2}))
+    text = "12345678901234567890.12"
+    send(writer, *(single_entry(Sent(value=f'{{"price": {each}}}'.encode())) for each in (text, f'"{text}"')))
+    export(lake, writer, values=values_of(MessageSchema("JSON", json.dumps(schema))))
+    assert decoded(lake) == [{"price": Decimal(text)}] * 2
+
+
 # Schemas that change
 
 
