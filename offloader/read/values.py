@@ -27,13 +27,13 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-#: Other logical types are read as their stored type.
-_LOGICAL: dict[str, pa.DataType] = {
-    "date": pa.date32(),
-    "timestamp-millis": pa.timestamp("us", tz="UTC"),
-    "timestamp-micros": pa.timestamp("us", tz="UTC"),
-    "local-timestamp-millis": pa.timestamp("us"),
-    "local-timestamp-micros": pa.timestamp("us"),
+#: Logical type -> the type that stores it, and its column. Others are read as their stored type.
+_LOGICAL: dict[str, tuple[str, pa.DataType]] = {
+    "date": ("int", pa.date32()),
+    "timestamp-millis": ("long", pa.timestamp("us", tz="UTC")),
+    "timestamp-micros": ("long", pa.timestamp("us", tz="UTC")),
+    "local-timestamp-millis": ("long", pa.timestamp("us")),
+    "local-timestamp-micros": ("long", pa.timestamp("us")),
 }
 _DECIMAL = "decimal"
 #: Maximum precision of Spark's decimals.
@@ -65,7 +65,7 @@ def _type_of(schema: Any, known: dict[str, pa.DataType | None], place: str) -> p
         return _PRIMITIVES[schema] if schema in _PRIMITIVES else _known(schema, known, place)
     kind, logical = schema.get("type"), schema.get("logicalType")
     if logical in _LOGICAL:
-        return _LOGICAL[logical]
+        return _LOGICAL[logical][1]
     match kind:
         case "record" | "error":
             return _record(schema, known, place)
@@ -168,12 +168,13 @@ def _parsed(text: str, what: str, parse: Callable[..., Any]) -> Any:
 
 
 def _without_unknown(schema: Any) -> Any:
-    """The schema without unsupported logical types: their values keep the stored type."""
+    """The schema without unsupported logical types, and those of another stored type: values keep the stored type."""
     if isinstance(schema, list):
         return [_without_unknown(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    known = schema.get("logicalType") in {*_LOGICAL, _DECIMAL}
+    logical, kind = schema.get("logicalType"), schema.get("type")
+    known = kind in ("bytes", "fixed") if logical == _DECIMAL else logical in _LOGICAL and _LOGICAL[logical][0] == kind
     return {
         name: value if name in ("default", "symbols", "aliases") else _without_unknown(value)
         for name, value in schema.items()

@@ -84,6 +84,20 @@ def test_every_avro_type_maps_to_a_column_and_its_values_convert() -> None:
     assert decoder.arrow_type.field("at").type == pa.timestamp("us", tz="UTC")
 
 
+def test_logical_type_of_another_stored_type_is_ignored() -> None:
+    fields = {
+        "millis": ("int", "timestamp-millis", 1000),
+        "day": ("string", "date", "x"),
+        "price": ("int", "decimal", 5),
+    }
+    of_schema = [(name, {"type": kind, "logicalType": logical}) for name, (kind, logical, _) in fields.items()]
+    decoder = AvroDecoder(json.dumps(record(*of_schema)))
+    assert [field.type for field in decoder.arrow_type] == [pa.int32(), pa.string(), pa.int32()]
+    values = {name: value for name, (_, _, value) in fields.items()}
+    found = decoder.decode(encoded(record(*((name, kind) for name, (kind, _, _) in fields.items())), values))
+    assert pa.array([found], decoder.arrow_type).to_pylist() == [values]
+
+
 OLD = record(("id", "long"), ("name", "string"))
 NEW = {
     **record(("id", "long"), ("title", "string")),
