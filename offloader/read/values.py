@@ -136,8 +136,8 @@ class AvroDecoder:
         except ImportError as error:
             raise Unsupported("fastavro isn't installed", hint=install_hint("avro")) from error
         self._read = schemaless_reader
-        self._writer = _parsed(writer, what, parse_schema)
         self._reader = None if reader is None else _parsed(reader, "the Avro schema", parse_schema)
+        self._writer = _parsed(writer, what, parse_schema, reader)
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -156,15 +156,21 @@ class AvroDecoder:
         return record
 
 
-def _parsed(text: str, what: str, parse: Callable[..., Any]) -> Any:
-    """A schema, or a response of Pulsar's admin interface with the schema in ``data``."""
+def _parsed(text: str, what: str, parse: Callable[..., Any], reader: str | None = None) -> Any:
+    """A schema; where its values are read by another one, with that one's logical types."""
     try:
-        given = json.loads(text)
-        if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
-            given = json.loads(given["data"])
-        return parse(_without_unknown(given))
+        schema = _schema_in(text)
+        return parse(schema if reader is None else _with_logical_types(schema, _schema_in(reader), {}))
     except Exception as error:  # JSON's errors and fastavro's, which have no common base
         raise InvalidCall(f"{what} isn't one: {type(error).__name__}: {error}") from error
+
+
+def _schema_in(text: str) -> Any:
+    """A schema, or that in ``data`` of a response of Pulsar's admin interface."""
+    given = json.loads(text)
+    if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
+        given = json.loads(given["data"])
+    return _without_unknown(given)
 
 
 def _without_unknown(schema: Any) -> Any:
@@ -180,6 +186,45 @@ def _without_unknown(schema: Any) -> Any:
         for name, value in schema.items()
         if name != "logicalType" or known
     }
+
+
+_LOGICAL_FACTS = ("logicalType", "precision", "scale")
+
+
+def _with_logical_types(writer: Any, reader: Any, named: dict[str, Any]) -> Any:
+    """The writer's schema with the reader's logical types, where both store the same type and only one has a logical
+    one: fastavro converts by the writer's, and the columns are of the reader's.
+
+    ``named``: the reader's named types.
+    """
+    if isinstance(writer, list):
+        return [_with_logical_types(each, reader, named) for each in writer]
+    if isinstance(reader, list):
+        reader = next((each for each in reader if each != "null"), "null")
+    if isinstance(reader, str):
+        reader = named.get(reader.rpartition(".")[2], {"type": reader})
+    if "name" in reader:
+        named[reader["name"].rpartition(".")[2]] = reader
+    own: dict[str, Any] = {"type": writer} if isinstance(writer, str) else writer
+    match kind := own["type"]:
+        case _ if kind != reader["type"]:
+            return writer
+        case "record":
+            theirs = {name: each for each in reader["fields"] for name in (each["name"], *each.get("aliases", ()))}
+            fields = [
+                {**each, "type": _with_logical_types(each["type"], theirs[each["name"]]["type"], named)}
+                if each["name"] in theirs
+                else each
+                for each in own["fields"]
+            ]
+            return {**own, "fields": fields}
+        case "array" | "map":
+            part = "items" if kind == "array" else "values"
+            return {**own, part: _with_logical_types(own[part], reader[part], named)}
+    if ("logicalType" in own) == ("logicalType" in reader):
+        return writer
+    plain = {name: value for name, value in own.items() if name not in _LOGICAL_FACTS}
+    return plain | {name: reader[name] for name in _LOGICAL_FACTS if name in reader}
 
 
 class ValueDecoder(Protocol):

@@ -125,6 +125,23 @@ def test_each_value_is_read_by_the_schema_it_was_written_with() -> None:
             decoders.of(number)
 
 
+def test_values_of_before_a_logical_type_was_added_or_left_out_are_read_as_their_columns() -> None:
+    at = {"type": "long", "logicalType": "timestamp-millis"}
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+
+    def schema(at: Any, price: Any) -> dict[str, Any]:
+        step = record(("at", at), name="Step")
+        steps = ("steps", {"type": "array", "items": ["null", step]})
+        return record(("at", ["null", at]), steps, ("last", "Step"), ("prices", {"type": "map", "values": price}))
+
+    when, number, digits = datetime(2026, 3, 1, tzinfo=UTC), 1_772_323_200_000, b"\x04\xd2"
+    logical = {"at": when, "steps": [{"at": when}], "last": {"at": when}, "prices": {"pen": Decimal("12.34")}}
+    stored = {"at": number, "steps": [{"at": number}], "last": {"at": number}, "prices": {"pen": digits}}
+    plain, typed = schema("long", "bytes"), schema(at, price)
+    for writer, reader, sent, found in ((plain, typed, stored, logical), (typed, plain, logical, stored)):
+        assert AvroDecoder(json.dumps(writer), json.dumps(reader)).decode(encoded(writer, sent)) == found
+
+
 def test_schema_response_of_the_admin_interface_is_accepted() -> None:
     answer = {"version": 0, "type": "AVRO", "timestamp": 0, "data": json.dumps(OLD), "properties": {}}
     assert AvroDecoder(json.dumps(answer)).decode(encoded(OLD, {"id": 1, "name": "a"}))["name"] == "a"
