@@ -512,7 +512,10 @@ class ProtobufDecoder:
     def decode(self, value: bytes) -> Any:
         """The message in JSON's types. Raises ``ValueError``."""
         found = self.parsed(value)
-        return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=self._pool)
+        try:
+            return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=self._pool)
+        except (json_format.Error, TypeError) as error:  # a time out of range; an Any of an unknown type
+            raise ValueError(f"it has no form in JSON: {error}") from error
 
 
 #: Of a schema's number, as Pulsar's registry writes it; messages of other registries may have another form.
