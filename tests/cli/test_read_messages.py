@@ -331,6 +331,17 @@ def test_json_and_primitive_values_are_decoded(offloader: Offloader, writer: Str
     assert offloader(*arguments).rows[0]["value"] == 7
 
 
+def test_half_a_surrogate_pair_in_a_json_value_is_printed_as_its_escape(
+    offloader: Offloader, writer: StreamWriter, tmp_path: Path
+) -> None:
+    writer.add([EntryBatch.build(7, 0, [single_entry(Sent(value=b'{"a": "\\ud83d"}'))])])
+    (tmp_path / "json").write_text(json.dumps({"type": "JSON", "data": "{}"}))
+    arguments = ("read", "orders", "--messages", "--schema", f"{tmp_path}/json")
+    for more in ((), ("--json",)):
+        done = offloader(*arguments, *more)
+        assert (done.code, r'{"a": "\ud83d"}' in done.out) == (0, True)
+
+
 def test_protobuf_values_are_decoded_by_descriptors(offloader: Offloader, writer: StreamWriter, tmp_path: Path) -> None:
     file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
     message = file.message_type.add(name="Order")
