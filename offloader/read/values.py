@@ -138,6 +138,7 @@ class AvroDecoder:
         self._read = schemaless_reader
         self._reader = None if reader is None else _parsed(reader, "the Avro schema", parse_schema)
         self._writer = _parsed(writer, what, parse_schema, reader)
+        self._unrounded = _unrounded(self._writer)
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -148,7 +149,7 @@ class AvroDecoder:
         """The record in a message's value, as a dictionary. Raises ``ValueError`` with the reason in words."""
         data = BytesIO(value)
         try:
-            record = self._read(data, self._writer, self._reader)
+            record = self._read(data, self._unrounded, self._reader)
         except Exception as error:  # damaged bytes make fastavro raise any error
             raise ValueError(f"it isn't Avro of the schema: {type(error).__name__}: {error}") from error
         if left := len(value) - data.tell():
@@ -171,6 +172,17 @@ def _schema_in(text: str) -> Any:
     if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
         given = json.loads(given["data"])
     return _without_unknown(given)
+
+
+def _unrounded(schema: Any) -> Any:
+    """The parsed schema with so many digits of decimals that none which a column holds is rounded: fastavro keeps those
+    that the schema says, and writers needn't have kept to it."""
+    if isinstance(schema, list):
+        return [_unrounded(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    digits = {"precision": 2 * DIGITS_MAX} if schema.get("logicalType") == _DECIMAL else {}
+    return {name: value if name == "default" else _unrounded(value) for name, value in schema.items()} | digits
 
 
 def _without_unknown(schema: Any) -> Any:

@@ -142,6 +142,24 @@ def test_values_of_before_a_logical_type_was_added_or_left_out_are_read_as_their
         assert AvroDecoder(json.dumps(writer), json.dumps(reader)).decode(encoded(writer, sent)) == found
 
 
+@pytest.mark.parametrize(
+    "kind", [{"type": "bytes"}, {"type": "fixed", "name": "Price", "size": 6}], ids=["bytes", "fixed"]
+)
+def test_decimal_with_more_digits_than_its_schema_says_is_not_rounded(kind: dict[str, Any]) -> None:
+    def schema(digits: int) -> dict[str, Any]:
+        price = {**kind, "logicalType": "decimal", "precision": digits, "scale": 2}
+        return record(("price", price), ("again", "Price" if "name" in kind else price))
+
+    sent = (123_456).to_bytes(6)
+    value = encoded(
+        record(("price", kind), ("again", "Price" if "name" in kind else kind)), dict.fromkeys(("price", "again"), sent)
+    )
+    narrow, wide = json.dumps(schema(4)), json.dumps(schema(12))
+    for decoder in (AvroDecoder(narrow), AvroDecoder(narrow, wide)):
+        assert set(decoder.decode(value).values()) == {Decimal("1234.56")}
+    assert AvroDecoder(narrow).arrow_type.field("price").type == pa.decimal128(4, 2)
+
+
 def test_schema_response_of_the_admin_interface_is_accepted() -> None:
     answer = {"version": 0, "type": "AVRO", "timestamp": 0, "data": json.dumps(OLD), "properties": {}}
     assert AvroDecoder(json.dumps(answer)).decode(encoded(OLD, {"id": 1, "name": "a"}))["name"] == "a"
