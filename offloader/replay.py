@@ -17,10 +17,11 @@ from uuid import UUID
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.pulsar.entry import Resent, decode_frame, resent
-from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable, Unsupported
+from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable, Trimmed, Unsupported
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
 from offloader.ledgers.pulsar.protocol import NameTaken, PulsarClient
+from offloader.read.ranges import is_lost_between
 from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
 from offloader.runtime.system import sync_name
@@ -410,6 +411,7 @@ class Replayer:
         Raises:
             InvalidCall: the progress file is another replay's; an entry can't be sent.
             Corrupt: an entry isn't what Pulsar stores, or is damaged; earlier entries are sent.
+            Trimmed: entries behind those that an earlier run sent were deleted.
             OffloaderError: reading or sending failed permanently; another run resumes where this one ended.
         """
         known = self._file.require(self._progress)
@@ -524,8 +526,7 @@ class Replayer:
         producer.send(number, entry.entry, entry.messages)
 
     def _entries(self) -> Generator[tuple[Position, Resent], None, None]:
-        sent = self._progress.sent
-        first = self._first if sent is None else max(self._first, sent.next())
+        first = self._next()
         if first > self._last:
             return
         with closing(self._reader.scan(first, self._last)) as batches:
@@ -536,6 +537,21 @@ class Replayer:
                         yield stored.position, entry
                     else:
                         self._result = replace(self._result, markers=self._result.markers + 1)
+
+    def _next(self) -> Position:
+        """The first entry that isn't sent yet; ``Trimmed``: there were some before what the stream has now."""
+        sent, begin = self._progress.sent, self._reader.first_position
+        if sent is None:
+            return self._first
+        if begin is None or sent >= self._last:
+            return max(self._first, sent.next())
+        if begin > sent and is_lost_between(self._reader.state, sent, begin):
+            raise Trimmed(
+                f"stream {self._progress.stream}: sent up to {sent}, what follows was deleted: it begins at {begin}",
+                first_available=begin,
+                hint=f"--from {begin} sends the rest, without what was between",
+            )
+        return max(self._first, sent.next(), begin)
 
     def _resent(self, position: Position, payload: bytes) -> Resent:
         where = f"entry {position} of stream {self._progress.stream}"

@@ -87,7 +87,13 @@ AMOUNTS = (
 
 def json_line(value: Mapping[str, object]) -> str:
     """``value`` on one line: positions as ``"7:12"``, bytes and anything else as text."""
-    return json.dumps(_plain(value), ensure_ascii=False)
+    plain = _plain(value)
+    line = json.dumps(plain, ensure_ascii=False)
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON may have as an escape
+        return json.dumps(plain)
+    return line
 
 
 def _plain(value: object) -> object:

@@ -555,7 +555,7 @@ def _run_one(
         known = file.require(wanted)
         sent = None if known is None else known.sent
         # The sent entries may be truncated by now.
-        begin = first if sent is None else max(first, sent.next())
+        begin = first if sent is None else max(first, sent.next(), reader.first_position or first)
         left = reader.count(begin, last) if begin <= last else 0
         result = ReplayResult(resumed_after=sent)
         if not dry_run:

@@ -9,7 +9,9 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall, Unsupported
@@ -25,6 +27,8 @@ from offloader.times import moment_ms
 JOINED_BYTES_MAX = 1024 * 1024
 #: Rows up to which small batches are joined.
 JOINED_ROWS_MAX = 65_536
+#: Publish times further from 1970 are null, as in Spark: engines that count microseconds in 64 bits fail at them.
+_TIME_MS_MAX = (2**63 - 1) // 1000
 #: All columns, in their order.
 SCHEMA = pa.schema([pa.field("stream", pa.string(), nullable=False), *EntryBatch.build(0, 0, []).to_arrow().schema])
 _Moment = int | str | datetime
@@ -69,8 +73,8 @@ def read_arrow(
         start, end: first and last position, both included. Of one stream.
         from_time, to_time: instead of ``start`` and ``end``: from the earliest entry published then or later, and
             before the earliest one of then. Times as of ``Reader.position_at``.
-        columns: of stream, ledger_id, entry_id, publish_time (ms, UTC, null = unknown) and payload, in the wanted
-            order; default: all.
+        columns: of stream, ledger_id, entry_id, publish_time (ms, UTC, null = unknown, or beyond what microseconds in
+            64 bits hold) and payload, in the wanted order; default: all.
         settings, source, lease_seconds, clock: as of ``open_reader``. The lease ends when the result is dropped.
 
     Raises:
@@ -223,6 +227,10 @@ class _Snapshot:
 
     def _table(self, stream: str, batch: EntryBatch) -> pa.RecordBatch:
         columns = [pa.repeat(pa.scalar(stream), len(batch)), *batch.to_arrow().columns]
+        beyond = np.abs(batch.publish_times_ms) > _TIME_MS_MAX
+        if beyond.any():
+            number = SCHEMA.get_field_index("publish_time")
+            columns[number] = pc.if_else(pa.array(beyond), None, columns[number])
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA).select(self._columns)
 
 

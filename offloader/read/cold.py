@@ -146,7 +146,8 @@ class ColdTier:
             if record.summary.begin >= first and record.summary.end <= last:
                 total += record.summary.entries
             else:
-                total += self._count_cut(self._objects(record), first, last)
+                objects = self._objects(record)
+                total += self._unless_missing(objects, partial(self._count_cut, objects, first, last)) or 0
         return total
 
     def _count_cut(self, objects: SegmentObjects, first: Position, last: Position) -> int:

@@ -24,6 +24,7 @@ from offloader.manifest.catalog import partition_streams
 from offloader.manifest.names import resolve_name, stream_name
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Cache
+from offloader.read.ranges import is_lost_between
 from offloader.read.reader import Reader, open_stream_reader
 from offloader.runtime.clock import Clock
 from offloader.settings import ReadSettings
@@ -302,7 +303,9 @@ def follow_all(
         try:
             ends = [each.last_position for each in current]
             scans = [
-                iter(()) if last is None or (first is not None and first > last) else each.scan(first, last)
+                iter(())
+                if last is None or (first is not None and first > last)
+                else each.scan(_kept(each, first), last)
                 for each, first, last in zip(current, begins, ends, strict=True)
             ]
             with closing(merge_published(scans)) as merged:
@@ -322,6 +325,14 @@ def follow_all(
             if each is not given:
                 each.close()
         current = newer
+
+
+def _kept(reader: Reader, begin: Position | None) -> Position | None:
+    """Where to go on at ``begin``: at the stream's first entry if all before it was deleted, and nothing unread."""
+    first = reader.first_position
+    if begin is None or first is None or first <= begin or is_lost_between(reader.state, begin.previous(), first):
+        return begin
+    return first
 
 
 def _next_begin(reader: Reader, begin: Position | None, last: Position | None) -> Position | None:

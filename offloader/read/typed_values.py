@@ -7,7 +7,7 @@ import json
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +15,9 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
 from offloader.errors import Unsupported
 from offloader.read.values import (
+    DIGITS_MAX,
     AvroDecoder,
+    JsonDecoder,
     KeyValueDecoder,
     MessageSchema,
     ProtobufDecoder,
@@ -116,7 +118,7 @@ def typed_decoder(schema: MessageSchema, *, what: str) -> TypedDecoder:
         return TypedDecoder(kind, pairs, fitted)
     if schema.kind == "JSON":
         kind = AvroDecoder(json.dumps(_stored(_json_schema(schema.data, what)))).arrow_type
-        return TypedDecoder(kind, decoder, lambda value: _json_value(value, kind, "the value"))
+        return TypedDecoder(kind, JsonDecoder(_Number), lambda value: _json_value(value, kind, "the value"))
     return TypedDecoder(_PRIMITIVES[schema.kind], decoder)
 
 
@@ -162,6 +164,13 @@ def _stored(schema: Any) -> Any:
     return {name: _stored(each) for name, each in schema.items() if not (name == "logicalType" and drop)}
 
 
+class _Number(float):
+    """A number with its text: a double has too few digits for a decimal."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 def _json_value(value: Any, kind: pa.DataType, place: str) -> Any:
     """A value of the type; what isn't there is null, fields that the type doesn't have are left out."""
     if value is None:
@@ -184,10 +193,7 @@ def _json_value(value: Any, kind: pa.DataType, place: str) -> Any:
             except OverflowError as error:
                 raise ValueError(f"{place} is too large for {kind}") from error
         case int() | float() | str() if pa.types.is_decimal(kind):
-            try:
-                return Decimal(str(value))
-            except InvalidOperation as error:
-                raise ValueError(f"{place} is no decimal") from error
+            return _decimal(value.text if isinstance(value, _Number) else str(value), kind, place)
         case str() if pa.types.is_string(kind):
             return value
         case str() if pa.types.is_binary(kind):
@@ -195,7 +201,20 @@ def _json_value(value: Any, kind: pa.DataType, place: str) -> Any:
                 return b64decode(value, validate=True)
             except binascii.Error as error:
                 raise ValueError(f"{place} isn't bytes in base64: {error}") from error
-    raise ValueError(f"{place} is {type(value).__name__}, and the schema has {kind}")
+    found = float if isinstance(value, float) else type(value)
+    raise ValueError(f"{place} is {found.__name__}, and the schema has {kind}")
+
+
+#: Refuses to round, and more digits than Arrow's decimals have.
+_EXACT = Context(prec=DIGITS_MAX, traps=[Inexact, InvalidOperation])
+
+
+def _decimal(text: str, kind: pa.DataType, place: str) -> Decimal:
+    """A number with the digits of its column; Arrow crashes at one with an exponent far below zero."""
+    try:
+        return _EXACT.quantize(Decimal(text), Decimal((0, (1,), -kind.scale)))
+    except ArithmeticError as error:
+        raise ValueError(f"{place} is no decimal with {kind.scale} digits after the point") from error
 
 
 # -- protobuf

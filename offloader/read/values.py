@@ -27,13 +27,13 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-#: Other logical types are read as their stored type.
-_LOGICAL: dict[str, pa.DataType] = {
-    "date": pa.date32(),
-    "timestamp-millis": pa.timestamp("us", tz="UTC"),
-    "timestamp-micros": pa.timestamp("us", tz="UTC"),
-    "local-timestamp-millis": pa.timestamp("us"),
-    "local-timestamp-micros": pa.timestamp("us"),
+#: Logical type -> the type that stores it, and its column. Others are read as their stored type.
+_LOGICAL: dict[str, tuple[str, pa.DataType]] = {
+    "date": ("int", pa.date32()),
+    "timestamp-millis": ("long", pa.timestamp("us", tz="UTC")),
+    "timestamp-micros": ("long", pa.timestamp("us", tz="UTC")),
+    "local-timestamp-millis": ("long", pa.timestamp("us")),
+    "local-timestamp-micros": ("long", pa.timestamp("us")),
 }
 _DECIMAL = "decimal"
 #: Maximum precision of Spark's decimals.
@@ -65,7 +65,7 @@ def _type_of(schema: Any, known: dict[str, pa.DataType | None], place: str) -> p
         return _PRIMITIVES[schema] if schema in _PRIMITIVES else _known(schema, known, place)
     kind, logical = schema.get("type"), schema.get("logicalType")
     if logical in _LOGICAL:
-        return _LOGICAL[logical]
+        return _LOGICAL[logical][1]
     match kind:
         case "record" | "error":
             return _record(schema, known, place)
@@ -136,8 +136,9 @@ class AvroDecoder:
         except ImportError as error:
             raise Unsupported("fastavro isn't installed", hint=install_hint("avro")) from error
         self._read = schemaless_reader
-        self._writer = _parsed(writer, what, parse_schema)
         self._reader = None if reader is None else _parsed(reader, "the Avro schema", parse_schema)
+        self._writer = _parsed(writer, what, parse_schema, reader)
+        self._unrounded = _unrounded(self._writer)
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -148,7 +149,7 @@ class AvroDecoder:
         """The record in a message's value, as a dictionary. Raises ``ValueError`` with the reason in words."""
         data = BytesIO(value)
         try:
-            record = self._read(data, self._writer, self._reader)
+            record = self._read(data, self._unrounded, self._reader)
         except Exception as error:  # damaged bytes make fastavro raise any error
             raise ValueError(f"it isn't Avro of the schema: {type(error).__name__}: {error}") from error
         if left := len(value) - data.tell():
@@ -156,29 +157,86 @@ class AvroDecoder:
         return record
 
 
-def _parsed(text: str, what: str, parse: Callable[..., Any]) -> Any:
-    """A schema, or a response of Pulsar's admin interface with the schema in ``data``."""
+def _parsed(text: str, what: str, parse: Callable[..., Any], reader: str | None = None) -> Any:
+    """A schema; where its values are read by another one, with that one's logical types."""
     try:
-        given = json.loads(text)
-        if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
-            given = json.loads(given["data"])
-        return parse(_without_unknown(given))
+        schema = _schema_in(text)
+        return parse(schema if reader is None else _with_logical_types(schema, _schema_in(reader), {}))
     except Exception as error:  # JSON's errors and fastavro's, which have no common base
         raise InvalidCall(f"{what} isn't one: {type(error).__name__}: {error}") from error
 
 
+def _schema_in(text: str) -> Any:
+    """A schema, or that in ``data`` of a response of Pulsar's admin interface."""
+    given = json.loads(text)
+    if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
+        given = json.loads(given["data"])
+    return _without_unknown(given)
+
+
+def _unrounded(schema: Any) -> Any:
+    """The parsed schema with so many digits of decimals that none which a column holds is rounded: fastavro keeps those
+    that the schema says, and writers needn't have kept to it."""
+    if isinstance(schema, list):
+        return [_unrounded(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    digits = {"precision": 2 * DIGITS_MAX} if schema.get("logicalType") == _DECIMAL else {}
+    return {name: value if name == "default" else _unrounded(value) for name, value in schema.items()} | digits
+
+
 def _without_unknown(schema: Any) -> Any:
-    """The schema without unsupported logical types: their values keep the stored type."""
+    """The schema without unsupported logical types, and those of another stored type: values keep the stored type."""
     if isinstance(schema, list):
         return [_without_unknown(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    known = schema.get("logicalType") in {*_LOGICAL, _DECIMAL}
+    logical, kind = schema.get("logicalType"), schema.get("type")
+    known = kind in ("bytes", "fixed") if logical == _DECIMAL else logical in _LOGICAL and _LOGICAL[logical][0] == kind
     return {
         name: value if name in ("default", "symbols", "aliases") else _without_unknown(value)
         for name, value in schema.items()
         if name != "logicalType" or known
     }
+
+
+_LOGICAL_FACTS = ("logicalType", "precision", "scale")
+
+
+def _with_logical_types(writer: Any, reader: Any, named: dict[str, Any]) -> Any:
+    """The writer's schema with the reader's logical types, where both store the same type and only one has a logical
+    one: fastavro converts by the writer's, and the columns are of the reader's.
+
+    ``named``: the reader's named types.
+    """
+    if isinstance(writer, list):
+        return [_with_logical_types(each, reader, named) for each in writer]
+    if isinstance(reader, list):
+        reader = next((each for each in reader if each != "null"), "null")
+    if isinstance(reader, str):
+        reader = named.get(reader.rpartition(".")[2], {"type": reader})
+    if "name" in reader:
+        named[reader["name"].rpartition(".")[2]] = reader
+    own: dict[str, Any] = {"type": writer} if isinstance(writer, str) else writer
+    match kind := own["type"]:
+        case _ if kind != reader["type"]:
+            return writer
+        case "record":
+            theirs = {name: each for each in reader["fields"] for name in (each["name"], *each.get("aliases", ()))}
+            fields = [
+                {**each, "type": _with_logical_types(each["type"], theirs[each["name"]]["type"], named)}
+                if each["name"] in theirs
+                else each
+                for each in own["fields"]
+            ]
+            return {**own, "fields": fields}
+        case "array" | "map":
+            part = "items" if kind == "array" else "values"
+            return {**own, part: _with_logical_types(own[part], reader[part], named)}
+    if ("logicalType" in own) == ("logicalType" in reader):
+        return writer
+    plain = {name: value for name, value in own.items() if name not in _LOGICAL_FACTS}
+    return plain | {name: reader[name] for name in _LOGICAL_FACTS if name in reader}
 
 
 class ValueDecoder(Protocol):
@@ -268,7 +326,7 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
         case "AVRO":
             return AvroDecoder(schema.data)
         case "JSON":
-            return _Json()
+            return JsonDecoder()
         case "PROTOBUF_NATIVE":
             return ProtobufDecoder(schema.data, what)
         case "PROTOBUF":
@@ -278,10 +336,16 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
     raise Unsupported(f"{what} is of type {schema.kind}, which isn't decoded", hint=hint)
 
 
-class _Json:
+@dataclass(frozen=True, slots=True)
+class JsonDecoder:
+    """Decodes JSON; ``parse_float`` makes a number out of the text of one with a fraction or an exponent."""
+
+    parse_float: Callable[[str], Any] = float
+
     def decode(self, value: bytes) -> Any:
+        """The value in JSON's types. Raises ``ValueError``."""
         try:
-            return json.loads(value)
+            return json.loads(value, parse_float=self.parse_float)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"it isn't JSON: {error}") from error
 
@@ -460,7 +524,10 @@ class ProtobufDecoder:
     def decode(self, value: bytes) -> Any:
         """The message in JSON's types. Raises ``ValueError``."""
         found = self.parsed(value)
-        return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=self._pool)
+        try:
+            return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=self._pool)
+        except (json_format.Error, TypeError) as error:  # a time out of range; an Any of an unknown type
+            raise ValueError(f"it has no form in JSON: {error}") from error
 
 
 #: Of a schema's number, as Pulsar's registry writes it; messages of other registries may have another form.

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from google.protobuf import descriptor_pb2
+from google.protobuf import any_pb2, descriptor_pb2, timestamp_pb2
 
 from formats.entries import EntryBatch
 from offloader.store.open import open_store
@@ -331,6 +331,17 @@ def test_json_and_primitive_values_are_decoded(offloader: Offloader, writer: Str
     assert offloader(*arguments).rows[0]["value"] == 7
 
 
+def test_half_a_surrogate_pair_in_a_json_value_is_printed_as_its_escape(
+    offloader: Offloader, writer: StreamWriter, tmp_path: Path
+) -> None:
+    writer.add([EntryBatch.build(7, 0, [single_entry(Sent(value=b'{"a": "\\ud83d"}'))])])
+    (tmp_path / "json").write_text(json.dumps({"type": "JSON", "data": "{}"}))
+    arguments = ("read", "orders", "--messages", "--schema", f"{tmp_path}/json")
+    for more in ((), ("--json",)):
+        done = offloader(*arguments, *more)
+        assert (done.code, r'{"a": "\ud83d"}' in done.out) == (0, True)
+
+
 def test_protobuf_values_are_decoded_by_descriptors(offloader: Offloader, writer: StreamWriter, tmp_path: Path) -> None:
     file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
     message = file.message_type.add(name="Order")
@@ -349,6 +360,32 @@ def test_protobuf_values_are_decoded_by_descriptors(offloader: Offloader, writer
         assert row["value"] == {"order_id": 5, "item": "pen"}
     code, line, _ = offloader.refuses("read", "orders", "--messages", *of_file, "--message-type", "shop.Item")
     assert (code, "shop.Item" in line) == (2, True)
+
+
+def test_protobuf_value_without_a_form_in_json_is_a_bad_one(
+    offloader: Offloader, writer: StreamWriter, tmp_path: Path
+) -> None:
+    kinds = descriptor_pb2.FieldDescriptorProto
+    parts = [each.DESCRIPTOR for each in (timestamp_pb2, any_pb2)]
+    file = descriptor_pb2.FileDescriptorProto(
+        name="shop.proto", package="shop", syntax="proto3", dependency=[each.name for each in parts]
+    )
+    message = file.message_type.add(name="Order")
+    for number, name in enumerate(("Timestamp", "Any"), 1):
+        kind = f".google.protobuf.{name}"
+        message.field.add(name=name.lower(), number=number, type=kinds.TYPE_MESSAGE, type_name=kind, label=1)
+    own = [descriptor_pb2.FileDescriptorProto.FromString(each.serialized_pb) for each in parts]
+    (tmp_path / "shop.desc").write_bytes(descriptor_pb2.FileDescriptorSet(file=[*own, file]).SerializeToString())
+    far = timestamp_pb2.Timestamp(seconds=2**60).SerializeToString()
+    other = any_pb2.Any(type_url="type.googleapis.com/shop.Other", value=b"x").SerializeToString()
+    values = [bytes([tag, len(each)]) + each for tag, each in ((0x0A, far), (0x12, other))]
+    writer.add([EntryBatch.build(7, 0, [single_entry(Sent(value=each)) for each in (*values, b"")])])
+    arguments = ("read", "orders", "--messages", "--json", "--schema", f"{tmp_path}/shop.desc")
+    rows = offloader(*arguments, "--message-type", "shop.Order", "--on-bad-message", "null").rows
+    assert [row["value"] for row in rows] == [None, None, {}]
+    for row, said in zip(rows, ("Timestamp is not valid", "shop.Other"), strict=False):
+        assert row["error"].startswith("the value can't be decoded: it has no form in JSON: ")
+        assert said in row["error"]
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,29 @@ def test_sent_entries_may_be_truncated_before_the_replay_continues(
     assert told.place.arrived == ALL
 
 
+def test_replay_does_not_continue_silently_behind_entries_that_were_truncated_unsent(
+    told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [STREAM, "--to", TARGET, *told.options]
+    assert run(capsys, *words, "--until", "7:19")[0] == 0
+    assert main(["truncate", STREAM, "--before", "7:30", "--store", told.store.url]) == 0
+    capsys.readouterr()
+    code, out, err = run(capsys, *words)
+    assert (code, out, told.place.arrived) == (3, "", ALL[:20])
+    assert "7:19" in err
+    assert "--from 7:30" in err
+    assert run(capsys, *words, "--from", "7:30")[0] == 0
+    assert told.place.arrived == ALL[:20] + ALL[30:]
+
+
+def test_ledger_may_be_deleted_that_was_sent_to_its_end(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [STREAM, "--to", TARGET, *told.options, "--from", "7:0"]
+    assert run(capsys, *words, "--until", "7:39")[0] == 0
+    assert main(["truncate", STREAM, "--before", "9:0", "--store", told.store.url]) == 0
+    code, _, err = run(capsys, *words)
+    assert (code, err, told.place.arrived) == (0, "", ALL)
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("begin", [[], ["--from-time", "-10000d"]], ids=["whole", "relative"])
 def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path: Path, begin: list[str]) -> None:

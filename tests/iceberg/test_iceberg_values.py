@@ -204,6 +204,26 @@ def test_whole_number_beyond_doubles_is_a_bad_value(lake: Lake, writer: StreamWr
     assert rows(lake)[1]["error"] == "the value can't be decoded: the value.ratio is too large for double"
 
 
+def test_decimal_with_an_exponent_far_below_zero_is_a_bad_value(lake: Lake, writer: StreamWriter) -> None:
+    schema = record(("price", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}))
+    decoder = typed_decoder(MessageSchema("JSON", json.dumps(schema)), what="it")
+    with pytest.raises(ValueError, match=r"the value\.price is no decimal with 2 digits after the point"):
+        decoder.decode(b'{"price": "1e-999999999"}')  # before Arrow gets it, which crashes
+    texts = (json.dumps({"price": each}) for each in ("1.5", "1.555", "1e999999999", "a"))
+    send(writer, *(single_entry(Sent(value=each.encode())) for each in texts))
+    values = values_of(MessageSchema("JSON", json.dumps(schema)))
+    export(lake, writer, values=values, bad_messages=BadEntry.NULL)
+    assert decoded(lake) == [{"price": Decimal("1.50")}, None, None, None]
+
+
+def test_decimals_in_json_keep_all_their_digits(lake: Lake, writer: StreamWriter) -> None:
+    schema = record(("price", {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 2}))
+    text = "12345678901234567890.12"
+    send(writer, *(single_entry(Sent(value=f'{{"price": {each}}}'.encode())) for each in (text, f'"{text}"')))
+    export(lake, writer, values=values_of(MessageSchema("JSON", json.dumps(schema))))
+    assert decoded(lake) == [{"price": Decimal(text)}] * 2
+
+
 # Schemas that change
 
 

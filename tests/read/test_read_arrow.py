@@ -172,6 +172,17 @@ def test_relation_of_duckdb_answers_every_query_from_its_snapshot(store: ObjectS
     assert sizes.fetchall() == sorted(expected.items())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_publish_time_beyond_64_bits_of_microseconds_is_null(store: ObjectStore, kind: str) -> None:
+    writer, in_nanoseconds = StreamWriter(store, STREAM), BASE_MS * 1_000_000
+    writer.add([EntryBatch.build(1, 0, [b"a", b"b", b"c"], [BASE_MS, in_nanoseconds, -in_nanoseconds])])
+    try:
+        found = rows(table_of(kind, store, STREAM))
+    except Exception as error:  # of the engine
+        pytest.fail(str(error))
+    assert found == [(STREAM, 1, number, [BASE_MS, None, None][number], b"abc"[number:][:1]) for number in range(3)]
+
+
 def test_entries_of_the_hot_tier_are_read_up_to_the_end_at_the_call(tmp_path: Path, store: ObjectStore) -> None:
     StreamWriter(store, STREAM)
     with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as ledgers:

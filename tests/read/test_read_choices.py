@@ -67,6 +67,22 @@ def test_skipping_reader_omits_and_reports_segment_of_a_missing_object(
         assert list(reader.refresh().skipped) == [gone]
 
 
+def test_skipping_reader_counts_nothing_of_a_segment_that_a_range_cuts_and_whose_index_is_missing(
+    store: FaultyStore, writer: StreamWriter
+) -> None:
+    gone = writer.uuids[1]
+    store.delete([writer.keys(gone)[1]])
+    ends = Position(1, 40), Position(1, 60)
+    with open_stream_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
+        strict.count(*ends)
+    with open_stream_reader(store, writer.stream, on_missing="skip", cache=Cache(0)) as reader:
+        try:
+            assert reader.count(*ends) == len(reader.read(*ends)) == 10
+        except ObjectMissing as error:
+            pytest.fail(error.message)
+        assert list(reader.skipped) == [gone]
+
+
 def test_only_skipping_reader_finds_a_time_behind_a_missing_segment(store: FaultyStore, writer: StreamWriter) -> None:
     time_ms = writer.entries[60].publish_time_ms
     store.delete(list(writer.keys(writer.uuids[1])))

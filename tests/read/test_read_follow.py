@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from formats.entries import Position
-from formats.manifest import Truncate
+from formats.manifest import Retire, Truncate
 from offloader.errors import Trimmed
 from offloader.read.fetch import Cache
 from offloader.read.partitions import WAIT_S_MAX, WAIT_S_MIN, follow
@@ -82,3 +82,13 @@ def test_following_truncated_entries_is_an_error_with_the_new_beginning(writer: 
     with pytest.raises(Trimmed) as error:
         followed(writer, None, SteppingClock(truncate))
     assert error.value.first_available == Position(3, 15)
+
+
+def test_following_goes_on_after_ledgers_that_were_read_to_their_end_and_deleted(writer: StreamWriter) -> None:
+    first = writer.add([batch_of(3, 0, 10)], closes=[3])
+
+    def next_ledger() -> None:
+        writer.add([batch_of(5, 0, 3)])
+        writer.log.commit([Truncate(Position(5, 0)), Retire((first,))])
+
+    assert followed(writer, None, SteppingClock(next_ledger)) == [entry.position for entry in writer.entries]

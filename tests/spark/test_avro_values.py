@@ -84,6 +84,20 @@ def test_every_avro_type_maps_to_a_column_and_its_values_convert() -> None:
     assert decoder.arrow_type.field("at").type == pa.timestamp("us", tz="UTC")
 
 
+def test_logical_type_of_another_stored_type_is_ignored() -> None:
+    fields = {
+        "millis": ("int", "timestamp-millis", 1000),
+        "day": ("string", "date", "x"),
+        "price": ("int", "decimal", 5),
+    }
+    of_schema = [(name, {"type": kind, "logicalType": logical}) for name, (kind, logical, _) in fields.items()]
+    decoder = AvroDecoder(json.dumps(record(*of_schema)))
+    assert [field.type for field in decoder.arrow_type] == [pa.int32(), pa.string(), pa.int32()]
+    values = {name: value for name, (_, _, value) in fields.items()}
+    found = decoder.decode(encoded(record(*((name, kind) for name, (kind, _, _) in fields.items())), values))
+    assert pa.array([found], decoder.arrow_type).to_pylist() == [values]
+
+
 OLD = record(("id", "long"), ("name", "string"))
 NEW = {
     **record(("id", "long"), ("title", "string")),
@@ -109,6 +123,41 @@ def test_each_value_is_read_by_the_schema_it_was_written_with() -> None:
     for number, said in ((version(2), "its schema version is 2"), (None, "its schema version is None")):
         with pytest.raises(ValueError, match=rf"{said}, and schemas were given for 0, 3"):
             decoders.of(number)
+
+
+def test_values_of_before_a_logical_type_was_added_or_left_out_are_read_as_their_columns() -> None:
+    at = {"type": "long", "logicalType": "timestamp-millis"}
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+
+    def schema(at: Any, price: Any) -> dict[str, Any]:
+        step = record(("at", at), name="Step")
+        steps = ("steps", {"type": "array", "items": ["null", step]})
+        return record(("at", ["null", at]), steps, ("last", "Step"), ("prices", {"type": "map", "values": price}))
+
+    when, number, digits = datetime(2026, 3, 1, tzinfo=UTC), 1_772_323_200_000, b"\x04\xd2"
+    logical = {"at": when, "steps": [{"at": when}], "last": {"at": when}, "prices": {"pen": Decimal("12.34")}}
+    stored = {"at": number, "steps": [{"at": number}], "last": {"at": number}, "prices": {"pen": digits}}
+    plain, typed = schema("long", "bytes"), schema(at, price)
+    for writer, reader, sent, found in ((plain, typed, stored, logical), (typed, plain, logical, stored)):
+        assert AvroDecoder(json.dumps(writer), json.dumps(reader)).decode(encoded(writer, sent)) == found
+
+
+@pytest.mark.parametrize(
+    "kind", [{"type": "bytes"}, {"type": "fixed", "name": "Price", "size": 6}], ids=["bytes", "fixed"]
+)
+def test_decimal_with_more_digits_than_its_schema_says_is_not_rounded(kind: dict[str, Any]) -> None:
+    def schema(digits: int) -> dict[str, Any]:
+        price = {**kind, "logicalType": "decimal", "precision": digits, "scale": 2}
+        return record(("price", price), ("again", "Price" if "name" in kind else price))
+
+    sent = (123_456).to_bytes(6)
+    value = encoded(
+        record(("price", kind), ("again", "Price" if "name" in kind else kind)), dict.fromkeys(("price", "again"), sent)
+    )
+    narrow, wide = json.dumps(schema(4)), json.dumps(schema(12))
+    for decoder in (AvroDecoder(narrow), AvroDecoder(narrow, wide)):
+        assert set(decoder.decode(value).values()) == {Decimal("1234.56")}
+    assert AvroDecoder(narrow).arrow_type.field("price").type == pa.decimal128(4, 2)
 
 
 def test_schema_response_of_the_admin_interface_is_accepted() -> None:
