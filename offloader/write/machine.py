@@ -378,7 +378,7 @@ class StreamOffload:
                 shared.committed = shared.queue.go_on_after_committed(state)
             if not shared.is_behind:
                 if shared.mode is not Mode.STOPPED:
-                    shared.mode = Mode.LIVE
+                    shared.mode, shared.error = Mode.LIVE, None
                 return False
         if state.paused:
             self._rest()

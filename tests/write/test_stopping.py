@@ -180,3 +180,21 @@ def test_error_after_the_stop_is_not_the_reason_of_the_stop(world: World) -> Non
     world.store.at, world.store.happens = ("put", ".json"), stopped_in_an_outage
     world.run()
     assert stream.status().was_closed
+
+
+def test_stream_with_nothing_to_offload_forgets_the_error_of_its_first_attempt(world: World) -> None:
+    world.source.append([b"entry"])
+    before = world.start()
+    before.request_offload()
+    world.run()
+    before.stop()
+
+    def outage() -> None:
+        raise StoreUnavailable("no route to the store")
+
+    world.store.at, world.store.happens = ("get", ""), outage
+    stream = world.start()
+    world.run()
+    assert "no route" in stream.status().error
+    world.pass_time(10)
+    assert (stream.status().mode, stream.status().error) == (Mode.LIVE, "")
