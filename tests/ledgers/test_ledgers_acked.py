@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sqlite3
 import threading
@@ -202,4 +204,30 @@ def test_threads_that_read_the_file_at_once_agree_on_where_each_stream_is_in_it(
     ends = [[each.end for each in found.of_stream(name)] for name in ("one", "two", "three")]
     assert ends == [[Position(1, 4)], [Position(2, 2)], [Position(3, 3)]]
     for each in (first, ours, others, found):
+        each.close()
+
+
+def test_slot_that_a_full_disk_refused_may_be_another_stream_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, source_id, write = str(tmp_path / "l.db.acked"), UUID(int=1), os.pwrite
+    ours, others = AckedFile(path), AckedFile(path)
+    ours.make()
+    full = [OSError(errno.ENOSPC, "No space left on device")]
+
+    def on_a_full_disk(fd: int, data: bytes, at: int) -> int:
+        if full:
+            raise full.pop()
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", on_a_full_disk)
+    with pytest.raises(OSError, match="No space"):
+        ours.replace("one", source_id, Position(1, 1), 1)
+    others.load()
+    others.replace("two", source_id, Position(2, 2), 1)
+    ours.load()
+    ours.replace("one", source_id, Position(1, 1), 1)
+    found = AckedFile(path)
+    found.load()
+    ends = [[each.end for each in found.of_stream(name)] for name in ("one", "two")]
+    assert ends == [[Position(1, 1)], [Position(2, 2)]]
+    for each in (ours, others, found):
         each.close()

@@ -580,13 +580,14 @@ class AckedFile:
         assert self._fd is not None, "made or loaded before"
         acked = AckedEnd(digest_of(stream), source_id, end or Position(-1, -1), owner)
         with self._lock:
-            starts = self._slots.setdefault(acked.digest, [])
-            if not starts:
-                starts.append(self._known_bytes)
-                self._known_bytes += SLOT_BYTES
+            known = self._slots.get(acked.digest)
+            starts = known or [self._known_bytes]
             before = os.pread(self._fd, SLOT_BYTES, starts[0])
             for start in starts:
                 os.pwrite(self._fd, acked.encode(), start)
+            if not known:  # not before it is written: else another process may take this place
+                self._slots[acked.digest] = starts
+                self._known_bytes += SLOT_BYTES
         return AckedSlot(self, starts[0], acked, before)
 
     def write_slot(self, start: int, slot: bytes) -> None:
