@@ -228,7 +228,7 @@ class ManagedLedger:
                 self._parts.offloader.history.switch(self.stream, method)
                 offload.method = method
             finally:
-                offload.begin()  # still the old method if the manifest's record failed
+                offload.begin_again()  # still the old method if the manifest's record failed
 
     def truncate(self, before: Position, *, force: bool = False) -> Truncation:
         """Truncates the stream: earlier entries than ``before`` become unreadable in both tiers.
@@ -264,7 +264,7 @@ class ManagedLedger:
                 )
             finally:
                 if force:
-                    self._parts.offload.begin()
+                    self._parts.offload.begin_again()
 
     def pause(self, reason: str = "") -> bool:
         """Pauses offloading until any process calls ``resume``; appends and reads continue. False: already paused.

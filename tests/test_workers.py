@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.runtime.workers import SerialTask, Workers
+from offloader.runtime.workers import Alarm, SerialTask, Workers
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
@@ -82,6 +82,55 @@ def test_task_that_raised_runs_again_when_scheduled(workers: Workers, caplog: py
         eventually(lambda number=number: len(runs) == number and not task._running)  # type: ignore[misc]
     # Said after the task may run again.
     eventually(lambda: caplog.text.count("a worker task failed") == 3)
+
+
+def test_alarm_that_waits_for_a_worker_is_not_called_after_its_stop(clock: ManualClock) -> None:
+    workers, began, go_on, done = Workers(1, clock), threading.Event(), threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def occupy() -> None:
+        began.set()
+        go_on.wait(PATIENCE_S)
+
+    try:
+        alarm = Alarm(workers, lambda: calls.append("alarm"))
+        workers.submit(occupy)
+        assert began.wait(PATIENCE_S)
+        alarm.set(1)
+        clock.advance(2)
+        eventually(lambda: not workers._due)
+        alarm.stop()
+        go_on.set()
+        workers.submit(done.set)
+        assert done.wait(PATIENCE_S)
+    finally:
+        go_on.set()
+        workers.close()
+    assert calls == []
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_work_goes_on_once_the_system_has_threads_again(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """A limit of processes, of the user's or the container's, counts threads too."""
+    start, refusals = threading.Thread.start, [RuntimeError("can't start new thread")] * refused
+
+    def limited(thread: threading.Thread) -> None:
+        if refusals and thread.name.startswith("offloader-"):
+            raise refusals.pop()
+        start(thread)
+
+    workers, ran = Workers(1, clock), list[str]()
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    try:
+        workers.submit(lambda: ran.append("first"))
+        workers.call_after(0, lambda: ran.append("timer"))
+        clock.advance(2)
+        workers.submit(lambda: ran.append("second"))
+        eventually(lambda: sorted(ran) == ["first", "second", "timer"])
+    finally:
+        workers.close()
 
 
 def test_nothing_runs_after_close(clock: ManualClock) -> None:

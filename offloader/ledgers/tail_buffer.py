@@ -40,8 +40,7 @@ def part_to_read(batch: EntryBatch, start: Position, max_bytes: int) -> EntryBat
 class TailingSource:
     """A ``LedgerSource`` that reads the newest entries from memory and the rest from ``inner``.
 
-    Requires that the source's only writer appends through ``inner``: then the buffer has every entry after its oldest
-    one.
+    Requires that the source's only writer appends through ``inner``.
 
     Args:
         inner: the hot tier.
@@ -90,11 +89,12 @@ class TailingSource:
             self.held_bytes = sum(map(kept_bytes, self._chunks))
 
     def _find(self, start: Position) -> EntryBatch | None:
-        """The chunk in which a read from ``start`` begins, ``None`` if it isn't buffered."""
+        """The chunk that has ``start``, ``None`` if it isn't buffered: only ``inner`` knows what comes instead of it.
+
+        An append that was interrupted may be missing between two chunks.
+        """
         self._join()
-        if not self._chunks or start < self._chunks[0].first:
-            return None
-        return next((chunk for chunk in self._chunks if chunk.last >= start), None)
+        return next((chunk for chunk in self._chunks if chunk.first <= start <= chunk.last), None)
 
     def _keep(self, batch: EntryBatch) -> None:
         size_bytes = kept_bytes(batch)
@@ -105,7 +105,7 @@ class TailingSource:
                 self._clear()
                 raise
             self._newest_bytes += size_bytes - _CHUNK_OVERHEAD_BYTES
-            is_next = self._chunks and self._chunks[-1].ledger_id == batch.ledger_id
+            is_next = self._chunks and self._chunks[-1].last.next() == batch.first
             if is_next and self._newest_bytes <= self._chunk_bytes_max:
                 self._unjoined += 1
             else:

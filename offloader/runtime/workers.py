@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ _Result = TypeVar("_Result")
 
 #: Longest sleep of the timer thread, so that it notices an adjusted clock.
 _TIMER_WAIT_S_MAX = 60.0
+#: Wait before the next attempt to start a thread that the system refused.
+_NO_THREAD_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,9 +54,14 @@ class Workers:
                 return
             try:
                 self._pool.submit(_guarded, run)
-            except RuntimeError:
-                # The interpreter exits with an open stream: only what is durable counts.
-                self._closed = True
+            except RuntimeError as error:
+                if "shutdown" in str(error):
+                    # The interpreter exits with an open stream: only what is durable counts.
+                    self._closed = True
+                    return
+                # The system has no thread to give. The pool keeps the task, and starts a thread with a later one.
+                _log.warning("%s; again in %g s", error, _NO_THREAD_S, extra={"event": "retry"})
+                self._add_timer(_NO_THREAD_S, Timer(lambda: None))
 
     def call_after(self, delay_s: float, run: Callable[[], object]) -> Timer:
         """Runs ``run`` on a worker after ``delay_s`` seconds."""
@@ -61,12 +69,18 @@ class Workers:
         with self._lock:
             if self._closed:
                 return timer
-            heapq.heappush(self._due, (self._clock.monotonic_s() + delay_s, next(self._order), timer))
-            if self._timer_thread is None:
-                self._timer_thread = threading.Thread(target=self._tick, name="offloader-timer", daemon=True)
-                self._timer_thread.start()
-        self._wake.set()
+            self._add_timer(delay_s, timer)
         return timer
+
+    def _add_timer(self, delay_s: float, timer: Timer) -> None:
+        """Under the lock. Without a thread for it the timer waits for the next one that is added."""
+        heapq.heappush(self._due, (self._clock.monotonic_s() + delay_s, next(self._order), timer))
+        if self._timer_thread is None:
+            thread = threading.Thread(target=self._tick, name="offloader-timer", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                self._timer_thread = thread
+        self._wake.set()
 
     def result_of(self, done: Future[_Result]) -> _Result:
         """Waits for a result that this pool's tasks set, and raises their error. Not for its own workers."""
@@ -114,13 +128,17 @@ class Alarm:
         with self._lock:
             self._cancel()
             if not self.is_stopped:
-                self._timer = self._workers.call_after(delay_s, self._run)
+                self._timer = self._workers.call_after(delay_s, self._ring)
 
     def stop(self) -> None:
         """No call is made after this returns, except one that has begun."""
         with self._lock:
             self.is_stopped = True
             self._cancel()
+
+    def _ring(self) -> None:
+        if not self.is_stopped:  # while it waited for a worker
+            self._run()
 
     def _cancel(self) -> None:
         if self._timer is not None:

@@ -382,8 +382,10 @@ class LedgerTrigger:
             return
 
     def offload(self) -> HistoryResult:
-        """Offload every closed ledger now, whatever the thresholds, after the current run."""
+        """Offload every closed ledger now, after the current run. ``Closed``: it was stopped meanwhile."""
         with self._one_run:
+            if self._next_look.is_stopped and self.stopped_by is None:
+                raise Closed("the ledger method of this stream was stopped")
             return self._ran(0, OFF)
 
     def _look(self) -> None:

@@ -187,6 +187,9 @@ class CatchUp:
                 on_progress=self._progressed,
                 on_first_record=lambda: self._recorded(recorded, len(start.gaps)),
             )
+            with self._shared.lock:
+                if self._shared.mode is Mode.STOPPED:  # before ``stop`` could see the run
+                    return False
             self._outcome = outcome = run.start()
             outcome.add_done_callback(lambda _: self._schedule())
             return False

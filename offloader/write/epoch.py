@@ -19,7 +19,7 @@ from formats.manifest import Edit, Failed, Gap, LedgerClosed, Offloaded, SetAsid
 from formats.segment import LedgerFacts, SegmentRecovery
 from formats.segment_map import SegmentMap
 from formats.summary import Layout, SegmentSummary
-from offloader.errors import InvalidCall, NotFound, PreconditionFailed, SourceMismatch
+from offloader.errors import Closed, InvalidCall, NotFound, PreconditionFailed, SourceMismatch
 from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.catalog import read_entry
@@ -366,7 +366,7 @@ class Ownership:
         # A start that waits for its epoch opens it before any append.
         self._epoch_open = log.epoch is not None
         self._is_fresh = is_fresh
-        self._loaded = self.held = False
+        self._loaded = self.held = self._is_stopped = False
         self.given_up: list[Failed] = []
         self._seen_record, self._silent_since_s = -1, 0.0
 
@@ -424,7 +424,13 @@ class Ownership:
 
     def _require_takeable(self, state: ManifestState) -> None:
         """Also of a view that shows an owner who came while this one was about to take the stream."""
+        if self._is_stopped:
+            raise Closed(f"stream {self._log.stream} was stopped")
         require_takeable(state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self.take_over)
+
+    def stop(self) -> None:
+        """Open no epoch after those of others any more; thread-safe."""
+        self._is_stopped = True
 
     def lose(self) -> None:
         """Record that another writer took the stream."""

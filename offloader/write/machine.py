@@ -226,16 +226,19 @@ class StreamOffload:
         """Refuse further entries and give unfinished segments up: the next start offloads them again. Their memory
         returns to the process's budget."""
         self.forget()
-        self._stop_watching()
+        self._ownership.stop()
+        with self._shared.lock:
+            self._watching = False
         self._halt(Closed(f"stream {self._log.stream} was stopped"), abort=True)
         self._shared.buffer.leave()
 
     def reopen(self) -> None:
         """Take the stream back from the writer that fenced this one: its source made it the active one again, or the
         operator requested it. No effect on a stream that wasn't fenced."""
-        if not self._stop_watching():
-            return
         with self._shared.lock:
+            if not self._watching:
+                return
+            self._watching = False
             self._shared.mode, self._shared.error = Mode.CATCH_UP, None
             self._backoff.reset()
         self._ownership.take_over = True
@@ -374,7 +377,8 @@ class StreamOffload:
             if shared.queue.first is None:
                 shared.committed = shared.queue.go_on_after_committed(state)
             if not shared.is_behind:
-                shared.mode = Mode.LIVE
+                if shared.mode is not Mode.STOPPED:
+                    shared.mode, shared.error = Mode.LIVE, None
                 return False
         if state.paused:
             self._rest()
@@ -497,6 +501,8 @@ class StreamOffload:
 
     def _retry_later(self, error: OffloaderError) -> None:
         with self._shared.changed:
+            if self._shared.mode is Mode.STOPPED:
+                return
             self._shared.error = error
             self._shared.changed.notify_all()
         # The memory granted in the queue would be idle meanwhile.
@@ -534,15 +540,13 @@ class StreamOffload:
         """Fenced: stop without deletions, and poll until the successor is inactive."""
         # Before waking waiters: a caller that learns of the loss may reopen the stream at once.
         self._ownership.lose()
-        self._watching = True
+        with self._shared.lock:
+            # Stopped meanwhile, perhaps for the successor that fenced it.
+            if self._shared.mode is Mode.STOPPED:
+                return
+            self._watching = True
         self._look_later()
         self._halt(error, abort=False)
-
-    def _stop_watching(self) -> bool:
-        """Stop polling: the stream was taken back, or stopped for good. Returns whether it was polled."""
-        with self._shared.lock:
-            watched, self._watching = self._watching, False
-        return watched
 
     def _look_later(self) -> None:
         self._next_look.set(self._tools.settings.takeover_after_seconds)

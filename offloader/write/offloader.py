@@ -418,7 +418,10 @@ class MethodOffload:
 
     def __init__(self, offloader: LedgerOffloader, source: LedgerSource, stream: str, method: str) -> None:
         self._offloader, self._source, self._stream, self.method = offloader, source, stream, method
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        #: Counts the ends: a start that is to be repeated is off after the next one.
+        self._ends = 0
+        self._is_closed = False
         self._offload: StreamOffload | None = None
         #: Referenced here, as the monitor doesn't: its last poll reports how this one ended.
         self._ended: StreamOffload | None = None
@@ -435,18 +438,35 @@ class MethodOffload:
         Args:
             log: with the epoch of this start; ``None``: one is opened when there is something to offload.
         """
-        if self.method == "streaming":
-            with self._lock:  # the stream may stop itself before this has it
+        with self._lock:  # the stream may stop itself before this has it
+            if self._is_closed:  # while the method was switched
+                return
+            if self.method == "streaming":
                 self._offload = self._offloader.offload_stream(
                     self._source, self._stream, log=log, on_refused=self._refused
                 )
-        elif self.method == "ledger":
-            self._trigger = self._offloader.offload_closed_ledgers(self._source, self._stream)
+            elif self.method == "ledger":
+                self._trigger = self._offloader.offload_closed_ledgers(self._source, self._stream)
+
+    def begin_again(self) -> None:
+        """Start after ``end``, also if the hot tier fails: then again later."""
+        self._begin_again(self._ends)
+
+    def _begin_again(self, ends: int) -> None:
+        try:
+            with self._lock:
+                if self._ends == ends:
+                    self.begin()
+        except Exception as error:  # as of a restart
+            _log.warning("stream %s isn't offloaded: %s", self._stream, error)
+            self._offloader.call_after(self._next_wait_s(), lambda: self._begin_again(ends))
 
     def end(self) -> None:
         """Stop, leaving uncommitted entries to the next start."""
-        offload, trigger = self._offload, self._trigger
-        self._offload = self._trigger = None
+        with self._lock:  # the stream may be about to be restarted
+            offload, trigger = self._offload, self._trigger
+            self._offload = self._trigger = None
+            self._ends += 1
         if offload is not None:
             offload.stop()
             self._offloader.observation.remove(offload)
@@ -465,6 +485,8 @@ class MethodOffload:
             except EditRefused:
                 # The manifest differs from this stream's view: restart from the manifest.
                 return self._restarted(offload).offload(until, timeout_s=timeout_s)
+        if trigger is None and self.method != "none":
+            raise StoreUnavailable(f"stream {self._stream} is being started", hint="ask again")
         if trigger is None:
             raise InvalidCall(f"stream {self._stream} isn't offloaded: its method is none")
         result = trigger.offload()
@@ -495,6 +517,7 @@ class MethodOffload:
         with self._lock:
             offload, self._offload = self._offload, None
             self._ended = offload
+            self._is_closed = True
         if offload is not None:
             offload.stop()
         if self._trigger is not None:
@@ -508,8 +531,11 @@ class MethodOffload:
         self._restart_later(stopped)
 
     def _restart_later(self, stopped: StreamOffload) -> None:
+        self._offloader.call_after(self._next_wait_s(), lambda: self._restart(stopped))
+
+    def _next_wait_s(self) -> float:
         wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
-        self._offloader.call_after(wait_s, lambda: self._restart(stopped))
+        return wait_s
 
     def _restart(self, stopped: StreamOffload) -> None:
         try:

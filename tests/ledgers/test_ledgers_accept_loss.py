@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 from formats.entries import Position
 from offloader.errors import ErrorKind, SourceMismatch
 from offloader.ledgers.base import LedgerInfo, LostRange
-from offloader.ledgers.sqlite.database import SLOT_BYTES, AckedEnd, AckedFile, AckedSlot, digest_of
+from offloader.ledgers.sqlite.database import SLOT_BYTES, AckedEnd, AckedFile, AckedSlot, Database, digest_of
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import payloads_of, read_all
@@ -391,3 +393,31 @@ def test_a_database_in_memory_has_no_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert (ledgers.losses(), ledgers.accept_loss("s")) == ([], [])
     ledgers.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_writer_acknowledges_while_a_loss_is_accepted_is_not_forgotten(
+    short: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor starts the writer again and again until the operator has accepted the loss."""
+    ledgers, writing = short.open(), Database.writing
+    closed: list[EmbeddedLedgers] = []
+
+    def write_elsewhere() -> None:
+        elsewhere = EmbeddedLedgers(short.path, settings=SETTINGS)
+        closed.append(elsewhere)
+        elsewhere.open_stream("s").append([b"later"] * 3)
+        elsewhere.close()
+
+    @contextlib.contextmanager
+    def followed(database: Database) -> Iterator[sqlite3.Connection]:
+        with writing(database) as connection:
+            yield connection
+        if not closed:
+            write_elsewhere()
+
+    monkeypatch.setattr(Database, "writing", followed)
+    ledgers.accept_loss("s")
+    acked = AckedFile(f"{short.path}.acked")
+    acked.load()
+    assert [each.end for each in acked.of_stream("s")] == [ledgers.view_stream("s").reached()]
+    acked.close()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from formats.entries import Position
 from offloader.errors import Corrupt, OffloaderError, StoreUnavailable
-from offloader.ledgers.sqlite.database import AckedFile, Database
+from offloader.ledgers.sqlite import database
+from offloader.ledgers.sqlite.database import AckedEnd, AckedFile, Database, decode_slot
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import read_all
@@ -167,3 +172,62 @@ def test_acknowledged_ends_are_noted_after_another_opening_failed(
         acked.load()
         assert [each.end for each in acked.of_stream("orders")] == [last]
         acked.close()
+
+
+def test_threads_that_read_the_file_at_once_agree_on_where_each_stream_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a stream's end is written over another's, whose loss then goes unnoticed."""
+    path, source_id = str(tmp_path / "l.db.acked"), UUID(int=1)
+    first = AckedFile(path)
+    first.make()
+    first.replace("one", source_id, Position(1, 1), 1)
+    first.replace("two", source_id, Position(2, 2), 1)
+    ours, others = AckedFile(path), AckedFile(path)
+    meanwhile = [threading.Thread(target=ours.load)]
+
+    def interrupted(data: bytes) -> AckedEnd | None:
+        if meanwhile:
+            thread = meanwhile.pop()
+            thread.start()
+            thread.join(0.2)  # it may have to wait
+        return decode_slot(data)
+
+    monkeypatch.setattr(database, "decode_slot", interrupted)
+    ours.load()
+    others.load()
+    others.replace("three", source_id, Position(3, 3), 1)
+    ours.load()
+    ours.replace("one", source_id, Position(1, 4), 2)
+    found = AckedFile(path)
+    found.load()
+    ends = [[each.end for each in found.of_stream(name)] for name in ("one", "two", "three")]
+    assert ends == [[Position(1, 4)], [Position(2, 2)], [Position(3, 3)]]
+    for each in (first, ours, others, found):
+        each.close()
+
+
+def test_slot_that_a_full_disk_refused_may_be_another_stream_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, source_id, write = str(tmp_path / "l.db.acked"), UUID(int=1), os.pwrite
+    ours, others = AckedFile(path), AckedFile(path)
+    ours.make()
+    full = [OSError(errno.ENOSPC, "No space left on device")]
+
+    def on_a_full_disk(fd: int, data: bytes, at: int) -> int:
+        if full:
+            raise full.pop()
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", on_a_full_disk)
+    with pytest.raises(OSError, match="No space"):
+        ours.replace("one", source_id, Position(1, 1), 1)
+    others.load()
+    others.replace("two", source_id, Position(2, 2), 1)
+    ours.load()
+    ours.replace("one", source_id, Position(1, 1), 1)
+    found = AckedFile(path)
+    found.load()
+    ends = [[each.end for each in found.of_stream(name)] for name in ("one", "two")]
+    assert ends == [[Position(1, 1)], [Position(2, 2)]]
+    for each in (ours, others, found):
+        each.close()

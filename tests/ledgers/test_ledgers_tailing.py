@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -11,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
+from offloader.ledgers.sqlite.database import AckedSlot
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.ledgers.tail_buffer import CHUNK_BYTES, TailingSource, kept_bytes
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
@@ -72,12 +76,14 @@ def test_cached_entries_are_not_read_from_the_hot_tier() -> None:
     found = source.read(first.first, 10_000)
     assert found is not None
     assert [entry.payload for entry in found.entries()] == [b"a" * 100] * 3
-    assert source.read(Position(1, 3), 10_000) is not None, "the next ledger follows"
+    assert source.read(Position(2, 0), 10_000) is not None
     assert ledgers.reads == 0
+    assert source.read(Position(1, 3), 10_000) is not None, "the next ledger follows"
+    assert ledgers.reads == 1, "nobody else knows that no entry comes before it"
 
     ledgers.append([b"c" * 95_500])
     source.read(first.first, 10_000)
-    assert ledgers.reads == 1, "the oldest were given up for the newest"
+    assert ledgers.reads == 2, "the oldest were given up for the newest"
     source.close()
     assert source.held_bytes == 0
 
@@ -158,3 +164,30 @@ def test_batch_that_memory_is_short_for_leaves_no_gap(monkeypatch: pytest.Monkey
         ledgers.append([b"1"])
     ledgers.append([b"2"])
     assert everything(source, Position(1, 0), 10_000) == everything(ledgers, Position(1, 0), 10_000)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_entries_of_an_append_that_ctrl_c_ended_after_its_commit_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """In a notebook the process and its stream go on after that."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with closing(EmbeddedLedgers(str(tmp_path / "l.db"))) as database:
+        stream = database.open_stream("s")
+        source = TailingSource(stream, 100_000)
+        stream.append([b"before"])
+        monkeypatch.setattr(AckedSlot, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.append([b"interrupted"])
+        monkeypatch.undo()
+        if closes:
+            stream.close_ledger()
+        stream.append([b"after"])
+        found, start = [], Position(1, 0)
+        while (batch := source.read(start, 1)) is not None:
+            found += [entry.payload for entry in batch.entries()]
+            start = batch.last.next()
+        assert found == [b"before", b"interrupted", b"after"]

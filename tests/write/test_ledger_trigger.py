@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from offloader.errors import StoreUnavailable
+from offloader.errors import Closed, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
@@ -138,3 +139,33 @@ def test_no_run_begins_once_a_stopped_trigger_was_waited_for(tmp_path: Path, mon
         go_on.set()
         workers.close()
     assert runs == []
+
+
+def test_requested_run_that_waited_for_another_one_does_not_begin_after_the_stop(tmp_path: Path) -> None:
+    """Else it fences what offloads the stream next: ``set_method`` waits for the same run as the request."""
+    running, go_on = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    def run(**_: int) -> HistoryResult:
+        runs.append(1)
+        running.set()
+        assert go_on.wait(PATIENCE_S)
+        return HistoryResult()
+
+    with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as database:
+        workers = Workers(1, SystemClock())
+        source = database.open_stream(STREAM)
+        trigger = LedgerTrigger(source, run, settings=OffloadSettings(), workers=workers, clock=SystemClock())
+        trigger.start()
+        with ThreadPoolExecutor(2) as callers:
+            first = callers.submit(trigger.offload)
+            assert running.wait(PATIENCE_S)
+            second = callers.submit(trigger.offload)
+            trigger.stop()
+            go_on.set()
+            trigger.wait()
+            first.result(PATIENCE_S)
+            with pytest.raises(Closed):
+                second.result(PATIENCE_S)
+        workers.close()
+    assert runs == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
@@ -22,6 +23,7 @@ from offloader.write.machine import StreamOffload
 from offloader.write.offloader import RESTART_S_MIN, LedgerOffloader, MethodOffload
 from tests.simulation.simulated_workers import SimulatedWorkers
 from tests.support.readback import stored_entries
+from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"
 _names = count()
@@ -131,3 +133,23 @@ def test_stream_that_made_progress_is_started_again_after_the_first_wait(
         status = world.method.status()
         assert status is not None
         assert status.error == ""
+
+
+def test_stream_that_is_ended_while_it_is_started_again_does_not_run_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it fights with the method that the stream was switched to."""
+    world.begin_and_be_refused()
+    ended = threading.Thread(target=world.method.end)
+    start = StreamOffload.start
+
+    def late(offload: StreamOffload) -> None:
+        ended.start()
+        ended.join(0.2)  # it may have to wait
+        start(offload)
+
+    monkeypatch.setattr(StreamOffload, "start", late)
+    world.clock.advance(1.1 * RESTART_S_MIN)
+    world.run()
+    ended.join(PATIENCE_S)
+    assert not world.method.is_running

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from formats.entries import Position
 from formats.keys import parse_object_key
 from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
@@ -235,6 +237,62 @@ def test_process_killed_during_a_switch_loses_and_repeats_nothing(tmp_path: Path
         if calls < number:
             break
     assert number > 10
+
+
+def test_stream_is_offloaded_although_the_hot_tier_fails_once_at_the_switch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = bench.open("none")
+    bench.append(topic, 5)
+    list_ledgers, errors = EmbeddedStream.ledgers, [StoreUnavailable("too many open files")]
+
+    def failing(stream: EmbeddedStream) -> list[LedgerInfo]:
+        if errors:
+            raise errors.pop()
+        return list_ledgers(stream)
+
+    monkeypatch.setattr(EmbeddedStream, "ledgers", failing)
+    with contextlib.suppress(StoreUnavailable):
+        topic.set_method("streaming")
+    assert (topic.method, errors) == ("streaming", [])
+
+    def is_offloaded() -> bool:
+        with contextlib.suppress(StoreUnavailable):
+            return topic.offload(timeout_s=PATIENCE_S) == bench.expected[-1][0]
+        return False
+
+    eventually(is_offloaded)
+    bench.require_whole()
+
+
+def test_offload_that_is_asked_for_during_a_truncation_can_be_asked_for_again(bench: Bench) -> None:
+    topic = bench.open("streaming")
+    bench.append(topic, 5)
+    topic.offload(timeout_s=PATIENCE_S)
+    asked: list[OffloaderError] = []
+
+    def ask(key: str) -> None:
+        if key.endswith(".json") and not asked:
+            try:
+                topic.offload(timeout_s=0.0)
+            except OffloaderError as error:
+                asked.append(error)
+
+    bench.store.before_put = ask
+    topic.truncate(bench.expected[2][0], force=True)
+    assert [type(error) for error in asked] == [StoreUnavailable], "its method isn't none"
+
+
+def test_switch_during_which_the_ledger_is_closed_begins_nothing(bench: Bench) -> None:
+    with contextlib.closing(EmbeddedLedgers(bench.ledgers)) as database:
+        topic = open_managed_ledger(
+            STREAM, ledgers=database, store=bench.store, settings=Settings.of({"offload": {"method": "none"}})
+        )
+        bench.append(topic, 5)
+        bench.store.before_put = lambda key: topic.close() if key.endswith("/boundary") else None
+        topic.set_method("streaming")
+        assert topic.status() is None
+        assert not topic._parts.source._listeners.want_entries
 
 
 def test_streaming_begins_after_the_running_ledger_offload(bench: Bench) -> None:

@@ -527,7 +527,8 @@ class AckedFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        #: Held while the file is written or closed: the system reuses the descriptor of a closed file.
+        #: Held while the file is written or closed: the system reuses the descriptor of a closed file. And while slots
+        #: are added: threads of ``losses`` and ``open_stream`` share them.
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._slots: dict[bytes, list[int]] = {}
@@ -537,6 +538,10 @@ class AckedFile:
 
     def load(self) -> bool:
         """Reads the slots added since the last call; returns whether the file exists. ``OSError``: it can't be read."""
+        with self._lock:
+            return self._load()
+
+    def _load(self) -> bool:
         if self._fd is None:
             try:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -574,13 +579,15 @@ class AckedFile:
         """Writes the value to all slots of a stream, or to a new one; returns the owner's slot."""
         assert self._fd is not None, "made or loaded before"
         acked = AckedEnd(digest_of(stream), source_id, end or Position(-1, -1), owner)
-        starts = self._slots.setdefault(acked.digest, [])
-        if not starts:
-            starts.append(self._known_bytes)
-            self._known_bytes += SLOT_BYTES
-        before = os.pread(self._fd, SLOT_BYTES, starts[0])
-        for start in starts:
-            os.pwrite(self._fd, acked.encode(), start)
+        with self._lock:
+            known = self._slots.get(acked.digest)
+            starts = known or [self._known_bytes]
+            before = os.pread(self._fd, SLOT_BYTES, starts[0])
+            for start in starts:
+                os.pwrite(self._fd, acked.encode(), start)
+            if not known:  # not before it is written: else another process may take this place
+                self._slots[acked.digest] = starts
+                self._known_bytes += SLOT_BYTES
         return AckedSlot(self, starts[0], acked, before)
 
     def write_slot(self, start: int, slot: bytes) -> None:

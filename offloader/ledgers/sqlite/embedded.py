@@ -31,6 +31,7 @@ from offloader.ledgers.sqlite.stream import (
     newest_given_out,
     raise_used,
     source_id_of,
+    stream_row,
 )
 from offloader.ledgers.tail_buffer import Listeners
 from offloader.runtime.clock import Clock, SystemClock
@@ -270,7 +271,10 @@ class EmbeddedLedgers:
             accept_lost(connection, stream_id, lost, self._clock.now_ms())
             reached = newest_given_out(connection, stream_id)
         # After the database: a crash before this makes the operator repeat the call.
-        self._acked.replace(stream, UUID(bytes=source_id), reached, owner)
+        with self._database.writing() as connection:
+            row = stream_row(connection, stream_id)
+            if row is not None and row.owner == owner:  # else a writer that came meanwhile has acknowledged more
+                self._acked.replace(stream, UUID(bytes=source_id), reached, owner)
         _log.warning(
             "stream %s: accepted that entries from %s up to %s are lost", stream, lost.first, lost.last,
             extra={"event": "loss_accepted", "stream": stream},
