@@ -203,6 +203,8 @@ class ReaderGroups:
         failed: list[tuple[ToDoRow, OffloaderError]] = []
         done: list[tuple[ToDoRow, PublishStatus]] = []
         waits: set[str] = set()
+        # Before the streams note the time of what is published: the next sign of life must not be later than they wait.
+        now_ms = self._documents.clock.now_ms()
         for row in group.to_do:
             if row.stream in waits:
                 continue
@@ -220,7 +222,6 @@ class ReaderGroups:
                 _log.warning("reader group %s: %s in stream %s: %s", group.name, row.action, row.stream, why)
         if not done:
             return GroupOutcome(group, refused, failed)
-        now_ms = self._documents.clock.now_ms()
 
         def struck_out(group: GroupState) -> GroupState:
             for row, status in done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import accumulate, takewhile
 from types import MappingProxyType
@@ -343,11 +343,13 @@ class RecordedState:
         records: the retention set.
         head_ms: the ``cut_time_ms`` of the decision that made the head; ``None``: never truncated.
         known: partition -> where its sizes are counted from; not all have it.
+        counted_bytes: the size of the newest record as it was recorded, also of partitions that are gone.
     """
 
     records: RetentionSet = field(default_factory=RetentionSet)
     head_ms: int | None = None
     known: Mapping[int, Known] = field(default_factory=dict)
+    counted_bytes: int = 0
 
     def with_tail(self, own: OwnCuts, now_ms: int) -> RecordedState:
         """The state with the current tail in the retention set, unless it has a later one, or there are no entries.
@@ -361,15 +363,16 @@ class RecordedState:
         total = own.total().payload_bytes
         total += sum(_uncounted(own, n, at).payload_bytes for n, at in self.known.items() if n in own.partitions)
         known = {**self.known, **_moved(own, self.known, own.head())}
-        missing = (newest.size_bytes or 0) - total if newest is not None else 0
+        missing = self.counted_bytes - total
         earlier = self.records
         if missing > 0:
             # Entries left the stream uncounted, for example those of a deleted partition: sizes don't decrease. What
             # was measured before that counts differently, so it says nothing about places in what is left.
             known |= _raised(own, known, missing)
             earlier = RetentionSet(tuple(replace(record, size_bytes=None) for record in earlier.records))
-        record = Record(time_ms=now_ms, cut=tail, size_bytes=total + max(missing, 0))
-        return replace(self, records=earlier.add(record), known=known)
+        size_bytes = total + max(missing, 0)
+        records = earlier.add(Record(time_ms=now_ms, cut=tail, size_bytes=size_bytes))
+        return replace(self, records=records, known=known, counted_bytes=size_bytes)
 
     def before_truncation(self, own: OwnCuts, cut: Cut) -> RecordedState:
         """State to save before the stream is truncated at ``cut``."""
@@ -521,10 +524,8 @@ def _raised(own: OwnCuts, known: Mapping[int, Known], missing: int) -> dict[int,
 
 def _state(document: Records, scope: Scope) -> RecordedState:
     alive = scope.alive(document.partitions)
-    records = [
-        Record(time_ms=row.time_ms, cut=cut_of_rows(row.cut, alive), size_bytes=row.payload_bytes)
-        for row in document.records
-    ]
+    records = [_record(row, alive) for row in document.records]
+    counted_bytes = (document.records[-1].payload_bytes or 0) if document.records else 0
     known = {
         row.partition: Known(
             row.position, Size(row.payload_bytes, row.entries), Size(row.ledger_payload_bytes, row.ledger_entries)
@@ -532,7 +533,13 @@ def _state(document: Records, scope: Scope) -> RecordedState:
         for row in document.sizes
         if row.partition in alive
     }
-    return RecordedState(RetentionSet(tuple(records)), document.head_ms, known)
+    return RecordedState(RetentionSet(tuple(records)), document.head_ms, known, counted_bytes)
+
+
+def _record(row: RecordRow, alive: Set[int]) -> Record:
+    """A recorded cut; its size is unknown once a partition is gone whose entries were counted."""
+    is_whole = all(each.partition in alive for each in row.cut)
+    return Record(row.time_ms, cut_of_rows(row.cut, alive), row.payload_bytes if is_whole else None)
 
 
 def _document(scope: Scope, document: Records, state: RecordedState) -> Records:

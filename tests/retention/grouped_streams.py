@@ -29,7 +29,7 @@ class Bench:
     def __init__(self, retention: RetentionType = RetentionType.AUTOMATIC, **config: int) -> None:
         self.clock = ManualClock()
         self.memory = MemoryStore(f"groups-{next(_names)}", "", self.clock)
-        self.store = FaultyStore(self.memory)
+        self.store = FaultyStore(self.memory, clock=self.clock)
         for name in (ONE, TWO):
             log = ManifestLog(self.memory, name, clock=self.clock)
             log.open_epoch()

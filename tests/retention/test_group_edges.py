@@ -87,6 +87,20 @@ def test_process_whose_clock_was_a_day_ahead_stops_neither_renewals_nor_checkpoi
     assert len(bench.groups.get("rg").checkpoints) > 0
 
 
+def test_next_sign_of_life_comes_in_time_although_the_last_one_took_long() -> None:
+    bench = Bench(automatic_checkpoint_ms=10**9)
+    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.reach("c1", {ONE: at(5)}, {TWO: at(5)})
+    bench.groups.pass_checkpoint("rg", "c1", "r1")
+    # One stream has it, and the other one takes long.
+    bench.store.set_faults([Fault(call=2, verb="put", key_part="/subscribers", error=None, latency_s=50.0)])
+    bench.groups.pass_checkpoint("rg", "c1", "r2")
+    assert silent_ms(bench, ONE) == 50_000
+    bench.clock.advance(10)
+    bench.groups.tick("rg", renew_ms=60_000)
+    assert silent_ms(bench, ONE) == 0
+
+
 @pytest.mark.parametrize("behind_s", [0, 3600])
 def test_connected_mirrored_subscriber_is_renewed_by_a_process_whose_clock_is_behind(behind_s: int) -> None:
     bench = Bench(RetentionType.NONE)
