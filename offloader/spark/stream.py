@@ -65,7 +65,8 @@ class StreamOffset:
         manifest: the manifest record with these entries; for people.
         position: the last position read or skipped; ``None``: none yet, everything is wanted.
         since: the position after which the query began. Spark requests the initial offset anew when a query ends before
-            its first batch was committed, and ``latest`` has moved by then; a batch's end keeps it.
+            its first batch was committed, and ``latest`` and the stream's beginning have moved by then; a batch's end
+            keeps it.
     """
 
     incarnation: UUID
@@ -382,7 +383,9 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Spark passes one of our limits or none, never two: both apply.
             limits = Limits(self.options.max_entries_per_trigger, self.options.max_bytes_per_trigger)
         for name, end in batch_ends(backlogs, limits, self._index).items():
-            since = offsets[name].since if name in offsets else new
+            reached, since = (offsets[name].position, offsets[name].since) if name in offsets else (new, new)
+            if reached is None:  # a first batch from the stream's beginning has these rows again, or fails
+                since = backlogs[name].first.previous()
             offsets[name] = _offset(views[name], end, since)
         self._planned = dict(offsets)
         return encode_offsets(offsets)
@@ -544,7 +547,8 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lost_head(self, state: ManifestState, position: Position) -> None:
         begin = state.first_position() or state.head
-        self._lost(f"stream {state.stream} begins at {begin} by now, the query has read it up to {position}", begin)
+        reached = f"has read it up to {position}" if position.entry_id >= 0 else f"begins at {position.next()}"
+        self._lost(f"stream {state.stream} begins at {begin} by now, the query {reached}", begin)
 
     def _lost(self, what: str, begin: Position | None = None) -> None:
         if self.options.fail_on_data_loss:

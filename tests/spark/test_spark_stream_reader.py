@@ -74,7 +74,7 @@ def test_query_reads_existing_then_new_entries_and_otherwise_nothing(writer: Str
     before = query.offset
     assert query.batch() == []
     assert query.offset == before
-    assert set(before[writer.stream]) == {"incarnation", "manifest", "position"}
+    assert before[writer.stream]["since"] == "1:-1"
     writer.log.commit([Truncate(Position(1, 3))])
     assert query.latest() == before, "a new manifest record alone is no reason for a batch"
     writer.add([batch_of(1, 100, 20)], closes=[1])
@@ -131,6 +131,25 @@ def test_latest_start_is_stable_when_the_first_batch_is_planned_again(writer: St
     writer.add([batch_of(1, 110, 10)])
     again = Query(writer, startFrom="latest")
     assert [row[1:] for row in again.rows(again.offset, end)] == ids(1, 100, 110)
+
+
+@pytest.mark.parametrize("retired", [50, 0])
+def test_first_batch_from_the_beginning_that_lost_entries_is_not_repeated_without_them(
+    writer: StreamWriter, retired: int
+) -> None:
+    first = writer.add([batch_of(1, 0, 50)])
+    writer.add([batch_of(1, 50, 50)])
+    strict, lenient = Query(writer), Query(writer, failOnDataLoss="false")
+    end = strict.latest()
+    assert lenient.latest() == end
+    writer.log.commit([Truncate(Position(1, retired)), *([Retire((first,))] if retired else [])])
+    again, lenient_again = Query(writer), Query(writer, failOnDataLoss="false")
+    if retired:
+        with pytest.raises(Trimmed, match=r"begins at 1:50 by now, the query begins at 1:0"):
+            again.rows(again.offset, end)
+    else:
+        assert [row[1:] for row in again.rows(again.offset, end)] == ids(1, 0, 100)
+    assert [row[1:] for row in lenient_again.rows(lenient_again.offset, end)] == ids(1, retired, 100)
 
 
 def test_streams_that_appear_under_a_pattern_are_read_from_their_beginning(writer: StreamWriter) -> None:
