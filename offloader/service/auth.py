@@ -441,7 +441,7 @@ class Credentials:
             the role read there; it may have several scopes, and subscribers, and nothing else.
         subscriber_tokens: subscriber -> the source of its token. A token with a role may also have subscribers.
         certificates: common name or DNS name of a client's certificate -> what it grants, without a name; ``*``: the
-            role of any other signed by the listener's authorities.
+            role of any that the listener's authorities signed and whose name grants no role.
         environ: environment variables; default: the process's.
 
     Raises:
