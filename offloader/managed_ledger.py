@@ -329,12 +329,13 @@ class ManagedLedger:
         if self._closed:
             return
         self._closed = True
-        failure = self._parts.offload.close(drain=drain)
-        self._parts.hot_release.stop()
-        self._parts.offloader.close()
-        self._parts.tail.close()
-        if self._parts.own_database is not None:
-            self._parts.own_database.close()
+        with ExitStack() as rest:  # from the last to the first, also when Ctrl-C ends the wait for the last segment
+            if self._parts.own_database is not None:
+                rest.callback(self._parts.own_database.close)
+            rest.callback(self._parts.tail.close)
+            rest.callback(self._parts.offloader.close)
+            rest.callback(self._parts.hot_release.stop)
+            failure = self._parts.offload.close(drain=drain)
         if failure is not None:
             raise failure
 

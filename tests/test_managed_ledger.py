@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import offloader
 from formats.entries import EntryBatch, Position
-from offloader.errors import BeyondEnd, Fenced, InvalidCall, LimitReached, StoreUnavailable
+from offloader.errors import BeyondEnd, Closed, Fenced, InvalidCall, LimitReached, StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
@@ -22,6 +23,7 @@ from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.write.machine import StreamOffload
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 
@@ -280,6 +282,27 @@ def test_a_closed_stream_keeps_no_entries_in_memory(bench: Bench) -> None:
     assert topic._parts.tail.held_bytes > 0
     topic.close()
     assert topic._parts.tail.held_bytes == 0
+
+
+def test_stream_is_closed_although_ctrl_c_ends_the_wait_for_its_last_segment(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook the process goes on, and the next call to close has nothing left to do."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    topic = bench.open()
+    bench.append(topic, 3)
+    monkeypatch.setattr(StreamOffload, "offload", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        topic.close()
+    topic.close()
+    assert topic._parts.tail.held_bytes == 0
+    assert set(threading.enumerate()) <= before
+    with pytest.raises(Closed):
+        topic.append_batch([b"late"])
 
 
 class _Contradicting(StoreWrapper):

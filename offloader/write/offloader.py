@@ -508,20 +508,21 @@ class MethodOffload:
     def close(self, *, drain: bool) -> OffloaderError | None:
         """End for good; with ``drain``, returns why not everything is committed."""
         failure: OffloaderError | None = None
-        if drain and self._offload is not None:
-            try:
+        try:
+            if drain and self._offload is not None:
                 self.offload()
-            except OffloaderError as error:
-                # Paused is intended: unoffloaded entries stay in the hot tier.
-                failure = None if isinstance(error, StreamPaused) else error
-        with self._lock:
-            offload, self._offload = self._offload, None
-            self._ended = offload
-            self._is_closed = True
-        if offload is not None:
-            offload.stop()
-        if self._trigger is not None:
-            self._trigger.stop()
+        except OffloaderError as error:
+            # Paused is intended: unoffloaded entries stay in the hot tier.
+            failure = None if isinstance(error, StreamPaused) else error
+        finally:  # also when Ctrl-C ends the wait
+            with self._lock:
+                offload, self._offload = self._offload, None
+                self._ended = offload
+                self._is_closed = True
+            if offload is not None:
+                offload.stop()
+            if self._trigger is not None:
+                self._trigger.stop()
         return failure
 
     def _refused(self, stopped: StreamOffload) -> None:
