@@ -555,6 +555,7 @@ class BackfillJob:
         self._attempts_max = 1 if plan.independent else ATTEMPTS_MAX
         self._parts_max, self._part_bytes = 1, 0
         self._done: Future[HistoryResult] = Future()
+        self._done.set_running_or_notify_cancel()  # ``stop`` ends it
         self._task = SerialTask(tools.workers, self._step)
         self._memory: HistoryMemory | None = None
         if budget is not None:

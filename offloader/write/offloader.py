@@ -262,6 +262,7 @@ class LedgerOffloader:
 
     def _later(self, call: Callable[[], _Result]) -> Future[_Result]:
         done: Future[_Result] = Future()
+        done.set_running_or_notify_cancel()  # a caller may stop waiting, not what it waits for
 
         def run() -> None:
             try:

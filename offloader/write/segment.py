@@ -232,6 +232,7 @@ class OffloadHandle:
         self._builder = self._new_builder()
         self._encode_task = SerialTask(workers, self._encode)
         self._result: Future[OffloadResult] = Future()
+        self._result.set_running_or_notify_cancel()  # a caller may stop waiting, not what it waits for
 
         # One lock for all segments of a stream and their buffer: an offer takes just that one.
         self._lock = buffer.lock

@@ -87,6 +87,16 @@ def finish(handle: OffloadHandle) -> object:
     return handle.get_offload_result_async().result(PATIENCE_S)
 
 
+def test_caller_that_cancels_the_result_does_not_break_the_segment(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    assert not handle.get_offload_result_async().cancel()
+    assert handle.offer_batch(batch(3, 10, 50)) == 50
+    finish(handle)
+    assert [entry.entry_id for entry in read_back(store, UUID_A)] == list(range(10, 60))
+
+
 def test_offered_entries_arrive_and_the_result_has_their_ends(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
