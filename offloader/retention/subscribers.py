@@ -141,10 +141,7 @@ class Registry:
         if found is not None and generation < found.generation:
             return self
         if found is None and len(self.subscribers) >= SUBSCRIBERS_MAX:
-            raise LimitReached(
-                f"subscriber {name} can't be registered: there are {len(self.subscribers)} already",
-                hint="remove unused ones",
-            )
+            raise _no_room(name, self)
         if found is None:
             return self._with(
                 Subscriber(name=name, generation=generation, updated_ms=now_ms, active_ms=now_ms, start=start)
@@ -225,6 +222,13 @@ class Registry:
         return Registry({**self.subscribers, subscriber.name: subscriber})
 
 
+def _no_room(name: str, registry: Registry) -> LimitReached:
+    return LimitReached(
+        f"subscriber {name} can't be registered: there are {len(registry.subscribers)} already",
+        hint="remove unused ones",
+    )
+
+
 def require_subscriber_name(name: str) -> None:
     """Raise ``InvalidCall`` unless it is a subscriber's name."""
     if not 1 <= len(name) <= SUBSCRIBER_NAME_CHARS_MAX or not name.isprintable() or name != name.strip():
@@ -259,13 +263,16 @@ def followed(
         rules: of the stream's cuts; an invalid cut changes nothing.
         renew_ms: maximum age of a connected subscriber's sign of life before renewal; ``None``: no renewal.
 
-    Raises:
-        LimitReached: too many subscribers.
+    Returns:
+        It lacks new subscribers above ``SUBSCRIBERS_MAX``.
     """
+    registry = Registry({name: each for name, each in registry.subscribers.items() if name not in gone})
     for name, each in wanted.items():
         found = registry.subscribers.get(name)
         generation = 0 if found is None else found.generation
         if found is None:
+            if name in gone or len(registry.subscribers) >= SUBSCRIBERS_MAX:
+                continue
             registry = registry.add(name, generation, now_ms=now_ms)
         elif found.cut is not None and rules.reaches(found.cut, each.cut) and rules.reaches(each.cut, found.cut):
             is_old = renew_ms is not None and now_ms - found.active_ms > renew_ms
@@ -276,7 +283,7 @@ def followed(
             again = registry.remove(name, generation).add(name, generation + 1, now_ms=now_ms)
             outcome = again.publish(name, generation + 1, each.cut, rules, now_ms=now_ms)
         registry = outcome.registry
-    return Registry({name: each for name, each in registry.subscribers.items() if name not in gone})
+    return registry
 
 
 _HOW_CUTS_ARE = "a cut has the positions of the first entries still needed, never before an earlier cut"
@@ -442,7 +449,7 @@ class StreamRetention:
 
         Raises:
             NotFound: the stream was deleted.
-            LimitReached: too many subscribers.
+            LimitReached: too many subscribers; all but the new ones for which there is no room are updated.
         """
         scope = self.scope(create=True) if wanted else self.scope()
         if scope.incarnation is None:
@@ -455,7 +462,12 @@ class StreamRetention:
             due_ms = -1 if is_behind and renew_ms is not None else renew_ms
             return followed(registry, wanted, gone, own, now_ms=now_ms, renew_ms=due_ms)
 
-        return self._changed(scope, updated)
+        registry = self._changed(scope, updated)
+        left = wanted.keys() - registry.subscribers.keys() - set(gone)
+        # Another process may have removed one meanwhile.
+        if left and len(registry.subscribers) >= SUBSCRIBERS_MAX:
+            raise _no_room(min(left), registry)
+        return registry
 
     def try_publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Published:
         """Record what a subscriber has consumed; the status shows whether it was accepted.

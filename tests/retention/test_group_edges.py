@@ -8,9 +8,10 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Truncate
-from offloader.errors import NotFound, StoreUnavailable
+from offloader.errors import LimitReached, NotFound, StoreUnavailable
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
+from offloader.retention import subscribers
 from offloader.retention.cuts import Cut
 from offloader.retention.group_service import open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType
@@ -111,6 +112,35 @@ def test_connected_mirrored_subscriber_is_renewed_by_a_process_whose_clock_is_be
         bench.clock.advance(60)
         slow.advance(60)
     assert silent_ms(bench, ONE) <= 600_000
+
+
+def test_mirrored_subscribers_are_renewed_and_moved_although_there_is_no_room_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(RetentionType.NONE)
+    monkeypatch.setattr(subscribers, "SUBSCRIBERS_MAX", 2)
+    retention = open_retention(bench.memory, ONE, clock=bench.clock)
+    retention.follow({name: Followed(at(5), is_connected=True) for name in ("moves", "rg")})
+    bench.clock.advance(600)
+    wanted = {name: Followed(at(5), is_connected=True) for name in ("a new one", "rg")}
+    told = ""
+    try:
+        retention.follow({**wanted, "moves": Followed(at(9), is_connected=True)}, renew_ms=200_000)
+    except LimitReached as error:
+        told = str(error)
+    assert "a new one" in told
+    assert silent_ms(bench, ONE) == 0
+    assert retention.registry().subscribers["moves"].cut == at(9)
+
+
+def test_subscriber_that_is_gone_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(RetentionType.NONE)
+    monkeypatch.setattr(subscribers, "SUBSCRIBERS_MAX", 2)
+    retention = open_retention(bench.memory, ONE, clock=bench.clock)
+    retention.follow({name: Followed(at(5), is_connected=True) for name in ("old", "rg")})
+    with suppress(LimitReached):
+        retention.follow({"new": Followed(at(5), is_connected=True)}, gone=["old"])
+    assert retention.registry().names() == ["new", "rg"]
 
 
 def test_checkpoints_renew_a_group_in_streams_that_nobody_reads_now() -> None:
