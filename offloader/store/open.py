@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
+from formats.documents import GLOBAL_HOLD_KEY
 from formats.keys import RESERVED_LEVELS
 from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported, needs_extra
 from offloader.runtime.clock import Clock, SystemClock
@@ -239,12 +240,16 @@ def _at(place: ObjectsPlace) -> str:
     return f" at {place.endpoint_url}" if place.endpoint_url else ""
 
 
+def _is_note(key: str) -> bool:
+    return "/" in key or key == GLOBAL_HOLD_KEY
+
+
 class OverlayStore(StoreWrapper):
     """See ``ObjectStore``. For ``list``, a prefix with a folder lists records, any other one objects.
 
     Args:
         url: of the catalogue.
-        notes: has every key with a folder.
+        notes: has every key with a folder, and the global hold.
         objects: has the others; must refuse writes.
     """
 
@@ -261,7 +266,7 @@ class OverlayStore(StoreWrapper):
         return self._url
 
     def _of(self, key: str) -> ObjectStore:
-        return self.notes if "/" in key else self.inner
+        return self.notes if _is_note(key) else self.inner
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
         key = request.key
@@ -275,7 +280,7 @@ class OverlayStore(StoreWrapper):
         return call()
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        foreign = [key for key in keys if "/" not in key]
+        foreign = [key for key in keys if not _is_note(key)]
         # The inner store raises: it is read-only.
         return self.inner.delete(foreign) if foreign else self.notes.delete(keys)
 

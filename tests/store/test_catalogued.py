@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from offloader.errors import BucketMissing, Corrupt, InvalidCall, NotFound, Unsupported
+from offloader.manifest.protection import global_hold, lift_global_hold, set_global_hold
 from offloader.store.base import CREATE, ObjectStore, StoreOptions
 from offloader.store.open import ObjectsPlace, create_catalogue, open_store
 
@@ -36,6 +37,29 @@ def test_keys_below_a_folder_are_notes_and_others_objects(url: str, objects: Obj
     assert [info.key for info in objects.list("").objects] == ["somebodys"]
     assert store.driver_metadata == objects.driver_metadata
     assert store.url == url
+
+
+def test_hold_on_everything_is_a_note(url: str, objects: ObjectStore) -> None:
+    store = open_store(url)
+    refused = []
+    try:
+        set_global_hold(store, by="me", reason="wait", now_ms=1)
+    except Unsupported as error:
+        refused.append(error)
+    assert refused == []
+    assert global_hold(objects) is None
+    found = global_hold(open_store(url))
+    assert found is not None
+    assert found.reason == "wait"
+    lift_global_hold(store)
+    assert global_hold(store) is None
+
+
+def test_hold_in_the_bucket_is_of_its_owner(url: str, objects: ObjectStore) -> None:
+    set_global_hold(objects, by="its owner", reason="theirs", now_ms=1)
+    assert global_hold(open_store(url)) is None
+    lift_global_hold(open_store(url))
+    assert global_hold(objects) is not None
 
 
 def test_the_objects_are_never_written(url: str, objects: ObjectStore) -> None:
