@@ -12,7 +12,7 @@ from contextlib import closing
 from http.client import HTTPException, HTTPResponse
 from itertools import accumulate
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 import botocore.exceptions as sdk
 from botocore.parsers import ResponseParserError
@@ -580,6 +580,12 @@ class S3Store(checks.CheckedStore):
                     )
                     for each in answer.get("Contents", ())
                 )
+                if after and objects and objects[0].key < after:
+                    # Its page would say that nothing follows where it wasn't looked.
+                    raise StoreUnavailable(
+                        f"{self.url}: list of {prefix!r} after {after} begins before that, with {objects[0].key}",
+                        hint="this server ignores where a listing is to begin: use another one",
+                    )
                 truncated = answer["IsTruncated"]  # mandatory in every S3 response
                 if truncated and objects and objects[-1].key == after:
                     break  # a server that ignores where to begin would send the same page forever
@@ -709,14 +715,18 @@ class S3Store(checks.CheckedStore):
         marker: dict[str, str] = {}
         for _ in range(PAGES_MAX):
             with self._translated(f"list of uploads {prefix!r}", writes=False):
-                answer = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._root + prefix, **marker)
+                # Else one key of letters that no XML has, of whomever, makes the response unreadable.
+                answer = self._client.list_multipart_uploads(
+                    Bucket=self._bucket, Prefix=self._root + prefix, EncodingType="url", **marker
+                )
+                read = unquote_plus if answer.get("EncodingType") == "url" else str
                 for upload in answer.get("Uploads", ()):
-                    key = upload["Key"][len(self._root) :]
+                    key = read(upload["Key"])[len(self._root) :]
                     info = UploadInfo(key, upload["UploadId"], time_ms(upload["Initiated"]))
                     found[key, info.upload_id] = info
             before = marker
             marker = {
-                "KeyMarker": answer.get("NextKeyMarker", ""),
+                "KeyMarker": read(answer.get("NextKeyMarker", "")),
                 "UploadIdMarker": answer.get("NextUploadIdMarker", ""),
             }
             # A server that ignores the markers would send the same page forever.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -171,6 +171,41 @@ def test_pages_without_uploads_do_not_end_a_listing_of_uploads() -> None:
 
     with paging_server(page) as url, closing(_open("s3", url)) as store:
         assert [upload.upload_id for upload in store.list_uploads("")] == ["u"]
+
+
+def test_keys_of_uploads_may_have_letters_that_no_xml_has() -> None:
+    asked: list[Query] = []
+
+    def page(query: Query) -> bytes:
+        asked.append(query)
+        number = len(asked)
+        is_encoded = query.get("encoding-type") == "url"
+        key = f"root/a%01b%25+{number}" if is_encoded else f"root/a&#1;b% {number}"
+        return (
+            f"<ListMultipartUploadsResult><IsTruncated>{str(number < 2).lower()}</IsTruncated>"
+            f"<NextKeyMarker>{key}</NextKeyMarker>{'<EncodingType>url</EncodingType>' if is_encoded else ''}"
+            f"<Upload><Key>{key}</Key><UploadId>u</UploadId><Initiated>{TIME}</Initiated></Upload>"
+            "</ListMultipartUploadsResult>"
+        ).encode()
+
+    found: list[str] = []
+    with paging_server(page) as url, closing(_open("s3", url)) as store, suppress(StoreUnavailable):
+        found = [upload.key for upload in store.list_uploads("")]
+    assert found == ["a\x01b% 1", "a\x01b% 2"]
+    assert asked[1]["key-marker"] == "root/a\x01b% 1"
+
+
+def test_listing_that_begins_before_the_asked_key_is_no_page() -> None:
+    """A server that ignores where to begin: such a page would say that nothing follows."""
+    keys = "".join(
+        f"<Contents><Key>root/{key}</Key><Size>1</Size><ETag>e</ETag><LastModified>{TIME}</LastModified></Contents>"
+        for key in "abc"
+    )
+    page = f"<ListBucketResult><IsTruncated>true</IsTruncated>{keys}</ListBucketResult>".encode()
+    found: list[str] = []
+    with paging_server(lambda _: page) as url, closing(_open("s3", url)) as store, suppress(StoreUnavailable):
+        found += [info.key for info in store.list("", after="x", limit=3).objects]
+    assert found == []
 
 
 def test_pages_without_parts_do_not_end_a_listing_of_parts() -> None:
