@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
-from formats.checkpoint import decode_checkpoint, run_record_id
+from formats.checkpoint import Checkpoint, decode_checkpoint, run_record_id
 from formats.keys import boundary_key, checkpoint_key, manifest_prefix, record_key
 from formats.manifest import Boundary, OpenEpoch, StreamDeleted
 from offloader.errors import Corrupt, Fenced, InvalidCall, NotFound, StoreUnavailable, Unsupported
@@ -83,13 +83,13 @@ def expire_records(
     old_checkpoints = [
         number for number, info in found.checkpoints.items() if info.modified_ms <= old_ms and number < before
     ]
+    stored = read_boundary(*manifest)
+    old_id = _newest_named(store, state, old_checkpoints, found.checkpoints, stored.boundary)
 
     def past_old(boundary: Boundary) -> Boundary:
-        # A checkpoint that the boundary hasn't reached may never be named: nothing depends on it yet.
-        base_id = max((number for number in old_checkpoints if number <= boundary.checkpoint_id), default=0)
-        return replace(boundary, first_kept_id=max(boundary.first_kept_id, base_id + 1))
+        return replace(boundary, first_kept_id=max(boundary.first_kept_id, old_id + 1))
 
-    stored = read_boundary(*manifest) if dry_run else change_boundary(*manifest, past_old)
+    stored = stored if dry_run else change_boundary(*manifest, past_old)
     base_id = past_old(stored.boundary).first_kept_id - 1
     if base_id == 0:
         return ExpiredObjects(first_kept_id=stored.boundary.first_kept_id, unknown=found.unknown)
@@ -136,15 +136,36 @@ def expire_history(
     return expire_records(store, state, clock=clock, settings=kept, dry_run=dry_run)
 
 
+def _newest_named(
+    store: ObjectStore, state: ManifestState, old: Iterable[int], every: Iterable[int], boundary: Boundary
+) -> int:
+    """The newest old checkpoint that a boundary has named, from the first kept record on; 0: there is none.
+
+    Views between checkpoints are found from the newest one back, each of which names the one before it: one that was
+    never named leads to none. The first checkpoint after it that names it or a later one tells.
+    """
+    newest = boundary.checkpoint_id
+    later = sorted(number for number in every if number <= newest)
+    for number in sorted((each for each in old if boundary.first_kept_id <= each <= newest), reverse=True):
+        bases = (_header(store, state, each).base_id for each in later if each > number)
+        if number in (newest, next((base_id for base_id in bases if base_id >= number), 0)):
+            return number
+    return 0
+
+
 def runs_named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> set[str]:
     """The names of the runs in a checkpoint of the stream."""
+    header = _header(store, state, checkpoint_id)
+    return {run.name for run in (*header.runs, *header.ledger_runs)}
+
+
+def _header(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> Checkpoint:
     key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
     try:
         data, _ = store.get(key)
     except NotFound as error:
         raise StoreUnavailable(f"the checkpoint {key} is gone: another process deletes at the same time") from error
-    header, _ = decoded(data, key, decode_checkpoint, f"nothing is deleted: the checkpoint {key}")
-    return {run.name for run in (*header.runs, *header.ledger_runs)}
+    return decoded(data, key, decode_checkpoint, f"nothing is deleted: the checkpoint {key}")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

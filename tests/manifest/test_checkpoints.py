@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -26,7 +27,7 @@ from formats.manifest import (
     Purged,
     Retire,
 )
-from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
+from offloader.errors import Corrupt, Fenced, InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.checkpoint import checkpoint_now, write_checkpoint
 from offloader.manifest.compaction import RUN_ROWS_MIN
@@ -67,6 +68,9 @@ class Bench:
         before = len(self.store.calls)
         call()
         return list(self.store.calls[before:])
+
+    def memory_keys(self) -> list[str]:
+        return [info.key for info in self.memory.list("").objects]
 
     def expire(self) -> ExpiredObjects:
         return expire_records(self.memory, load_manifest(self.memory, STREAM), clock=self.clock, settings=self.settings)
@@ -535,10 +539,43 @@ def test_views_stay_readable_from_the_newest_old_checkpoint_on() -> None:
 
     for record_id in range(10, 41):
         assert load_manifest_view_at(bench.memory, log.state, record_id) == states[record_id]
-    from offloader.errors import InvalidCall
-
     with pytest.raises(InvalidCall, match="records below 11 are gone"):
         load_manifest_view_at(bench.memory, log.state, 9)
+
+
+def test_views_after_a_checkpoint_that_was_never_named_stay_readable() -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    states: dict[int, ManifestState] = {}
+
+    def close_each(*ledger_ids: int) -> None:
+        for number in ledger_ids:
+            close(log, number)
+            states[log.state.record_id] = log.state
+
+    close_each(*range(4))
+    log.checkpoint()
+    named = log.state.record_id
+    close_each(*range(4, 8))
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="boundary", calls=100)])
+    with suppress(StoreUnavailable):
+        log.checkpoint()
+    bench.store.set_faults([])
+    assert checkpoint_key(STREAM, log.state.incarnation, log.state.record_id) in bench.memory_keys()
+    bench.clock.advance(HOURS_24_S + 1)
+    close_each(*range(8, 12))
+    log.checkpoint()
+    close_each(12)
+
+    first_kept_id = bench.expire().first_kept_id
+
+    readable = {}
+    for record_id in range(first_kept_id, log.state.record_id + 1):
+        with suppress(InvalidCall):
+            readable[record_id] = load_manifest_view_at(bench.memory, log.state, record_id)
+    assert readable == {number: state for number, state in states.items() if number >= first_kept_id}
+    assert first_kept_id == named + 1
 
 
 @pytest.mark.slow
