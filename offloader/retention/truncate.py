@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -48,8 +48,8 @@ class Truncation:
         gaps: entries that were in no offloaded segment and are given up; only when forced.
         failed: assigned but uncommitted segments that are given up; only when forced.
         hot_ledgers: ledgers of the hot tier wholly before the head: deleted or to be deleted.
-        hot_kept: others before the head that stay, with the reason: their deletion failed and the next truncation
-            retries it, or they hold the only copy of some entries.
+        hot_kept: others before the head that stay, with the reason: their deletion failed or a hold forbade it, and the
+            next truncation retries it, or they hold the only copy of some entries.
         segments, entries, object_bytes: of the offloaded segments wholly before the head.
         record_id: its record; ``None``: nothing was written: planned only, or the head was in place, or the stream has
             no manifest.
@@ -122,6 +122,7 @@ def plan_truncation(
     ends = {**state.closed_ledgers, **{fact.ledger_id: fact.last_entry_id for fact in closed}}
     before_head = [info for info in ledgers if info.closed and _is_before(info.ledger_id, head, ends)]
     stay = {} if force or state.method == "none" else _not_held_ledgers(state, before_head)
+    stay |= _on_hold(state, [info.ledger_id for info in before_head])
     marked, known = state.deleted_ledgers, {*ends, *(info.ledger_id for info in ledgers)} - stay.keys()
     plan = Truncation(
         stream=state.stream,
@@ -192,7 +193,7 @@ def truncate_stream(
         if dry_run:
             return plan
         if method == "none":
-            return _with_hot_gone(plan, None, source)
+            return _with_hot_gone(plan, log, source, is_marked=False)
         if log.load(create=True).method != method:
             log.commit_as_maintainer([SetMethod(method)])
     for _ in range(ATTEMPTS_MAX):
@@ -294,22 +295,38 @@ def _planned_without_manifest(
     return replace(plan, ledgers=(), closed=()) if method == "none" else plan
 
 
-def _with_hot_gone(plan: Truncation, log: ManifestLog | None, source: LedgerSource | None) -> Truncation:
-    """Delete marked hot ledgers, including those left by an earlier call."""
+def _on_hold(state: ManifestState, ledger_ids: Iterable[int]) -> dict[int, OffloaderError]:
+    """Ledgers that stay because the stream is on hold, with that reason."""
+    why = EditRefused(f"stream {state.stream} is on hold", hint="`offloader cleanup hold --off` lifts that")
+    return dict.fromkeys(ledger_ids, why) if state.held else {}
+
+
+def _with_hot_gone(
+    plan: Truncation, log: ManifestLog, source: LedgerSource | None, *, is_marked: bool = True
+) -> Truncation:
+    """Delete marked hot ledgers, including those left by an earlier call; not once a hold was set meanwhile.
+
+    Args:
+        is_marked: False: there is no manifest, and those of the plan go.
+    """
     if source is None:
         return plan
-    marked = plan.hot_ledgers if log is None else log.state.deleted_ledgers
+    marked = log.state.deleted_ledgers if is_marked else plan.hot_ledgers
     doomed = [info.ledger_id for info in source.ledgers() if info.closed and info.ledger_id in marked]
-    if log is not None and doomed:
-        marked = log.name_newest().deleted_ledgers
-        doomed = [ledger_id for ledger_id in doomed if ledger_id in marked]
-    kept = list[tuple[int, OffloaderError]]()
+    kept = dict(plan.hot_kept)
+    if is_marked and doomed:
+        newest = log.name_newest()
+        doomed = [ledger_id for ledger_id in doomed if ledger_id in newest.deleted_ledgers]
+        kept |= _on_hold(newest, doomed)
     for ledger_id in doomed:
+        if ledger_id in kept:
+            continue
         try:
+            require_no_global_hold(log.store)
             source.delete(ledger_id)
         except OffloaderError as error:
-            kept.append((ledger_id, error))
-    return replace(plan, hot_ledgers=tuple(doomed), hot_kept=(*plan.hot_kept, *kept))
+            kept[ledger_id] = error
+    return replace(plan, hot_ledgers=tuple(doomed), hot_kept=tuple(kept.items()))
 
 
 def truncate_topic(

@@ -19,7 +19,7 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold
+from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold, set_hold
 from offloader.manifest.state import EditRefused
 from offloader.read.reader import open_stream_reader
 from offloader.retention.truncate import TRUNCATED, Truncation, truncate_stream
@@ -289,6 +289,40 @@ def test_hot_ledgers_that_can_t_be_deleted_are_named_and_tried_again() -> None:
     assert bench.hot_ids == [1, 3]
     refusing.clear()
     assert bench.truncate(3, 0).hot_ledgers == (1,)
+    assert bench.hot_ids == [3]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_hold_that_is_set_once_a_truncation_is_recorded_keeps_the_hot_ledgers(everything: bool) -> None:
+    bench = Bench()
+    ledgers, held = bench.hot.ledgers, list[bool]()
+
+    def found() -> list[LedgerInfo]:
+        if not held and load_manifest(bench.memory, STREAM).head is not None:
+            held.append(True)
+            if everything:
+                set_global_hold(bench.memory, by="ops", reason="restore under way", now_ms=1)
+            else:
+                set_hold(bench.memory, STREAM, on=True, reason="court", clock=bench.clock)
+        return ledgers()
+
+    bench.hot.ledgers = found  # type: ignore[method-assign]
+    done = bench.truncate(3, 0)
+    assert held
+    assert bench.hot_ids == [1, 2, 3]
+    assert [ledger_id for ledger_id, _ in done.hot_kept] == [1, 2]
+
+
+def test_hot_ledgers_that_a_truncation_left_stay_while_the_stream_is_on_hold() -> None:
+    bench = Bench()
+    bench.truncate(3, 0, hot=False)
+    set_hold(bench.memory, STREAM, on=True, reason="court", clock=bench.clock)
+    planned, done = (bench.truncate(3, 0, dry_run=dry_run) for dry_run in (True, False))
+    assert bench.hot_ids == [1, 2, 3]
+    for each in (planned, done):
+        assert [(ledger_id, "on hold" in str(error)) for ledger_id, error in each.hot_kept] == [(1, True), (2, True)]
+    set_hold(bench.memory, STREAM, on=False, reason="", clock=bench.clock)
+    assert bench.truncate(3, 0).hot_ledgers == (1, 2)
     assert bench.hot_ids == [3]
 
 
