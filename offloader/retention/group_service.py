@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
-from formats.documents import GROUP_PREFIX, GroupState, StreamCutRow, ToDoRow, group_key, group_of_key
+from formats.documents import GROUP_PREFIX, GroupState, PartitionRow, StreamCutRow, ToDoRow, group_key, group_of_key
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, OffloaderError, Unsupported
 from offloader.manifest.boundary import listed
 from offloader.manifest.names import stream_name
@@ -126,9 +126,18 @@ class ReaderGroups:
     def start_checkpoint(self, name: str, checkpoint: str, *, kept: bool = True) -> GroupOutcome:
         """Start a checkpoint; ``kept``: keep it until it expires, for later publication."""
         now_ms = self._documents.clock.now_ms()
-        return self._change(
-            name, lambda group: reader_groups.started_checkpoint(group, checkpoint, kept=kept, now_ms=now_ms)
-        )
+
+        def started(group: GroupState) -> GroupState:
+            return reader_groups.started_checkpoint(group, checkpoint, kept=kept, now_ms=now_ms)
+
+        try:
+            return self._change(name, started)
+        except LimitReached:
+            # Those that fill the group may have come to lie before the start positions since the last was reached.
+            before = self.get(name)
+            if self._expiring(GroupOutcome(before)).group == before:
+                raise
+        return self._change(name, started)
 
     def reach_checkpoint(self, name: str, checkpoint: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         """Record a reader's positions at a checkpoint: the next entry it reads, by stream.
@@ -177,7 +186,9 @@ class ReaderGroups:
                 )
             return group
 
-        return self._change(name, ticked)
+        outcome = self._change(name, ticked)
+        is_full = len(outcome.group.checkpoints) >= reader_groups.CHECKPOINTS_MAX
+        return self._expiring(outcome) if is_full else outcome
 
     def settle(self, name: str) -> GroupOutcome:
         """Perform the group's obligations to its streams; also for a deleted group."""
@@ -280,13 +291,18 @@ class ReaderGroups:
         group = outcome.group
         if not any(row.kept and not row.waiting for row in group.checkpoints):
             return outcome
-        heads = {}
-        for stream in group.streams:
-            with suppress(OffloaderError):  # of a deleted or broken one the start position is unknown
-                heads[stream] = self._stream(stream).cuts().head()
-        if reader_groups.expired(group, heads) == group:
+        heads, homes = {}, dict[str, tuple[PartitionRow, ...]]()
+        for stream in sorted({each.stream for row in group.checkpoints for each in row.cuts}):
+            with suppress(OffloaderError):  # of a broken one the start position is unknown
+                try:
+                    scope = self._stream(stream).scope()
+                except NotFound:
+                    heads[stream], homes[stream] = Cut(), ()
+                else:
+                    heads[stream], homes[stream] = self._stream(stream).cuts(scope).head(), scope.rows
+        if reader_groups.expired(group, heads, homes) == group:
             return outcome
-        found = self._change(group.name, lambda each: reader_groups.expired(each, heads))
+        found = self._change(group.name, lambda each: reader_groups.expired(each, heads, homes))
         return GroupOutcome(found.group, [*outcome.refused, *found.refused], [*outcome.failed, *found.failed])
 
 

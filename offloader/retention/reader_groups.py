@@ -12,7 +12,7 @@ from typing import TypeAlias
 from formats.documents import CheckpointRow, GroupState, PartitionRow, StreamCutRow, ToDoRow
 from offloader.errors import InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.manifest.names import stream_name
-from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, stream_rows
+from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, rows_alive, stream_rows
 from offloader.retention.subscribers import PublishStatus
 
 #: Most streams of one group.
@@ -406,9 +406,14 @@ def truncated_at_checkpoint(group: GroupState, name: str) -> GroupState:
     return owing_publish(group, row.cuts)
 
 
-def expired(group: GroupState, heads: Mapping[str, Cut]) -> GroupState:
-    """Drop complete checkpoints before the start positions of all their streams."""
-    rows = tuple(row for row in group.checkpoints if row.waiting or not _is_before(row, heads))
+def expired(group: GroupState, heads: Mapping[str, Cut], homes: Homes) -> GroupState:
+    """Drop complete checkpoints before the start positions of all their streams.
+
+    Args:
+        heads: those positions; a checkpoint in a stream without one stays.
+        homes: the partitions of these streams; positions in others, which were deleted, are behind.
+    """
+    rows = tuple(row for row in group.checkpoints if row.waiting or not _is_before(row, heads, homes))
     return group if len(rows) == len(group.checkpoints) else replace(group, checkpoints=rows)
 
 
@@ -436,16 +441,18 @@ def _checkpoint(group: GroupState, name: str) -> CheckpointRow:
     return found
 
 
-def _is_before(row: CheckpointRow, heads: Mapping[str, Cut]) -> bool:
-    behind = False
+def _is_before(row: CheckpointRow, heads: Mapping[str, Cut], homes: Homes) -> bool:
+    is_left, behind = False, False
     for each in row.cuts:
         head = {segment.number: offset for segment, offset in heads.get(each.stream, Cut()).offsets.items()}
-        for at in each.cut:
+        alive = rows_alive(each.cut, each.partitions, homes[each.stream]) if each.stream in homes else each.cut
+        is_left = is_left or len(alive) > 0
+        for at in alive:
             begin = head.get(at.partition)
             if begin is None or at.position > begin:  # type: ignore[operator]  # heads are positions as well
                 return False
             behind = behind or at.position != begin
-    return behind
+    return behind or (not is_left and any(each.cut for each in row.cuts))
 
 
 def _merged(one: tuple[StreamCutRow, ...], other: tuple[StreamCutRow, ...]) -> tuple[StreamCutRow, ...]:

@@ -11,7 +11,7 @@ from formats.manifest import Truncate
 from offloader.errors import LimitReached, NotFound, StoreUnavailable
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
-from offloader.retention import subscribers
+from offloader.retention import reader_groups, subscribers
 from offloader.retention.cuts import Cut
 from offloader.retention.group_service import open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType
@@ -183,6 +183,62 @@ def test_publication_to_a_deleted_stream_is_refused_and_not_owed_for_ever() -> N
     assert [(row.stream, why) for row, why in outcome.refused] == [(ONE, f"stream {ONE} isn't in {bench.memory.url}")]
     assert (outcome.group.to_do, outcome.failed) == ((), [])
     assert [row.stream for row in outcome.group.published] == [TWO]
+
+
+def kept_checkpoints(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the group keeps, complete and behind what is truncated next."""
+    monkeypatch.setattr(reader_groups, "CHECKPOINTS_MAX", 2)
+    for name in ("c1", "c2"):
+        bench.groups.start_checkpoint("rg", name)
+        bench.reach(name, {ONE: at(5)}, {TWO: at(5)})
+
+
+def truncate_at(bench: Bench, stream: str, entry: int) -> None:
+    log = ManifestLog(bench.memory, stream, clock=bench.clock)
+    log.load()
+    log.commit_as_maintainer([Truncate(Position(1, entry))])
+
+
+def start_next(bench: Bench, by: str) -> list[str]:
+    """The group's checkpoints after one more was to start, by its reader or by its period."""
+    bench.clock.advance(60)
+    with suppress(LimitReached):
+        if by == "reader":
+            bench.groups.start_checkpoint("rg", "next")
+        else:
+            for _ in range(2):
+                bench.groups.tick("rg", renew_ms=10**6)
+    return [row.name for row in bench.groups.get("rg").checkpoints]
+
+
+@pytest.mark.parametrize("by", ["reader", "period"])
+def test_checkpoint_starts_once_the_kept_ones_that_fill_the_group_are_behind(
+    monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    bench = Bench(automatic_checkpoint_ms=30_000)
+    kept_checkpoints(bench, monkeypatch)
+    assert start_next(bench, by) == ["c1", "c2"]
+    for stream in (ONE, TWO):
+        truncate_at(bench, stream, 9)
+    found = start_next(bench, by)
+    assert len(found) == 1
+    assert found[0] not in ("c1", "c2")
+
+
+@pytest.mark.parametrize("recreated", [False, True])
+def test_kept_checkpoint_does_not_wait_for_the_head_of_a_deleted_stream(
+    monkeypatch: pytest.MonkeyPatch, recreated: bool
+) -> None:
+    bench = Bench()
+    kept_checkpoints(bench, monkeypatch)
+    deleted(bench, ONE)
+    if recreated:
+        log = ManifestLog(bench.memory, ONE, clock=bench.clock)
+        log.open_epoch()
+        log.commit(segment_edits(0))
+    assert start_next(bench, "reader") == ["c1", "c2"], "the other stream has all of it"
+    truncate_at(bench, TWO, 9)
+    assert start_next(bench, "reader") == ["next"]
 
 
 def test_interrupted_deletion_of_a_group_is_completed_by_another_one() -> None:
