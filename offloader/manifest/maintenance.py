@@ -231,11 +231,15 @@ def delete_stream(
             raise NotFound(f"stream {stream} was deleted from {store.url} by another process meanwhile")
         return replace(found, first_kept_id=max(found.first_kept_id, state.record_id + 1))
 
-    # Another deleter may have got further: the remaining work is the same for both.
-    with suppress(NotFound):
+    try:
         checkpoint_now(store, state, entropy, requests_max=settings.record_requests_max)
         change_boundary(store, stream, state.incarnation, past_mark)
         delete_objects(state)
+    except NotFound as error:
+        # Another deleter may have got further: the remaining work is the same for both. It has released the entry then;
+        # else objects may be left, which only this manifest names.
+        if read_entry(store, stream) == entry:
+            raise StoreUnavailable(f"stream {stream} isn't deleted yet: {error.message}", hint="try again") from error
     return _finish(store, state, clock, settings)
 
 

@@ -116,6 +116,20 @@ def test_foreign_objects_stay_and_are_named() -> None:
     )
 
 
+@pytest.mark.parametrize("verb", ["list", "list_uploads"])
+def test_objects_that_a_gateway_denies_for_a_moment_keep_their_manifest(verb: str) -> None:
+    """A 404 without a reason, in answer to a listing, is no word of another process that deletes the same stream."""
+    bench = Bench()
+    before = 1 if verb == "list" else 0  # of the leases
+    fault = Fault(call=before + 1, verb=verb, key_part=f"{STREAM}/", but="/manifest/", error=NotFound)
+    bench.store.set_faults([fault])
+    for _ in range(3):
+        with contextlib.suppress(StoreUnavailable, NotFound):
+            remove_stream(bench.store, STREAM, clock=bench.clock, settings=AT_ONCE.manifest)
+        bench.clock.advance(60)
+    assert remaining(bench.memory) == []
+
+
 def test_stream_under_a_lease_or_hold_is_not_deleted() -> None:
     bench = Bench()
     lease = take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana@host")
