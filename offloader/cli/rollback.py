@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from offloader.cli.output import (
     json_line,
     print_rows,
 )
-from offloader.errors import InvalidCall, NotFound, Unsupported
+from offloader.errors import BucketMissing, InvalidCall, NotFound, Unsupported
 from offloader.manifest.names import NamedStreams, named_streams
 from offloader.read.reader import existing_streams, load_stream
 from offloader.store.base import ObjectStore
@@ -234,14 +234,16 @@ def export_rollback(
     named = named_streams(opened, stream)
     paths = _by_stream(named, broker_record)
     states = {each: load_stream(opened, each) for each in named.streams}
-    target = open_chosen_store(
+    open_target = partial(
+        open_chosen_store,
         *(to, given.endpoint_url, given.region),
         settings=settings.store,
         limits=settings.limits,
-        read_only=dry_run,
-        create=not dry_run,
     )
+    with suppress(BucketMissing):
+        open_target()  # nothing is made for records that can't be read
     recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in paths.items()}
+    target = open_target(read_only=dry_run, create=not dry_run)
 
     def one(each: str) -> None:
         own = given.settings(each)

@@ -249,6 +249,13 @@ def test_target_is_checked_before_the_brokers_record_is_read(export: Export) -> 
     assert "--broker-record" not in line
 
 
+def test_folder_is_not_made_for_a_record_that_cant_be_read(export: Export) -> None:
+    folder = export.folder / "new"
+    code, line, _ = export.offloader.refuses(*export.words(f"file://{folder}"), "--broker-record", f"{folder}/none")
+    assert (code, "can't be read" in line) == (3, True), line
+    assert not folder.exists()
+
+
 def test_a_record_without_offloaded_ledgers_says_so(export: Export) -> None:
     done = export([PulsarLedger(ledger_id=6)])
     assert done.code == 0
