@@ -27,6 +27,7 @@ from offloader.cli.options import (
     StoreArguments,
     StreamOrTopic,
     TakeOver,
+    number_of,
     open_chosen_store,
     option,
 )
@@ -273,10 +274,11 @@ def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
         return {named.name: given[0]}
     found: dict[str, str] = {}
     for text in given:
-        number, separator, path = text.partition("=")
-        if not separator or not number.isdecimal():
+        digits, separator, path = text.partition("=")
+        number = number_of(digits)
+        if not separator or number is None:
             named.require_one("a broker's record is of one: --broker-record PARTITION=FILE")
-        stream = named.partitions.get(int(number))
+        stream = None if number is None else named.partitions.get(number)
         if stream is None or stream in found:
             what = f"names partition {number} twice" if stream else f"partition {number} isn't in the store"
             raise InvalidCall(f"--broker-record {text}: {what}", hint=hint)

@@ -221,3 +221,29 @@ def test_an_option_of_another_action_is_refused(offloader: Offloader, call: tupl
         f"no such option: {option}",
         f"see `offloader {call[0]} {call[1]} --help`",
     )
+
+
+#: More digits than Python makes a number of.
+DIGITS = "9" * 5000
+HALF_PAIR = "a/\ud800"
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "text"),
+    [
+        (("truncate", STREAM, "--before", f"{DIGITS}=0:1"), 2, "is no partition's number"),
+        (("subscribers", "ack", STREAM, "who", "--at", f"{DIGITS}=0:1"), 2, "is no partition's number"),
+        (("read", STREAM, "--messages", "--schema", f"{DIGITS}=orders.avsc"), 2, "is no number of a version"),
+        (("read", STREAM, "--messages", "--schema", DIGITS), 3, "can't be read: File name too long"),
+        (("adopt", "--internal-stats", DIGITS), 3, "can't be read: File name too long"),
+        (("adopt", "--admin-url", "http://127.0.0.1:1", "--namespace", HALF_PAIR), 2, "is no namespace"),
+        (("reader-groups", "list", HALF_PAIR), 2, "is no name of a reader group"),
+        (("reader-groups", "set", HALF_PAIR, "--stream", STREAM), 2, "is no name of a reader group"),
+    ],
+    ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else None,
+)
+def test_value_that_nothing_has_is_a_mistake_of_the_call(
+    offloader: Offloader, store_url: str, call: tuple[str, ...], code: int, text: str
+) -> None:
+    found, line, _ = offloader.refuses(*call, "--store", store_url)
+    assert (found, text in line) == (code, True), line[:300]
