@@ -18,6 +18,7 @@ from formats.extension import Codec
 from formats.manifest import Gap, LedgersDeleted
 from formats.metadata.messages import OffloadContext, PulsarLedger
 from formats.summary import Layout, SegmentSummary
+from offloader.errors import StoreUnavailable
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import read_offloaded
 from offloader.store.base import ObjectStore
@@ -165,6 +166,18 @@ def test_what_reads_otherwise_than_it_was_written_is_not_there_for_the_next_run(
     assert [entry.payload for entry in read_offloaded(export.target, 3, context_of(3), {}).read(0, 99)] == (
         export.payloads(3)
     )
+
+
+def test_what_could_not_be_read_back_is_not_there_for_the_next_run(
+    export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> bytes:
+        raise StoreUnavailable("the bucket doesn't answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger_export.LedgerExport, "_digest", unreadable)
+        assert export([export.recorded(3)]).code == StoreUnavailable.kind.value
+    assert [row["state"] for row in export([export.recorded(3)], "--json").rows] == ["written"]
 
 
 def test_missing_and_different_ledgers_are_named_and_the_others_written(export: Export) -> None:
