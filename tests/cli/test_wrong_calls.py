@@ -280,3 +280,26 @@ def test_value_that_nothing_has_is_a_mistake_of_the_call(
 ) -> None:
     found, line, _ = offloader.refuses(*call, "--store", store_url)
     assert (found, text in line) == (code, True), line[:300]
+
+
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        (("status", STREAM, "--interval", "1"), "--interval"),
+        (("segments", STREAM, "--plot", "all.svg", "--limit", "1"), "--limit"),
+        (("export", STREAM, *OF_A_STREAM["export"], "--every", "1"), "--every"),
+    ],
+    ids=lambda each: each[0] if isinstance(each, tuple) else None,
+)
+def test_an_option_without_effect_is_refused(
+    offloader: Offloader,
+    store_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: tuple[str, ...],
+    option: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = offloader(*(each.format(folder=tmp_path) for each in call), "--store", store_url)
+    assert (done.code, option in done.err) == (2, True), done.err
+    assert list(tmp_path.iterdir()) == []
