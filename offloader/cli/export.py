@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from offloader.iceberg import Exported
 
 
+#: Time between two looks of --follow.
+EVERY_S = 60.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableArguments:
     """Options that name the table."""
@@ -171,7 +175,9 @@ def run(
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what is offloaded later, until interrupted.")
     ] = False,
-    every: Annotated[float, amount("--every", "With --follow: time between two looks.", "seconds", low=0.1)] = 60.0,
+    every: Annotated[
+        float | None, amount("--every", "With --follow: time between two looks.", "seconds", low=0.1, shown="60.0")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Add to an Iceberg table what it doesn't have of the streams; docs/how-to/tables.md.
@@ -184,6 +190,8 @@ def run(
         raise InvalidCall(
             "Parquet files are written by Spark", hint=f"offloader spark export {' '.join(streams)} --to FOLDER"
         )
+    if every is not None and not following:
+        raise InvalidCall("--every is for --follow", hint="add --follow, or leave it out")
     if wanted.subscriber:
         require_subscriber_name(wanted.subscriber)
     upkeep.require_sense()
@@ -209,7 +217,7 @@ def run(
 
     with closing(table.catalog):
         if following:
-            _follow(look, clock, stop, every)
+            _follow(look, clock, stop, EVERY_S if every is None else every)
             return 0
         code = run_on_each(exported, add, as_json=json)
         if not code:

@@ -92,13 +92,14 @@ def rebuild(
             hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
         )
     named_streams(given.open(), stream).require_one("a manifest is made anew for one stream")
-    settings, opened = given.prepared(read_only=dry_run)
     accepted = [_range_of(text) for text in accept_loss or []]
     ends = [position_of(text, option="--closed") for text in closed or []]
+    start = None if head == HEAD_FIRST else position_of(head, option="--head")
+    settings, opened = given.prepared(read_only=dry_run)  # after all of them: it probes the store with a write
     done = rebuild_manifest(
         opened,
         stream,
-        head=None if head == HEAD_FIRST else position_of(head, option="--head"),
+        head=start,
         clock=SystemClock(),
         closed_ledgers={end.ledger_id: end.entry_id for end in ends},
         dry_run=dry_run,

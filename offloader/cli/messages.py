@@ -21,7 +21,7 @@ from formats.entries import EntryBatch
 from formats.errors import ChecksumMismatch, FormatError
 from formats.pulsar.entry import decode_frame
 from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder, MessageOptions
-from offloader.cli.options import ADMIN_TOKEN_VARIABLE, option
+from offloader.cli.options import ADMIN_TOKEN_VARIABLE, named_file, number_of, option
 from offloader.cli.output import base64_text, counted, json_line, utf8_text
 from offloader.errors import Corrupt, InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import AdminClient
@@ -87,10 +87,11 @@ class SchemaArguments:
             raise InvalidCall("--message-type names a message of --schema", hint="give --schema FILE too")
         found: dict[int | None, _Made] = {}
         for text in self.schema or []:
-            name, path = _named_file(text)
-            if name and not name.isdecimal():
+            name, path = named_file(text)
+            version = number_of(name)
+            if name and version is None:
                 raise InvalidCall(
-                    f"--schema {text}: {name!r} is no number of a version", hint="for example 0=orders.avsc"
+                    f"--schema {text:.200}: {name!r:.80} is no number of a version", hint="for example 0=orders.avsc"
                 )
             what = f"--schema {path}"
             try:
@@ -99,7 +100,7 @@ class SchemaArguments:
             except OSError as cause:
                 raise NotFound(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
             schema = schema_of(document, what=what, message_type=self.message_type)
-            found[int(name) if name else None] = make(schema, what=what)
+            found[version] = make(schema, what=what)
         if not self.admin_url:
             return (found, None) if found else None
         split = partition_of(stream)
@@ -155,7 +156,7 @@ class MessageReader:
         self._streams, self._numbers, self._bad = streams, numbers, given.on_bad_message
         decoders = given.decoders(streams[0], value_decoder)
         self._values = None if decoders is None else VersionedDecoder(*decoders)
-        keys = dict(_named_file(text) for text in given.private_key or [])
+        keys = dict(named_file(text) for text in given.private_key or [])
         self._decrypt = Decryptor(keys) if keys else None
         self._decoders: dict[int, MessageDecoder] = {}
         self._found = False
@@ -250,12 +251,6 @@ def _foreign(stream: str, entries: EntryBatch) -> InvalidCall:
         f"stream {stream} has no messages of Pulsar's: entry {entries.first} isn't one",
         hint="read the entries as they are: leave out --messages",
     )
-
-
-def _named_file(text: str) -> tuple[str, str]:
-    """``NAME=FILE`` or ``FILE``: a path may contain a =, an existing file is a path."""
-    name, _, path = ("", "", text) if Path(text).exists() else text.rpartition("=")
-    return name, path
 
 
 def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:

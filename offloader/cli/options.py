@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -245,6 +246,10 @@ class StoreArguments(PlaceArguments):
         return self.settings(stream), self.open(read_only=read_only)
 
 
+#: Digits of a number in front of a ``=``: as many as the formats' largest number has.
+DIGITS_MAX = 19
+
+
 def position_of(text: str, *, option: str) -> Position:
     """``LEDGER:ENTRY`` as a position.
 
@@ -267,16 +272,32 @@ def named_value(text: str, *, option: str, hint: str) -> tuple[str, str]:
     return name, value
 
 
+def named_file(text: str) -> tuple[str, str]:
+    """``NAME=FILE`` or ``FILE``: a name and a path may contain a =, an existing file is a path."""
+    try:
+        is_path = Path(text).exists()
+    except OSError:  # too long for a name, as a file's content is
+        is_path = False
+    name, _, path = ("", "", text) if is_path else text.rpartition("=")
+    return name, path
+
+
+def number_of(text: str) -> int | None:
+    """The number that a text is in digits; ``None``: none that anything has."""
+    return int(text) if text.isdecimal() and len(text) <= DIGITS_MAX else None
+
+
 def partition_position_of(text: str, *, option: str, hint: str) -> tuple[int | None, Position]:
     """``[PARTITION=]LEDGER:ENTRY`` as the partition's number, if there is one, and a position.
 
     Raises:
         InvalidCall: anything else; names the option.
     """
-    number, separator, rest = text.rpartition("=")
-    if separator and not number.isdecimal():
-        raise InvalidCall(f"{option} {text}: {number!r} is no partition's number", hint=hint)
-    return int(number) if separator else None, position_of(rest, option=option)
+    given, separator, rest = text.rpartition("=")
+    number = number_of(given)
+    if separator and number is None:
+        raise InvalidCall(f"{option} {text:.200}: {given!r:.80} is no partition's number", hint=hint)
+    return number, position_of(rest, option=option)
 
 
 From = Annotated[str, option("--from", "First entry.", metavar="LEDGER:ENTRY", shown="the first there is")]

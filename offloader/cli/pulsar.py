@@ -36,6 +36,7 @@ from offloader.cli.options import (
     amount,
     chosen_range,
     name_argument,
+    named_file,
     open_chosen_store,
     option,
 )
@@ -54,7 +55,7 @@ from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound, St
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
-from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics, stream_of_topic
+from offloader.ledgers.pulsar.topics import TopicLedgers, is_text, ledgers_of_topics, stream_of_topic
 from offloader.ledgers.pulsar.transport import open_security, security_of
 from offloader.manifest.catalog import partition_streams
 from offloader.manifest.names import named_streams
@@ -207,8 +208,7 @@ _SAVED_HINT = "save what `pulsar-admin topics stats-internal TOPIC` prints, and 
 
 def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
     for text in given:
-        # A topic's name and a path may contain a =; an existing file is a path.
-        topic, _, path = ("", "", text) if Path(text).exists() else text.rpartition("=")
+        topic, path = named_file(text)
         try:
             document = json_module.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as cause:
@@ -219,6 +219,9 @@ def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
 
 
 def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
+    for namespace in namespaces:
+        if not is_text(namespace):
+            raise InvalidCall(f"--namespace {namespace!r} is no namespace", hint="names look like public/default")
     hosts = [host.strip() for host in os.environ.get(HOSTS_VARIABLE, "").split(",") if host.strip()]
     with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE), hosts=hosts) as client:
         names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]

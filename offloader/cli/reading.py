@@ -341,6 +341,8 @@ def segments(
     json: Json = False,
 ) -> None:
     """List a stream's segments in the stream's order: positions, ledgers, sizes, times; with --json the objects too."""
+    if plot and limit:
+        raise InvalidCall("--plot draws all segments, and --limit is for the list", hint="leave one of them out")
     opened = given.open()
     named = named_streams(opened, stream)
     states = [load_stream(opened, each) for each in named.streams]

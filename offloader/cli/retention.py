@@ -47,10 +47,10 @@ from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.group_service import GroupOutcome, open_reader_groups
-from offloader.retention.reader_groups import GroupConfig, RetentionType, config_of
+from offloader.retention.reader_groups import GroupConfig, RetentionType, absent_group, config_of
 from offloader.retention.scope import SourceOf, find_scope
 from offloader.retention.state import read_decisions
-from offloader.retention.subscribers import StreamRetention, cut_of, open_retention
+from offloader.retention.subscribers import StreamRetention, cut_of, open_retention, require_subscriber_name
 from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
 from offloader.runtime.clock import SystemClock
 from offloader.settings import PulsarSettings, RetentionSettings, Settings
@@ -138,6 +138,8 @@ def run(
     """
     if keep.is_given and not streams and not dry_run:
         raise InvalidCall("--keep and --keep-size are for streams that are named", hint="name them, or use plan")
+    if not dry_run and len(streams or ()) == 1:
+        find_scope(given.open(), *(streams or ()))  # before the store is probed with a write
     with _cycles(given, keep, read_only=dry_run) as (cycle, _):
         return _print_each(cycle, streams, cycle.plan if dry_run else cycle.run, json, done=not dry_run)
 
@@ -305,8 +307,10 @@ def add_subscriber(
 
     It holds nothing back until it publishes for the first time, unless the policy protects those who never did.
     """
+    require_subscriber_name(name)
+    wanted = given_cut(start, option="--start") if start else None
     with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
-        begin = wanted_cut(retention, start, option="--start") if start else None
+        begin = retention.tail() if start and wanted is None else wanted
         found = retention.add(name, generation=generation, start=begin)
     text = f"{name} subscribes to {stream}, generation {found.generation}"
     print_result({"stream": stream, **found.as_json()}, text, as_json=json)
@@ -332,8 +336,9 @@ def acknowledge(
 
     Publishing the same again is fine, and a sign of life. What isn't offloaded yet is known only with --ledgers.
     """
+    wanted = given_cut(at, option="--at")
     with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
-        found = retention.publish(name, wanted_cut(retention, at, option="--at"), generation=generation)
+        found = retention.publish(name, retention.tail() if wanted is None else wanted, generation=generation)
     text = f"{name} has consumed {stream} up to {cut_text(found.cut)}"
     print_result({"stream": stream, **found.as_json()}, text, as_json=json)
 
@@ -358,14 +363,14 @@ def remove_subscriber(
     print_result({"stream": stream, "subscriber": name, "removed": removed}, text, as_json=json)
 
 
-def wanted_cut(retention: StreamRetention, texts: list[str], *, option: str) -> Cut:
-    """The cut of an option's values: one position, one for each partition, or ``latest``.
+def given_cut(texts: list[str], *, option: str) -> Cut | None:
+    """The cut of an option's values: one position, or one for each partition; ``None``: ``latest``.
 
     Raises:
         InvalidCall: invalid values; names the option.
     """
     if texts == [LATEST]:
-        return retention.tail()
+        return None
     positions: dict[int, Position] = {}
     for text in texts:
         number, position = partition_position_of(text, option=option, hint=f"{option} 3=7:12")
@@ -387,6 +392,8 @@ def cut_text(cut: Cut | None) -> str:
 
 @contextmanager
 def _retention(stream: str, given: StoreArguments, *, ledgers: str, read_only: bool) -> Iterator[StreamRetention]:
+    if not read_only:
+        find_scope(given.open(), stream)  # before the store is probed with a write
     opened = given.open(read_only=read_only)
     with opening_sources(ledgers) as source_of:
         yield open_retention(opened, stream, source_of=source_of)
@@ -461,6 +468,9 @@ def set_group(
 
     A group that isn't of type none is a subscriber of each of its streams, under its own name.
     """
+    absent_group(group)  # its name, and the streams': before the store is probed with a write
+    for each in stream:
+        find_scope(given.open(), each)
     groups = open_reader_groups(given.open(read_only=False))
     outcome = groups.create(group, GroupConfig(stream, retention))
     if outcome.group.streams != tuple(sorted(set(stream))) or outcome.group.retention != retention.value:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from offloader.cli.options import (
     StoreArguments,
     StreamOrTopic,
     TakeOver,
+    number_of,
     open_chosen_store,
     option,
 )
@@ -38,7 +39,7 @@ from offloader.cli.output import (
     json_line,
     print_rows,
 )
-from offloader.errors import InvalidCall, NotFound, Unsupported
+from offloader.errors import BucketMissing, InvalidCall, NotFound, Unsupported
 from offloader.manifest.names import NamedStreams, named_streams
 from offloader.read.reader import existing_streams, load_stream
 from offloader.store.base import ObjectStore
@@ -234,14 +235,16 @@ def export_rollback(
     named = named_streams(opened, stream)
     paths = _by_stream(named, broker_record)
     states = {each: load_stream(opened, each) for each in named.streams}
-    target = open_chosen_store(
+    open_target = partial(
+        open_chosen_store,
         *(to, given.endpoint_url, given.region),
         settings=settings.store,
         limits=settings.limits,
-        read_only=dry_run,
-        create=not dry_run,
     )
+    with suppress(BucketMissing):
+        open_target()  # nothing is made for records that can't be read
     recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in paths.items()}
+    target = open_target(read_only=dry_run, create=not dry_run)
 
     def one(each: str) -> None:
         own = given.settings(each)
@@ -271,10 +274,11 @@ def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
         return {named.name: given[0]}
     found: dict[str, str] = {}
     for text in given:
-        number, separator, path = text.partition("=")
-        if not separator or not number.isdecimal():
+        digits, separator, path = text.partition("=")
+        number = number_of(digits)
+        if not separator or number is None:
             named.require_one("a broker's record is of one: --broker-record PARTITION=FILE")
-        stream = named.partitions.get(int(number))
+        stream = None if number is None else named.partitions.get(number)
         if stream is None or stream in found:
             what = f"names partition {number} twice" if stream else f"partition {number} isn't in the store"
             raise InvalidCall(f"--broker-record {text}: {what}", hint=hint)

@@ -33,6 +33,8 @@ from offloader.times import time_text
 if TYPE_CHECKING:
     from rich.text import Text
 
+#: Time between two looks of --watch.
+INTERVAL_S = 2.0
 #: Intervals without a write after which a status file counts as old.
 _INTERVALS_MAX = 3
 #: Minimum width of the name column; other columns are dropped first.
@@ -347,7 +349,9 @@ def run(
         ),
     ] = "",
     watching: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
-    interval: Annotated[float, amount("--interval", "Between two looks.", "seconds", low=0.01, shown=True)] = 2.0,
+    interval: Annotated[
+        float | None, amount("--interval", "With --watch: between two looks.", "seconds", low=0.01, shown="2.0")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
     limits: Annotated[bool, typer.Option("--limits", help="Show every limit in force instead.")] = False,
     json: Json = False,
@@ -357,6 +361,8 @@ def run(
     From the manifests in the store, from the status file of the process that writes, or from both. A stream in trouble
     is no failure of this command: the table says so. A damaged manifest is (exit code 6), after the other streams.
     """
+    if interval is not None and not watching:
+        raise InvalidCall("--interval is for --watch", hint="add --watch, or leave it out")
     has_store = bool(given.place().url)
     if not has_store and not status_file:
         raise InvalidCall(
@@ -371,7 +377,7 @@ def run(
         lambda: _documents(opened, status_file, stream, limit),
         status_file,
         as_json=json,
-        interval_s=interval if watching else None,
+        interval_s=(INTERVAL_S if interval is None else interval) if watching else None,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import itertools
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import TypeVar
@@ -139,16 +140,28 @@ class ColdTier:
     def count(self, first: Position, last: Position) -> int:
         """Number of entries in a range; see ``Reader.count``."""
         records = segments_between(self.segments, first, last)
+        if self._skipped is not None:
+            return sum(self._count_of(record, first, last) for record in self._there(records))
         # The range can only cut the first and the last segment.
-        total = records[1:-1].sums().entries
-        for record in (*records[:1], *records[max(len(records) - 1, 1) :]):
-            assert record.summary is not None
-            if record.summary.begin >= first and record.summary.end <= last:
-                total += record.summary.entries
-            else:
-                objects = self._objects(record)
-                total += self._unless_missing(objects, partial(self._count_cut, objects, first, last)) or 0
-        return total
+        ends = (*records[:1], *records[max(len(records) - 1, 1) :])
+        return records[1:-1].sums().entries + sum(self._count_of(record, first, last) for record in ends)
+
+    def _there(self, records: Iterable[SegmentRecord]) -> list[SegmentRecord]:
+        """Those whose objects exist, which is a HEAD of each; the others are skipped."""
+        kept = list(records)
+        looks = (
+            partial(self._unless_missing, objects, partial(self._fetcher.require_there, objects))
+            for objects in map(self._objects, kept)
+        )
+        with closing(self._fetcher.workers.in_order(looks)) as found:
+            return list(itertools.compress(kept, found))
+
+    def _count_of(self, record: SegmentRecord, first: Position, last: Position) -> int:
+        assert record.summary is not None
+        if record.summary.begin >= first and record.summary.end <= last:
+            return record.summary.entries
+        objects = self._objects(record)
+        return self._unless_missing(objects, partial(self._count_cut, objects, first, last)) or 0
 
     def _count_cut(self, objects: SegmentObjects, first: Position, last: Position) -> int:
         segment_map = self._fetcher.index(objects)

@@ -633,6 +633,15 @@ class Fetcher:
                 raise Unsupported(f"stream {objects.stream}: {error}", hint="written by a later release?") from error
         return data
 
+    def require_there(self, objects: SegmentObjects) -> bool:
+        """True if both objects exist; else raises the error of ``missing``."""
+        for key in (objects.data_key, objects.index_key):
+            try:
+                self.store.head(key)
+            except NotFound as cause:
+                raise self.missing(objects, key) from cause
+        return True
+
     def missing(self, objects: SegmentObjects, key: str) -> OffloaderError:
         """Error for a missing object, by the newest manifest: ``Trimmed`` or ``ObjectMissing``."""
         where = f"stream {objects.stream}, object {key}"

@@ -349,7 +349,8 @@ class Reader:
         """Number of entries from ``first`` to ``last``, both included.
 
         Computed from the manifest and, for segments that the range cuts, the index. Only plain Pulsar blocks at the
-        ends of the range, and entries in the hot tier, are read.
+        ends of the range, and entries in the hot tier, are read. With ``on_missing="skip"`` each segment's objects are
+        looked up.
 
         Raises:
             as ``scan``.

@@ -195,7 +195,8 @@ class ReaderGroups:
         return self._settled(self._read(name))
 
     def _read(self, name: str) -> GroupState:
-        return self._documents.read(group_key(name), absent_group(name)).document
+        absent = absent_group(name)  # before the key, which not every text has
+        return self._documents.read(group_key(name), absent).document
 
     def _change(self, name: str, change: Callable[[GroupState], GroupState]) -> GroupOutcome:
         return self._settled(self._written(name, change))
@@ -205,7 +206,8 @@ class ReaderGroups:
             after = change(stored.document)
             return None if after == stored.document else after
 
-        group = self._documents.change(group_key(name), absent_group(name), alter).document
+        absent = absent_group(name)
+        group = self._documents.change(group_key(name), absent, alter).document
         self._views.pop(name, None)
         return group
 

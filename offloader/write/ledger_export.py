@@ -240,9 +240,11 @@ class LedgerExport:
                     f"{self._state.stream}",
                     hint="run this again",
                 )
-        except OffloaderError as error:
-            if error.kind is ErrorKind.DATA_CORRUPTION:
+        except BaseException as error:  # an end before the comparison, too
+            try:
                 self._target.delete([upload.index_key])  # else the next run finds the ledger there
+            except OffloaderError as left:
+                error.add_note(f"{upload.index_key} couldn't be deleted: {left}")
             raise
         self._on_progress(summary)
 

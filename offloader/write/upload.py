@@ -434,9 +434,13 @@ def write_segment(
             upload.complete()
         upload.verify_length(finished.summary.data_bytes)
         upload.send_index(finished.index)
-    except BaseException:
+    except BaseException as error:
         ahead.wait()
-        upload.abort()
+        try:
+            upload.abort()
+        except OffloaderError as left:
+            # The cause matters more than the remaining parts, which are swept later.
+            error.add_note(f"its unfinished upload couldn't be aborted: {left}")
         raise
     return finished.summary
 

@@ -18,6 +18,7 @@ from formats.extension import Codec
 from formats.manifest import Gap, LedgersDeleted
 from formats.metadata.messages import OffloadContext, PulsarLedger
 from formats.summary import Layout, SegmentSummary
+from offloader.errors import StoreUnavailable
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import read_offloaded
 from offloader.store.base import ObjectStore
@@ -167,6 +168,18 @@ def test_what_reads_otherwise_than_it_was_written_is_not_there_for_the_next_run(
     )
 
 
+def test_what_could_not_be_read_back_is_not_there_for_the_next_run(
+    export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> bytes:
+        raise StoreUnavailable("the bucket doesn't answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger_export.LedgerExport, "_digest", unreadable)
+        assert export([export.recorded(3)]).code == StoreUnavailable.kind.value
+    assert [row["state"] for row in export([export.recorded(3)], "--json").rows] == ["written"]
+
+
 def test_missing_and_different_ledgers_are_named_and_the_others_written(export: Export) -> None:
     export.writer.log.commit([LedgersDeleted((4,))])
     different = export.recorded(5, size_bytes=1)
@@ -247,6 +260,13 @@ def test_target_is_checked_before_the_brokers_record_is_read(export: Export) -> 
     assert code == 2
     assert "nowhere" in line
     assert "--broker-record" not in line
+
+
+def test_folder_is_not_made_for_a_record_that_cant_be_read(export: Export) -> None:
+    folder = export.folder / "new"
+    code, line, _ = export.offloader.refuses(*export.words(f"file://{folder}"), "--broker-record", f"{folder}/none")
+    assert (code, "can't be read" in line) == (3, True), line
+    assert not folder.exists()
 
 
 def test_a_record_without_offloaded_ledgers_says_so(export: Export) -> None:

@@ -12,6 +12,7 @@ from tests.cli.reading_verbs import Offloader
 from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"
+NO_STREAM = "no/such/persistent/stream"
 #: Verb -> what it needs behind a stream's name to be complete; ``{folder}`` holds the ledger database.
 OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "accept-source": ("--ledgers", "sqlite:///nowhere/ledgers.db"),
@@ -71,6 +72,17 @@ def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return url
 
 
+def make_folders(offloader: Offloader, store_url: str) -> None:
+    """Those of the probe, too."""
+    assert offloader("cleanup", "hold", STREAM, "--store", store_url).code == 0
+    assert offloader("cleanup", "hold", STREAM, "--off", "--store", store_url).code == 0
+
+
+def changes(store_url: str) -> dict[str, int]:
+    # A file that is created and removed again, as the probe's are, changes the time of its folder.
+    return {str(path): path.stat().st_mtime_ns for path in Path(store_url.removeprefix("file://")).rglob("*")}
+
+
 def test_every_verb_is_called_wrongly_here() -> None:
     assert {each.split()[0] for each in OF_A_STREAM} | OTHERS == set(VERBS)
 
@@ -128,18 +140,39 @@ def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: st
 def test_wrong_stream_name_is_refused_before_the_store_is_written(
     offloader: Offloader, store_url: str, call: tuple[str, ...]
 ) -> None:
-    folder = Path(store_url.removeprefix("file://"))
-
-    def changes() -> dict[str, int]:
-        # A file that is created and removed again, as the probe's are, changes the time of its folder.
-        return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
-
-    assert offloader("cleanup", "hold", STREAM, "--store", store_url).code == 0
-    assert offloader("cleanup", "hold", STREAM, "--off", "--store", store_url).code == 0
-    before = changes()
+    make_folders(offloader, store_url)
+    before = changes(store_url)
     code, line, _ = offloader.refuses(*call, "no/such/persistent/stream", "--store", store_url)
     assert (code, line.startswith("stream no/such/persistent/stream ")) == (3, True), line
-    assert changes() == before
+    assert changes(store_url) == before
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (("subscribers", "add", NO_STREAM, "who"), NO_STREAM),
+        (("subscribers", "ack", NO_STREAM, "who", "--at", "0:1"), NO_STREAM),
+        (("subscribers", "remove", NO_STREAM, "who"), NO_STREAM),
+        (("subscribers", "add", STREAM, " "), "is no name of a subscriber"),
+        (("subscribers", "add", STREAM, "who", "--start", "soon"), "--start"),
+        (("subscribers", "ack", STREAM, "who", "--at", "soon"), "--at"),
+        (("reader-groups", "set", "no_name", "--stream", STREAM), "is no name of a reader group"),
+        (("reader-groups", "set", "audit", "--stream", NO_STREAM), NO_STREAM),
+        (("retention", "run", NO_STREAM), NO_STREAM),
+        (("manifest", "rebuild", STREAM, "--head", "soon"), "--head"),
+        (("manifest", "rebuild", STREAM, "--head", "first", "--closed", "soon"), "--closed"),
+        (("manifest", "rebuild", STREAM, "--head", "first", "--accept-loss", "soon"), "--accept-loss"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else None,
+)
+def test_wrong_value_is_refused_before_the_store_is_written(
+    offloader: Offloader, store_url: str, call: tuple[str, ...], text: str
+) -> None:
+    make_folders(offloader, store_url)
+    before = changes(store_url)
+    _, line, _ = offloader.refuses(*call, "--store", store_url)
+    assert text in line
+    assert changes(store_url) == before
 
 
 def test_missing_store_directory_is_created_only_for_an_offloadable_stream(
@@ -221,3 +254,52 @@ def test_an_option_of_another_action_is_refused(offloader: Offloader, call: tupl
         f"no such option: {option}",
         f"see `offloader {call[0]} {call[1]} --help`",
     )
+
+
+#: More digits than Python makes a number of.
+DIGITS = "9" * 5000
+HALF_PAIR = "a/\ud800"
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "text"),
+    [
+        (("truncate", STREAM, "--before", f"{DIGITS}=0:1"), 2, "is no partition's number"),
+        (("subscribers", "ack", STREAM, "who", "--at", f"{DIGITS}=0:1"), 2, "is no partition's number"),
+        (("read", STREAM, "--messages", "--schema", f"{DIGITS}=orders.avsc"), 2, "is no number of a version"),
+        (("read", STREAM, "--messages", "--schema", DIGITS), 3, "can't be read: File name too long"),
+        (("adopt", "--internal-stats", DIGITS), 3, "can't be read: File name too long"),
+        (("adopt", "--admin-url", "http://127.0.0.1:1", "--namespace", HALF_PAIR), 2, "is no namespace"),
+        (("reader-groups", "list", HALF_PAIR), 2, "is no name of a reader group"),
+        (("reader-groups", "set", HALF_PAIR, "--stream", STREAM), 2, "is no name of a reader group"),
+    ],
+    ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else None,
+)
+def test_value_that_nothing_has_is_a_mistake_of_the_call(
+    offloader: Offloader, store_url: str, call: tuple[str, ...], code: int, text: str
+) -> None:
+    found, line, _ = offloader.refuses(*call, "--store", store_url)
+    assert (found, text in line) == (code, True), line[:300]
+
+
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        (("status", STREAM, "--interval", "1"), "--interval"),
+        (("segments", STREAM, "--plot", "all.svg", "--limit", "1"), "--limit"),
+        (("export", STREAM, *OF_A_STREAM["export"], "--every", "1"), "--every"),
+    ],
+    ids=lambda each: each[0] if isinstance(each, tuple) else None,
+)
+def test_an_option_without_effect_is_refused(
+    offloader: Offloader,
+    store_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: tuple[str, ...],
+    option: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = offloader(*(each.format(folder=tmp_path) for each in call), "--store", store_url)
+    assert (done.code, option in done.err) == (2, True), done.err
+    assert list(tmp_path.iterdir()) == []

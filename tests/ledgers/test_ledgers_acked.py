@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from formats.entries import Position
-from offloader.errors import Corrupt, OffloaderError, StoreUnavailable
+from offloader.errors import Closed, Corrupt, OffloaderError, StoreUnavailable
 from offloader.ledgers.sqlite import database
 from offloader.ledgers.sqlite.database import AckedEnd, AckedFile, Database, decode_slot
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -231,3 +231,13 @@ def test_slot_that_a_full_disk_refused_may_be_another_stream_s(tmp_path: Path, m
     assert ends == [[Position(1, 1)], [Position(2, 2)]]
     for each in (ours, others, found):
         each.close()
+
+
+def test_asking_a_closed_database_for_losses_opens_no_file_again(tmp_path: Path) -> None:
+    ledgers = EmbeddedLedgers(str(tmp_path / "l.db"))
+    ledgers.open_stream("s").append([b"entry"])
+    ledgers.close()
+    with pytest.raises(Closed):
+        ledgers.losses()
+    opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    assert [path for path in opened if path.startswith(str(tmp_path))] == []

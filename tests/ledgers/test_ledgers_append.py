@@ -491,3 +491,10 @@ def test_closed_database_refuses_calls(make: Make) -> None:
     for call in (lambda: stream.append([b"x"]), stream.ledgers, lambda: ledgers.open_stream("t"), ledgers.streams):
         with pytest.raises(Closed, match="is closed"):
             call()
+
+
+def test_nothing_is_found_from_above_the_highest_ledger_id_on(make: Make) -> None:
+    stream = make().open_stream("s", above=2**63 - 2)
+    stream.append([b"entry"])
+    assert there(stream.read(Position(2**63 - 1, 0), 100)).ledger_id == 2**63 - 1
+    assert stream.read(Position(2**63, 0), 100) is None

@@ -61,7 +61,7 @@ def test_service_urls(url: str, addresses: list[BrokerAddress]) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "b:6650", "http://b", "pulsar://", "pulsar://b:x", "pulsar://b:0", "pulsar://b:70000", "pulsar://a,,b",
-     "pulsar://u@b", "pulsar://b/path", "pulsar://b?q", "pulsar://[::1", "pulsar://" + "a," * 200],
+     "pulsar://u@b", "pulsar://b/path", "pulsar://b?q", "pulsar://[::1", "pulsar://" + "a," * 200, "pulsar://a..b", "pulsar://\ud800"],
 )  # fmt: skip
 def test_invalid_service_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidCall, match="is no Pulsar service URL"):

@@ -83,6 +83,19 @@ def test_skipping_reader_counts_nothing_of_a_segment_that_a_range_cuts_and_whose
         assert list(reader.skipped) == [gone]
 
 
+@pytest.mark.parametrize("role", [0, 1], ids=["data", "index"])
+def test_skipping_reader_counts_what_it_reads(store: FaultyStore, writer: StreamWriter, role: int) -> None:
+    gone = writer.uuids[1]
+    store.delete([writer.keys(gone)[role]])
+    for ends in ((Position(1, 0), Position(1, 199)), (Position(1, 40), Position(1, 60)), (Position(1, 50),) * 2):
+        with open_stream_reader(store, writer.stream, on_missing="skip", cache=Cache(0)) as reader:
+            assert reader.count(*ends) == sum(map(len, reader.scan(*ends)))
+            assert list(reader.skipped) == [gone]
+        with open_stream_reader(store, writer.stream, on_missing="skip", cache=Cache(0)) as reader:
+            reader.count(*ends)
+            assert list(reader.skipped) == [gone]
+
+
 def test_only_skipping_reader_finds_a_time_behind_a_missing_segment(store: FaultyStore, writer: StreamWriter) -> None:
     time_ms = writer.entries[60].publish_time_ms
     store.delete(list(writer.keys(writer.uuids[1])))

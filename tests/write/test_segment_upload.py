@@ -1,8 +1,9 @@
-"""A part in flight while its upload is aborted."""
+"""Aborted uploads: a part in flight meanwhile, an abort that fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -10,11 +11,16 @@ import pytest
 from formats.checksum import crc32c
 from formats.entries import Pieces
 from formats.segment import Part
-from offloader.errors import Closed
+from formats.summary import Layout
+from offloader.errors import Closed, Corrupt, StoreUnavailable
+from offloader.runtime.clock import SystemClock
+from offloader.settings import OffloadSettings
 from offloader.store.base import Body, ObjectStore, PartInfo
 from offloader.store.open import open_store
 from offloader.store.wrappers import Request, StoreWrapper
-from offloader.write.upload import SegmentUpload
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.memory_ledgers import MemoryLedgers
+from offloader.write.upload import LedgerPiece, SegmentUpload, SourceLedger, write_segment
 
 KEY = "data"
 _Answer = TypeVar("_Answer")
@@ -70,3 +76,20 @@ def test_a_part_after_the_abort_is_refused() -> None:
         upload.send_part(part(2))
     assert store.aborts == 1
     assert store.list_uploads("") == []
+
+
+def test_segment_fails_by_its_own_error_although_its_upload_cant_be_aborted() -> None:
+    ledgers = MemoryLedgers("a/b", SystemClock())
+    ledgers.append([b"entry" * 200] * 100)
+    ledgers.close_ledger()
+    info = next(info for info in ledgers.ledgers() if info.entries)
+    claimed = SourceLedger(ledgers, replace(info, entries=101))
+    store = FaultyStore(open_store("memory://failing-abort"), [Fault(call=1, verb="list_uploads", calls=9)])
+    upload = SegmentUpload(store, KEY, "index", {}, {})
+    with pytest.raises((Corrupt, StoreUnavailable)) as failed:
+        write_segment(
+            [LedgerPiece(claimed, 0, 100)], Layout.V1, upload, OffloadSettings(block_bytes=4096), part_bytes=8192
+        )
+    assert ("list_uploads", KEY) in store.calls
+    assert type(failed.value) is Corrupt
+    assert "couldn't be aborted" in failed.value.__notes__[0]

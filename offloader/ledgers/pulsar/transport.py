@@ -69,6 +69,7 @@ def _address(text: str, default_port: int, tls: bool) -> BrokerAddress:
     parts = urlsplit(f"//{text}")
     if parts.path or parts.query or parts.fragment or parts.username is not None or not parts.hostname:
         raise ValueError
+    parts.hostname.encode("idna")  # as the resolver does; ``UnicodeError``: no host has such a name
     if parts.port == 0:
         raise ValueError
     return BrokerAddress(parts.hostname, parts.port or default_port, tls)

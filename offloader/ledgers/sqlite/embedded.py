@@ -231,9 +231,10 @@ class EmbeddedLedgers:
         """
         if self._acked is None:
             return []
+        streams = self.streams()  # first: after ``close`` it raises, and the file would be opened again
         with self._database.translated("reading its acknowledged ends"):
             self._acked.load()
-        acked = {stream: self._acked.of_stream(stream) for stream in self.streams()}
+        acked = {stream: self._acked.of_stream(stream) for stream in streams}
         with self._database.reading() as connection:
             source_id = source_id_of(connection)
             rows = connection.execute("SELECT stream, stream_id FROM streams ORDER BY stream")

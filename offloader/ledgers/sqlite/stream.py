@@ -60,6 +60,8 @@ NOTE_BYTES_MAX = 1024 * 1024
 
 def find_readable(connection: sqlite3.Connection, stream_id: int, start: Position) -> Position | None:
     """The first entry at or after ``start``."""
+    if start.ledger_id > LEDGER_ID_MAX:
+        return None
     # SQLite would take NumPy's integers, which callers have from columns, for byte strings above all numbers.
     ledger_id, entry_id = (max(min(int(number), LEDGER_ID_MAX), 0) for number in start)
     row = connection.execute(
