@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -356,6 +356,36 @@ def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, datab
         # What is shown may be some seconds old.
         eventually(lambda: assembled.view.stream(ORDERS)["segments"]["offloaded"] == 2)
     assert {int(each.layout) for each in load_manifest(store, ORDERS).offloaded()} == {1}
+
+
+@pytest.mark.slow
+def test_offload_of_a_ledger_method_stream_waits_no_longer_than_asked(
+    store: FaultyStore, database: EmbeddedLedgers
+) -> None:
+    """Else a long history takes the caller's thread, and one of the requests that HTTP works on at once, for hours."""
+    feed, inner = HeldFeed(), database.open_stream(ORDERS)
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(Flaky):
+        def read(self, start: Position, max_bytes: int) -> Any:
+            reading.set()
+            assert go_on.wait(PATIENCE_S)
+            return inner.read(start, max_bytes)
+
+    last = append(inner)
+    inner.close_ledger()
+    file = settings_file(offload__method="ledger")
+    with serving(store, file, feed) as assembled, ThreadPoolExecutor(1) as callers:
+        assert feed.streams is not None
+        control = feed.streams.add(ORDERS, Slow(inner, 0, OSError()), feed="held")
+        assert reading.wait(PATIENCE_S)
+        asked = callers.submit(assembled.control.offload, ORDERS, timeout_s=0.2, by="a test")
+        in_time = wait({asked}, timeout=10.0).done
+        go_on.set()
+        assert in_time
+        with pytest.raises(StoreUnavailable, match=r"aren't committed within 0\.2 s"):
+            asked.result()
+        assert control.offload(timeout_s=PATIENCE_S) == last
 
 
 @pytest.mark.slow
