@@ -521,7 +521,13 @@ class PushedLedgers:
 
     def _require_same(self, batches: Sequence[EntryBatch]) -> None:
         for batch in batches:
-            other = None if self._end is None or batch.first > self._end else self._window.other_entry(batch)
+            if (
+                self._end is None
+                or batch.first > self._end
+                or len(batch) != batch.last.entry_id + 1 - batch.first.entry_id
+            ):
+                continue  # new, or with a gap: refused when it is accepted
+            other = self._window.other_entry(batch)
             if other is not None:
                 raise SourceMismatch(
                     f"stream {self.stream}: {other} was pushed again with other bytes: this is another log",
