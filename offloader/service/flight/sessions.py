@@ -178,12 +178,17 @@ class AppendedLedgers(TailingSource):
         self.offered: Callable[[], Offered] = Offered
         self._changed = threading.Condition()
         self._appending = threading.Lock()
-        self._sequences: dict[str, int] = json.loads(inner.get_note(_NOTE) or b"{}")
-        self._end = inner.last_position()
+        self._sequences: dict[str, int] = {}
+        self._end: Position | None = None
+        #: Whether only the database knows both: an append broke off.
+        self._in_doubt = True
+        self._look_up()
 
     def sequence(self, producer: str) -> int | None:
-        """The newest durable batch number of a producer."""
-        return self._sequences.get(producer)
+        """The newest durable batch number of a producer. Raises as a read of the database, where only that knows."""
+        with self._appending:
+            self._look_up()
+            return self._sequences.get(producer)
 
     def append(
         self, payloads: pa.BinaryArray, times_ms: NDArray[np.int64] | None, *, producer: str, sequence: int | None
@@ -199,13 +204,16 @@ class AppendedLedgers(TailingSource):
             as ``EmbeddedStream.append``.
         """
         with self._appending:
+            self._look_up()
             notes = {} if sequence is None else self._note_of(producer, sequence)
             if sequence is not None and sequence <= self._sequences.get(producer, -1):
                 return []
+            self._in_doubt = True
             written = self._stream.append(payloads, times_ms, notes=notes)
             if sequence is not None:
                 self._sequences[producer] = sequence
             self._end = written[-1].last if written else self._end
+            self._in_doubt = False
         self.wake()
         return written
 
@@ -241,6 +249,13 @@ class AppendedLedgers(TailingSource):
     def release(self, position: Position) -> None:
         super().release(position)
         self.wake()
+
+    def _look_up(self) -> None:
+        """Reads what was written, if that is in doubt. Call with the lock held."""
+        if self._in_doubt:
+            self._sequences = json.loads(self._stream.get_note(_NOTE) or b"{}")
+            self._end = self._stream.last_position()
+            self._in_doubt = False
 
     def _note_of(self, producer: str, sequence: int) -> dict[str, bytes]:
         if not producer:
