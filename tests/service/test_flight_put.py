@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -21,6 +22,7 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.ledgers.pushing_broker import Broker
 from tests.support.flight_door import APPEND_SCHEMA, Door, Producer, flight_door
 from tests.support.readback import stored_entries
+from tests.support.served import settings_file
 from tests.support.waiting import eventually
 
 ORDERS, BILLS = "shop/eu/persistent/orders", "shop/eu/persistent/bills"
@@ -250,6 +252,35 @@ def test_a_stream_cant_leave_its_root(store: FaultyStore) -> None:
     keys = {key for _, key in store.calls}
     assert any("%2E%2E" in key for key in keys)
     assert not [key for key in keys if ".." in key or "//" in key]
+
+
+@pytest.mark.parametrize("mode", ["append", "push"])
+def test_entry_above_a_limit_that_a_reload_lowered_is_not_acknowledged(
+    store: FaultyStore, tmp_path: Path, mode: str
+) -> None:
+    """Else it never fits, and nothing after it is offloaded."""
+    kept: dict[str, Any] = {"flight__listen": "127.0.0.1:0", "flight__ledgers": str(tmp_path / "ledgers.db")}
+    schema = APPEND_SCHEMA if mode == "append" else ENTRY_SCHEMA
+
+    def entry(number: int, size: int) -> pa.RecordBatch:
+        batch = EntryBatch.build(1, number, [b"x" * size], 0).to_arrow()
+        return payloads(b"x" * size) if mode == "append" else batch
+
+    with flight_door(store, **kept) as door:
+        producer = door.put({"stream": ORDERS, "mode": mode}, schema)
+        producer.news()
+        last = producer.send(entry(0, 2000))["taken"]
+        producer.until(lambda said: said["durable"] == last)
+        door.process.process.reload(settings_file(**kept, offload__entry_bytes_max=1000))
+        taken = []
+        with contextlib.suppress(fl.FlightServerError, EOFError):
+            taken.append(producer.send(entry(1, 2000)))
+        assert taken == []
+        again = door.put({"stream": ORDERS, "mode": mode}, schema)
+        again.news()
+        last = again.send(entry(1, 1000))["taken"]
+        again.until(lambda said: said["durable"] == last)
+        again.end()
 
 
 def test_limits_of_streams_and_calls(store: FaultyStore) -> None:

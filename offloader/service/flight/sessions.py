@@ -290,10 +290,14 @@ class FlightStream:
     mode: Literal["push", "append"]
     source: PushedLedgers | AppendedLedgers
     control: StreamSupervisor
-    settings: Settings
     seat: ProducerSession | None = None
     left_s: float = 0.0
     is_warned: bool = False
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force, which a reload changes."""
+        return self.control.settings
 
     @property
     def entry_bytes_max(self) -> int:
@@ -507,7 +511,7 @@ class ProducerSessions:
         except BaseException:
             source.end()
             raise
-        stream = FlightStream(request.stream, request.mode, source, control, settings)
+        stream = FlightStream(request.stream, request.mode, source, control)
         source.offered = stream.offered
         self._held[request.stream] = stream
         return stream
