@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.service.flight.messages import ENTRY_SCHEMA, require_columns
+from offloader.service.flight.messages import ENTRY_SCHEMA, PutRequest, require_columns
+from offloader.service.flight.sessions import ProducerSession
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.ledgers.pushing_broker import Broker
 from tests.support.flight_door import APPEND_SCHEMA, Door, Producer, flight_door
 from tests.support.readback import stored_entries
 from tests.support.served import settings_file
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 ORDERS, BILLS = "shop/eu/persistent/orders", "shop/eu/persistent/bills"
 _names = itertools.count()
@@ -302,6 +304,31 @@ def test_limits_of_streams_and_calls(store: FaultyStore) -> None:
                 begun(door, "a/three", producer="three")  # the ones before are still open
         three.end()
         one.end()
+
+
+def test_producer_that_comes_while_its_stream_makes_room_gets_no_closed_stream(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it pushed would be answered, never taken, and without an error."""
+    other = next(name for name in map("a/other-{}".format, range(100)) if (hash(name) - hash(ORDERS)) % 64)
+    with flight_door(store, flight__streams_max=1) as door, ThreadPoolExecutor(1) as callers:
+        begun(door).end()
+        eventually(lambda: door.act("status", stream=ORDERS)["producer"] is None)
+        seats, streams = door.feed._seats, door.process.process.streams
+        assert seats is not None
+        remove, coming = streams.remove, list[Future[ProducerSession]]()
+
+        def slow(name: str, *, drain: bool = True) -> bool:
+            if name == ORDERS:
+                coming.append(callers.submit(seats.take, PutRequest(ORDERS, "push"), "peer"))
+                wait(coming, timeout=0.5)
+            return bool(remove(name, drain=drain))
+
+        monkeypatch.setattr(streams, "remove", slow)
+        begun(door, other)
+        seat = coming[0].result(PATIENCE_S)
+        assert seats.find(ORDERS) is seat.stream
+        assert streams.get(ORDERS) is seat.stream.control
 
 
 @pytest.mark.slow

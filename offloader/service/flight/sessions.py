@@ -394,7 +394,7 @@ class ProducerSessions:
         self._memory = PushMemory(settings.memory_bytes_max)
         #: Needs no lock: changed by single operations, and copied before a loop.
         self._held: dict[str, FlightStream] = {}
-        self._opening = [threading.Lock() for _ in range(_OPENING_LOCKS)]
+        self._opening = [threading.RLock() for _ in range(_OPENING_LOCKS)]
         self._closing = False
 
     def held(self) -> list[FlightStream]:
@@ -548,12 +548,20 @@ class ProducerSessions:
 
     def _close_one(self) -> None:
         """Closes the stream that has been without a producer longest, of those fully committed."""
-        done = sorted((each for each in self.held() if each.is_done), key=lambda each: each.left_s)
-        if not done:
-            raise LimitReached(
-                f"{self._settings.streams_max} streams are open (flight.streams_max)", hint="end calls of others first"
-            )
-        self._wind_down(done[0], drain=False)
+        for stream in sorted((each for each in self.held() if each.is_done), key=lambda each: each.left_s):
+            opening = self._opening[hash(stream.name) % _OPENING_LOCKS]
+            # Doesn't wait, while another name's lock is held: who has this one may want that.
+            if not opening.acquire(blocking=False):
+                continue
+            try:
+                if stream.is_done and self.find(stream.name) is stream:  # it may have got a producer meanwhile
+                    self._wind_down(stream, drain=False)
+                    return
+            finally:
+                opening.release()
+        raise LimitReached(
+            f"{self._settings.streams_max} streams are open (flight.streams_max)", hint="end calls of others first"
+        )
 
     def _wind_down(self, stream: FlightStream, *, drain: bool) -> None:
         self._streams.remove(stream.name, drain=drain)
