@@ -412,6 +412,9 @@ class PushedLedgers:
                 return Pushed(0, 0)  # likewise: it begins a later ledger
         new = sum(len(piece) for piece in pieces if isinstance(piece, EntryBatch))
         taken = 0
+        if new < given:
+            # Or they would keep the repeated entries in memory, which nobody counts.
+            pieces = [piece.copy() if isinstance(piece, EntryBatch) else piece for piece in pieces]
         for piece in pieces:
             closed = self._add(piece, turns, deadline_s, is_wanted)
             if closed is None:

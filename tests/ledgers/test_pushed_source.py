@@ -9,8 +9,9 @@ import pytest
 from formats.entries import EntryBatch, Position
 from offloader.errors import OffloaderError, SourceMismatch
 from offloader.ledgers.base import IdentifiedSource
-from offloader.ledgers.pushed import IdentifiedLedgers, OutOfOrder, PushedLedgers, PushMemory
+from offloader.ledgers.pushed import IdentifiedLedgers, LedgerEnd, OutOfOrder, PushedLedgers, PushMemory
 from offloader.runtime.clock import SystemClock
+from offloader.service.flight.messages import pushed_batches
 from tests.ledgers.pushing_broker import Broker
 
 
@@ -57,6 +58,33 @@ def test_gap_among_entries_that_are_held_is_no_other_log(entry_ids: list[int]) -
     assert type(found) is OutOfOrder
     assert "entries are missing between them" in found.hint
     assert ledgers.news().taken == Position(1, 9)
+
+
+@pytest.mark.parametrize("size", [1 << 18, 0])
+def test_repeated_entries_are_not_kept_in_memory_with_the_new_ones_behind_them(size: int) -> None:
+    """What is held is counted, and the limits of memory are for that."""
+    count = 1 if size else 20_000
+    old = EntryBatch.build(1, 0, [b"x" * size] * count, 0)
+    ledgers = PushedLedgers(
+        "shop/orders",
+        committed=old.last,
+        closed={1: old.last.entry_id},
+        promised=None,
+        window_bytes_max=1 << 20,
+        push_bytes_max=1 << 20,
+        memory=PushMemory(1 << 20),
+        clock=SystemClock(),
+    )
+    before = pa.total_allocated_bytes()
+    for ledger_id in range(2, 12):
+        new = EntryBatch.build(ledger_id, 0, [b"new"], 0)
+        whole = pa.Table.from_batches([old.to_arrow(), new.to_arrow()]).combine_chunks().to_batches()[0]
+        pushed = pushed_batches(whole, bytes_max=1 << 20, entry_bytes_max=1 << 20)
+        ends = [LedgerEnd(ledger_id - 1, 0)] if ledger_id > 2 else []
+        assert ledgers.push(pushed, ends, within_s=1.0) == (1, count)
+    del whole, pushed, new
+    found = pa.total_allocated_bytes() - before
+    assert found < 64 * 1024
 
 
 def test_pushed_ledgers_with_a_source_have_an_identity() -> None:
