@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.monitor import read_status_file
 from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import SystemClock
+from offloader.service.process import FEED_RETRY_S
 from offloader.service.streams import RESTART_S_MIN, StreamSupervisor
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
@@ -161,6 +162,22 @@ def test_standby_stream_takes_over_when_activated_and_fences_the_other_process(
         eventually(lambda: load_manifest(store, ORDERS).committed_end() == last)
         assert load_manifest(store, ORDERS).epoch == epoch + 2
     assert len(stored_entries(store, ORDERS)) == appended + 80
+
+
+def test_feed_that_waits_for_its_next_start_is_not_started_after_its_stop(store: FaultyStore) -> None:
+    """Else it listens in a process that ends, and nothing stops it any more."""
+    clock, feed = ManualClock(), HeldFeed("held", [StoreUnavailable("the port is taken")])
+
+    class Slow(HeldFeed):
+        def stop(self, within_s: float) -> None:
+            super().stop(within_s)
+            clock.advance(FEED_RETRY_S)
+            with suppress(AssertionError):
+                eventually(lambda: feed.heard.count("start") == 2, within_s=1.0)
+
+    with serving(store, settings_file(), feed, Slow("slow"), clock=clock):
+        assert feed.heard == ["start"]
+    assert feed.heard == ["start", "stop", "close"]
 
 
 class Flaky:
