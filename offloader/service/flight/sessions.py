@@ -498,6 +498,10 @@ class ProducerSessions:
                 f"stream {stream.name}: {seat.producer or 'an unnamed producer'} at {seat.peer} sends it already",
                 hint="one producer sends a stream at a time; one that names itself in the descriptor may come again",
             )
+        # Refuses another log first: that of the earlier call may be the right one.
+        proof = self._proof(stream, request)
+        if proof is not None:
+            proof.close()
         seat.take_away(f"{request.producer} came again, from {peer}")
 
     def _open(self, request: PutRequest) -> FlightStream:
