@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, LimitReached
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.service.flight.messages import ENTRY_SCHEMA, PutRequest, require_columns
@@ -326,9 +326,29 @@ def test_producer_that_comes_while_its_stream_makes_room_gets_no_closed_stream(
 
         monkeypatch.setattr(streams, "remove", slow)
         begun(door, other)
-        seat = coming[0].result(PATIENCE_S)
-        assert seats.find(ORDERS) is seat.stream
-        assert streams.get(ORDERS) is seat.stream.control
+        assert isinstance(coming[0].exception(PATIENCE_S), LimitReached)
+        assert [each.name for each in seats.held()] == [other]
+
+
+def test_streams_that_come_at_the_same_time_stay_within_the_limit(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = next(name for name in map("a/other-{}".format, range(100)) if (hash(name) - hash(ORDERS)) % 64)
+    with flight_door(store, flight__streams_max=1) as door, ThreadPoolExecutor(1) as callers:
+        seats, streams = door.feed._seats, door.process.process.streams
+        assert seats is not None
+        add, coming = streams.add, list[Future[ProducerSession]]()
+
+        def slow(name: str, source: Any, **given: Any) -> Any:
+            if name == ORDERS:
+                coming.append(callers.submit(seats.take, PutRequest(other, "push"), "peer"))
+                wait(coming, timeout=10.0)
+            return add(name, source, **given)
+
+        monkeypatch.setattr(streams, "add", slow)
+        begun(door)
+        assert isinstance(coming[0].exception(PATIENCE_S), LimitReached)
+        assert [each.name for each in seats.held()] == [ORDERS]
 
 
 @pytest.mark.slow

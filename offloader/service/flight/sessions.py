@@ -395,6 +395,9 @@ class ProducerSessions:
         #: Needs no lock: changed by single operations, and copied before a loop.
         self._held: dict[str, FlightStream] = {}
         self._opening = [threading.RLock() for _ in range(_OPENING_LOCKS)]
+        # Guards the number of streams that are being opened: they count, too.
+        self._counting = threading.Lock()
+        self._coming = 0
         self._closing = False
 
     def held(self) -> list[FlightStream]:
@@ -505,9 +508,19 @@ class ProducerSessions:
         seat.take_away(f"{request.producer} came again, from {peer}")
 
     def _open(self, request: PutRequest) -> FlightStream:
+        with self._counting:
+            is_full = len(self._held) + self._coming >= self._settings.streams_max
+            self._coming += 1
+        try:
+            if is_full:
+                self._close_one()
+            return self._opened(request)
+        finally:
+            with self._counting:
+                self._coming -= 1
+
+    def _opened(self, request: PutRequest) -> FlightStream:
         settings = self._streams.settings_of(request.stream)
-        if len(self._held) >= self._settings.streams_max:
-            self._close_one()
         source: PushedLedgers | AppendedLedgers
         source = self._pushed(request, settings) if request.mode == "push" else self._appended(request.stream, settings)
         try:
