@@ -412,6 +412,9 @@ class PushedLedgers:
                 return Pushed(0, 0)  # likewise: it begins a later ledger
         new = sum(len(piece) for piece in pieces if isinstance(piece, EntryBatch))
         taken = 0
+        if new < given:
+            # Or they would keep the repeated entries in memory, which nobody counts.
+            pieces = [piece.copy() if isinstance(piece, EntryBatch) else piece for piece in pieces]
         for piece in pieces:
             closed = self._add(piece, turns, deadline_s, is_wanted)
             if closed is None:
@@ -521,7 +524,13 @@ class PushedLedgers:
 
     def _require_same(self, batches: Sequence[EntryBatch]) -> None:
         for batch in batches:
-            other = None if self._end is None or batch.first > self._end else self._window.other_entry(batch)
+            if (
+                self._end is None
+                or batch.first > self._end
+                or len(batch) != batch.last.entry_id + 1 - batch.first.entry_id
+            ):
+                continue  # new, or with a gap: refused when it is accepted
+            other = self._window.other_entry(batch)
             if other is not None:
                 raise SourceMismatch(
                     f"stream {self.stream}: {other} was pushed again with other bytes: this is another log",

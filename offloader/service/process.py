@@ -255,6 +255,8 @@ class ServingProcess:
         self._waiting: dict[str, ProviderProblem] = {}
         self._reload_problem: ProviderProblem | None = None
         self._stopping = False
+        # Held while a provider starts: none starts after ``stop`` has begun, which would never be stopped.
+        self._starting = threading.RLock()
         offloader.observation.complete_with(self._complete, self._outage_of)
 
     def add_feed(self, feed: StreamProvider) -> None:
@@ -301,6 +303,8 @@ class ServingProcess:
                 return 0
             self._stopping = True
         _log.info("stopping", extra={"event": "stopping"})
+        with self._starting:
+            pass
         for feed in self._feeds:
             self._quietly(f"feed {feed.name}", partial(feed.stop, CLOSE_S))
         left = self.streams.close(drain=drain)
@@ -349,7 +353,10 @@ class ServingProcess:
             self._reload_problem = ProviderProblem.of("settings", error, self._clock.now_ms())
 
     def _start(self, feed: StreamProvider, wait_s: float, *, must: bool = False) -> None:
-        error = error_of(partial(feed.start, self.streams), f"feed {feed.name}: its start")
+        with self._starting:
+            if self._stopping:
+                return
+            error = error_of(partial(feed.start, self.streams), f"feed {feed.name}: its start")
         if error is None:
             with self._lock:
                 self._waiting.pop(feed.name, None)

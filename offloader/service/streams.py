@@ -29,8 +29,8 @@ from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
 from offloader.stream_names import name_clash, require_stream_name
-from offloader.write.backfill_service import LedgerTrigger
 from offloader.write.hot_release import CommitAck, HotRelease
+from offloader.write.ledger_trigger import LedgerTrigger
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.stream_state import Mode, StreamStatus
@@ -194,7 +194,7 @@ class StreamSupervisor:
         if offload is not None:
             return self._offload_all(offload, until, timeout_s)
         if trigger is not None:
-            result = trigger.offload()
+            result = trigger.offload(timeout_s=timeout_s)
             if result.errors:
                 raise result.errors[0]
             return result.committed

@@ -27,20 +27,17 @@ from offloader.errors import (
     InvalidCall,
     LimitReached,
     NotFound,
-    OffloaderError,
     SourceMismatch,
     Trimmed,
     Unsupported,
 )
-from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, listed_source, newest_listed
+from offloader.ledgers.base import LedgerInfo, LedgerSource, listed_source, newest_listed
 from offloader.manifest.ledger_table import Run, fills_in, gap_runs, is_gone, is_settled, runs_of, without
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, newest_of
 from offloader.read.cold import read_fill
-from offloader.runtime.clock import Clock
-from offloader.runtime.workers import Alarm, SerialTask, Workers
-from offloader.settings import ManifestSettings, OffloadSettings
+from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, ObjectStore
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import (
@@ -314,9 +311,6 @@ def ledgers_of_method(
 
 _log = logging.getLogger("offloader.ledgers")
 
-#: Poll interval: how late a ledger's age is noticed, and when a failed ledger is retried.
-LOOK_S = 60.0
-
 
 def _start_of_method(
     state: ManifestState,
@@ -331,97 +325,6 @@ def _start_of_method(
     gaps, blocked = allowed_gaps(find_gaps(state, ledgers, last=last, given_up=given_up).gaps, on_gap)
     end = last if blocked is None else blocked.first.previous()
     return ledgers_of_method(state, ledgers, given_up=given_up, last=end, **limits), gaps, blocked
-
-
-class LedgerTrigger:
-    """Runs the ledger method after each ledger that is closed, and once a minute.
-
-    Args:
-        source: the hot tier, of the appending process.
-        run: offloads what is due, for ``threshold_bytes`` and ``threshold_seconds``.
-        settings: the thresholds.
-        workers: not those that upload: a run waits for these.
-    """
-
-    def __init__(
-        self,
-        source: LedgerSource,
-        run: Callable[..., HistoryResult],
-        *,
-        settings: OffloadSettings,
-        workers: Workers,
-        clock: Clock,
-    ) -> None:
-        self._source, self._run, self._settings = source, run, settings
-        self._clock, self._one_run = clock, threading.Lock()
-        self._task = SerialTask(workers, self._look)
-        self._next_look = Alarm(workers, self._task.schedule)
-        self._subscription: Subscription | None = None
-        self._committed: Position | None = None
-        #: Why it stopped by itself: another writer took the stream, or the hot tier isn't the stream's.
-        self.stopped_by: Fenced | SourceMismatch | None = None
-
-    def start(self) -> None:
-        """Start polling."""
-        self._subscription = self._source.subscribe(None, lambda _: self._task.schedule())
-        self._task.schedule()
-
-    def stop(self) -> None:
-        """Stop polling: no run begins by itself after this and ``wait``; the offloader stops a running one."""
-        self._next_look.stop()
-        if self._subscription is not None:
-            self._subscription.cancel()
-
-    def wake(self) -> None:
-        """Poll soon: the stream may have been resumed."""
-        self._task.schedule()
-
-    def wait(self) -> None:
-        """Wait for the current run, if any."""
-        with self._one_run:
-            return
-
-    def offload(self) -> HistoryResult:
-        """Offload every closed ledger now, after the current run. ``Closed``: it was stopped meanwhile."""
-        with self._one_run:
-            if self._next_look.is_stopped and self.stopped_by is None:
-                raise Closed("the ledger method of this stream was stopped")
-            return self._ran(0, OFF)
-
-    def _look(self) -> None:
-        if self._next_look.is_stopped:
-            return
-        self._next_look.set(LOOK_S)
-        try:
-            done = -1 if self._committed is None else self._committed.ledger_id
-            left = [info for info in self._source.ledgers() if info.ledger_id > done]
-            limits = {
-                "threshold_bytes": self._settings.offload_threshold_bytes,
-                "threshold_seconds": self._settings.offload_threshold_seconds,
-            }
-            if not due_ledgers(left, now_ms=self._clock.now_ms(), **limits):
-                return
-            with self._one_run:
-                if self._next_look.is_stopped:  # while another run was waited for
-                    return
-                for error in self._ran(**limits).errors:
-                    self._tell(error)
-        except (Fenced, SourceMismatch) as error:
-            _log.warning("%s; the ledger method stops here", error)
-            self.stopped_by = error
-            self.stop()
-        except StreamPaused as error:
-            _log.info("offloading closed ledgers: %s; looks again in %g s", error, LOOK_S)
-        except OffloaderError as error:
-            self._tell(error)
-
-    def _tell(self, error: BaseException) -> None:
-        _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S, extra={"event": "retry"})
-
-    def _ran(self, threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
-        result = self._run(threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
-        self._committed = result.committed
-        return result
 
 
 class BackfillService:

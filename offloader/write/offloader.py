@@ -35,7 +35,8 @@ from offloader.store.base import ObjectStore, require_open_store
 from offloader.store.wrappers import recorder_of, require_limits
 from offloader.telemetry.recorder import NO_TELEMETRY
 from offloader.write.backfill import HISTORY_PARTS, BackfillPlan, HistoryResult, HistoryTools, upload_order
-from offloader.write.backfill_service import BackfillService, LedgerMethodPlan, LedgerTrigger
+from offloader.write.backfill_service import BackfillService, LedgerMethodPlan
+from offloader.write.ledger_trigger import LedgerTrigger
 from offloader.write.machine import StreamOffload
 from offloader.write.quota import MemoryBudget, StreamQuota
 from offloader.write.segment import OffloadHandle, OffloadResult

@@ -162,6 +162,21 @@ def test_wrong_offload_requests_are_refused(tmp_path: Path, wrong: dict[str, Any
     assert (answer.status, answer.json()["kind"]) == (400, "invalid_request")
 
 
+@pytest.mark.parametrize("created_ms", [-1, -5, 2**63, 10**30])
+def test_impossible_time_of_a_ledger_is_refused_and_not_recorded(
+    store: ObjectStore, tmp_path: Path, created_ms: int
+) -> None:
+    """Else the ledger is another one forever for the broker that knows when it was opened."""
+    StreamWriter(store, STREAM).add([batch_of(7, 0, 10)])
+    asked = {"last": 9, "length": 200, "entries": 10}
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        answer = broker.offload(7, **asked, created_ms=created_ms)
+        assert (answer.status, answer.json()["kind"]) == (400, "invalid_request")
+        assert "created_ms" in answer.json()["detail"]
+        assert broker.offload(7, **asked, created_ms=5000).json()["committed"]
+
+
 @pytest.mark.slow
 def test_unknown_stream_and_deleted_ledger(store: ObjectStore, tmp_path: Path) -> None:
     writer = StreamWriter(store, STREAM)

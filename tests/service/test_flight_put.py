@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, LimitReached
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.service.flight.messages import ENTRY_SCHEMA, require_columns
+from offloader.service.flight.messages import ENTRY_SCHEMA, PutRequest, require_columns
+from offloader.service.flight.sessions import ProducerSession
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.ledgers.pushing_broker import Broker
 from tests.support.flight_door import APPEND_SCHEMA, Door, Producer, flight_door
 from tests.support.readback import stored_entries
-from tests.support.waiting import eventually
+from tests.support.served import settings_file
+from tests.support.waiting import PATIENCE_S, eventually
 
 ORDERS, BILLS = "shop/eu/persistent/orders", "shop/eu/persistent/bills"
 _names = itertools.count()
@@ -252,6 +256,35 @@ def test_a_stream_cant_leave_its_root(store: FaultyStore) -> None:
     assert not [key for key in keys if ".." in key or "//" in key]
 
 
+@pytest.mark.parametrize("mode", ["append", "push"])
+def test_entry_above_a_limit_that_a_reload_lowered_is_not_acknowledged(
+    store: FaultyStore, tmp_path: Path, mode: str
+) -> None:
+    """Else it never fits, and nothing after it is offloaded."""
+    kept: dict[str, Any] = {"flight__listen": "127.0.0.1:0", "flight__ledgers": str(tmp_path / "ledgers.db")}
+    schema = APPEND_SCHEMA if mode == "append" else ENTRY_SCHEMA
+
+    def entry(number: int, size: int) -> pa.RecordBatch:
+        batch = EntryBatch.build(1, number, [b"x" * size], 0).to_arrow()
+        return payloads(b"x" * size) if mode == "append" else batch
+
+    with flight_door(store, **kept) as door:
+        producer = door.put({"stream": ORDERS, "mode": mode}, schema)
+        producer.news()
+        last = producer.send(entry(0, 2000))["taken"]
+        producer.until(lambda said: said["durable"] == last)
+        door.process.process.reload(settings_file(**kept, offload__entry_bytes_max=1000))
+        taken = []
+        with contextlib.suppress(fl.FlightServerError, EOFError):
+            taken.append(producer.send(entry(1, 2000)))
+        assert taken == []
+        again = door.put({"stream": ORDERS, "mode": mode}, schema)
+        again.news()
+        last = again.send(entry(1, 1000))["taken"]
+        again.until(lambda said: said["durable"] == last)
+        again.end()
+
+
 def test_limits_of_streams_and_calls(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(10)
@@ -271,6 +304,51 @@ def test_limits_of_streams_and_calls(store: FaultyStore) -> None:
                 begun(door, "a/three", producer="three")  # the ones before are still open
         three.end()
         one.end()
+
+
+def test_producer_that_comes_while_its_stream_makes_room_gets_no_closed_stream(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it pushed would be answered, never taken, and without an error."""
+    other = next(name for name in map("a/other-{}".format, range(100)) if (hash(name) - hash(ORDERS)) % 64)
+    with flight_door(store, flight__streams_max=1) as door, ThreadPoolExecutor(1) as callers:
+        begun(door).end()
+        eventually(lambda: door.act("status", stream=ORDERS)["producer"] is None)
+        seats, streams = door.feed._seats, door.process.process.streams
+        assert seats is not None
+        remove, coming = streams.remove, list[Future[ProducerSession]]()
+
+        def slow(name: str, *, drain: bool = True) -> bool:
+            if name == ORDERS:
+                coming.append(callers.submit(seats.take, PutRequest(ORDERS, "push"), "peer"))
+                wait(coming, timeout=0.5)
+            return bool(remove(name, drain=drain))
+
+        monkeypatch.setattr(streams, "remove", slow)
+        begun(door, other)
+        assert isinstance(coming[0].exception(PATIENCE_S), LimitReached)
+        assert [each.name for each in seats.held()] == [other]
+
+
+def test_streams_that_come_at_the_same_time_stay_within_the_limit(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = next(name for name in map("a/other-{}".format, range(100)) if (hash(name) - hash(ORDERS)) % 64)
+    with flight_door(store, flight__streams_max=1) as door, ThreadPoolExecutor(1) as callers:
+        seats, streams = door.feed._seats, door.process.process.streams
+        assert seats is not None
+        add, coming = streams.add, list[Future[ProducerSession]]()
+
+        def slow(name: str, source: Any, **given: Any) -> Any:
+            if name == ORDERS:
+                coming.append(callers.submit(seats.take, PutRequest(other, "push"), "peer"))
+                wait(coming, timeout=10.0)
+            return add(name, source, **given)
+
+        monkeypatch.setattr(streams, "add", slow)
+        begun(door)
+        assert isinstance(coming[0].exception(PATIENCE_S), LimitReached)
+        assert [each.name for each in seats.held()] == [ORDERS]
 
 
 @pytest.mark.slow

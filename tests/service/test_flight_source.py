@@ -127,6 +127,24 @@ def test_producer_without_its_durable_position_may_push_the_same_entries_again(s
     assert stored_entries(store, ORDERS) == broker.entries
 
 
+def test_older_copy_of_a_log_that_is_refused_ends_no_call_of_the_real_one(store: MemoryStore) -> None:
+    """Both have the producer's name; else the copy, which comes again and again, keeps the real one from sending."""
+    broker = made(40)
+    with flight_door(store) as door:
+        real = begun(door, source=str(LOG))
+        real.push(broker, 20)
+        real.until(lambda said: said["durable"] == "1:19")
+        wrong = last_of(broker, 20)
+        wrong["crc32"] ^= 1
+        with pytest.raises(fl.FlightServerError, match=r"SourceMismatch.*1:19 has CRC-32"):
+            begun(door, source=str(LOG), **wrong)
+        assert door.act("status", stream=ORDERS)["producer"] == "broker-1"
+        real.push_all(broker)
+        real.until(lambda said: said["durable"] == str(broker.end))
+        real.end()
+    assert stored_entries(store, ORDERS) == broker.entries
+
+
 def test_reconnect_with_checksum_of_the_last_durable_entry_continues_there(store: MemoryStore) -> None:
     broker = made(40)
     with flight_door(store) as door:

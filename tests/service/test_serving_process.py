@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.monitor import read_status_file
 from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import SystemClock
+from offloader.service.process import FEED_RETRY_S
 from offloader.service.streams import RESTART_S_MIN, StreamSupervisor
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
@@ -161,6 +162,22 @@ def test_standby_stream_takes_over_when_activated_and_fences_the_other_process(
         eventually(lambda: load_manifest(store, ORDERS).committed_end() == last)
         assert load_manifest(store, ORDERS).epoch == epoch + 2
     assert len(stored_entries(store, ORDERS)) == appended + 80
+
+
+def test_feed_that_waits_for_its_next_start_is_not_started_after_its_stop(store: FaultyStore) -> None:
+    """Else it listens in a process that ends, and nothing stops it any more."""
+    clock, feed = ManualClock(), HeldFeed("held", [StoreUnavailable("the port is taken")])
+
+    class Slow(HeldFeed):
+        def stop(self, within_s: float) -> None:
+            super().stop(within_s)
+            clock.advance(FEED_RETRY_S)
+            with suppress(AssertionError):
+                eventually(lambda: feed.heard.count("start") == 2, within_s=1.0)
+
+    with serving(store, settings_file(), feed, Slow("slow"), clock=clock):
+        assert feed.heard == ["start"]
+    assert feed.heard == ["start", "stop", "close"]
 
 
 class Flaky:
@@ -356,6 +373,36 @@ def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, datab
         # What is shown may be some seconds old.
         eventually(lambda: assembled.view.stream(ORDERS)["segments"]["offloaded"] == 2)
     assert {int(each.layout) for each in load_manifest(store, ORDERS).offloaded()} == {1}
+
+
+@pytest.mark.slow
+def test_offload_of_a_ledger_method_stream_waits_no_longer_than_asked(
+    store: FaultyStore, database: EmbeddedLedgers
+) -> None:
+    """Else a long history takes the caller's thread, and one of the requests that HTTP works on at once, for hours."""
+    feed, inner = HeldFeed(), database.open_stream(ORDERS)
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(Flaky):
+        def read(self, start: Position, max_bytes: int) -> Any:
+            reading.set()
+            assert go_on.wait(PATIENCE_S)
+            return inner.read(start, max_bytes)
+
+    last = append(inner)
+    inner.close_ledger()
+    file = settings_file(offload__method="ledger")
+    with serving(store, file, feed) as assembled, ThreadPoolExecutor(1) as callers:
+        assert feed.streams is not None
+        control = feed.streams.add(ORDERS, Slow(inner, 0, OSError()), feed="held")
+        assert reading.wait(PATIENCE_S)
+        asked = callers.submit(assembled.control.offload, ORDERS, timeout_s=0.2, by="a test")
+        in_time = wait({asked}, timeout=10.0).done
+        go_on.set()
+        assert in_time
+        with pytest.raises(StoreUnavailable, match=r"aren't committed within 0\.2 s"):
+            asked.result()
+        assert control.offload(timeout_s=PATIENCE_S) == last
 
 
 @pytest.mark.slow

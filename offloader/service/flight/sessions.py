@@ -178,12 +178,17 @@ class AppendedLedgers(TailingSource):
         self.offered: Callable[[], Offered] = Offered
         self._changed = threading.Condition()
         self._appending = threading.Lock()
-        self._sequences: dict[str, int] = json.loads(inner.get_note(_NOTE) or b"{}")
-        self._end = inner.last_position()
+        self._sequences: dict[str, int] = {}
+        self._end: Position | None = None
+        #: Whether only the database knows both: an append broke off.
+        self._in_doubt = True
+        self._look_up()
 
     def sequence(self, producer: str) -> int | None:
-        """The newest durable batch number of a producer."""
-        return self._sequences.get(producer)
+        """The newest durable batch number of a producer. Raises as a read of the database, where only that knows."""
+        with self._appending:
+            self._look_up()
+            return self._sequences.get(producer)
 
     def append(
         self, payloads: pa.BinaryArray, times_ms: NDArray[np.int64] | None, *, producer: str, sequence: int | None
@@ -199,13 +204,16 @@ class AppendedLedgers(TailingSource):
             as ``EmbeddedStream.append``.
         """
         with self._appending:
+            self._look_up()
             notes = {} if sequence is None else self._note_of(producer, sequence)
             if sequence is not None and sequence <= self._sequences.get(producer, -1):
                 return []
+            self._in_doubt = True
             written = self._stream.append(payloads, times_ms, notes=notes)
             if sequence is not None:
                 self._sequences[producer] = sequence
             self._end = written[-1].last if written else self._end
+            self._in_doubt = False
         self.wake()
         return written
 
@@ -242,6 +250,13 @@ class AppendedLedgers(TailingSource):
         super().release(position)
         self.wake()
 
+    def _look_up(self) -> None:
+        """Reads what was written, if that is in doubt. Call with the lock held."""
+        if self._in_doubt:
+            self._sequences = json.loads(self._stream.get_note(_NOTE) or b"{}")
+            self._end = self._stream.last_position()
+            self._in_doubt = False
+
     def _note_of(self, producer: str, sequence: int) -> dict[str, bytes]:
         if not producer:
             raise InvalidCall("a batch has a sequence, and nobody said whose", hint="the descriptor names the producer")
@@ -275,10 +290,14 @@ class FlightStream:
     mode: Literal["push", "append"]
     source: PushedLedgers | AppendedLedgers
     control: StreamSupervisor
-    settings: Settings
     seat: ProducerSession | None = None
     left_s: float = 0.0
     is_warned: bool = False
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force, which a reload changes."""
+        return self.control.settings
 
     @property
     def entry_bytes_max(self) -> int:
@@ -375,7 +394,10 @@ class ProducerSessions:
         self._memory = PushMemory(settings.memory_bytes_max)
         #: Needs no lock: changed by single operations, and copied before a loop.
         self._held: dict[str, FlightStream] = {}
-        self._opening = [threading.Lock() for _ in range(_OPENING_LOCKS)]
+        self._opening = [threading.RLock() for _ in range(_OPENING_LOCKS)]
+        # Guards the number of streams that are being opened: they count, too.
+        self._counting = threading.Lock()
+        self._coming = 0
         self._closing = False
 
     def held(self) -> list[FlightStream]:
@@ -479,12 +501,26 @@ class ProducerSessions:
                 f"stream {stream.name}: {seat.producer or 'an unnamed producer'} at {seat.peer} sends it already",
                 hint="one producer sends a stream at a time; one that names itself in the descriptor may come again",
             )
+        # Refuses another log first: that of the earlier call may be the right one.
+        proof = self._proof(stream, request)
+        if proof is not None:
+            proof.close()
         seat.take_away(f"{request.producer} came again, from {peer}")
 
     def _open(self, request: PutRequest) -> FlightStream:
+        with self._counting:
+            is_full = len(self._held) + self._coming >= self._settings.streams_max
+            self._coming += 1
+        try:
+            if is_full:
+                self._close_one()
+            return self._opened(request)
+        finally:
+            with self._counting:
+                self._coming -= 1
+
+    def _opened(self, request: PutRequest) -> FlightStream:
         settings = self._streams.settings_of(request.stream)
-        if len(self._held) >= self._settings.streams_max:
-            self._close_one()
         source: PushedLedgers | AppendedLedgers
         source = self._pushed(request, settings) if request.mode == "push" else self._appended(request.stream, settings)
         try:
@@ -492,7 +528,7 @@ class ProducerSessions:
         except BaseException:
             source.end()
             raise
-        stream = FlightStream(request.stream, request.mode, source, control, settings)
+        stream = FlightStream(request.stream, request.mode, source, control)
         source.offered = stream.offered
         self._held[request.stream] = stream
         return stream
@@ -529,12 +565,20 @@ class ProducerSessions:
 
     def _close_one(self) -> None:
         """Closes the stream that has been without a producer longest, of those fully committed."""
-        done = sorted((each for each in self.held() if each.is_done), key=lambda each: each.left_s)
-        if not done:
-            raise LimitReached(
-                f"{self._settings.streams_max} streams are open (flight.streams_max)", hint="end calls of others first"
-            )
-        self._wind_down(done[0], drain=False)
+        for stream in sorted((each for each in self.held() if each.is_done), key=lambda each: each.left_s):
+            opening = self._opening[hash(stream.name) % _OPENING_LOCKS]
+            # Doesn't wait, while another name's lock is held: who has this one may want that.
+            if not opening.acquire(blocking=False):
+                continue
+            try:
+                if stream.is_done and self.find(stream.name) is stream:  # it may have got a producer meanwhile
+                    self._wind_down(stream, drain=False)
+                    return
+            finally:
+                opening.release()
+        raise LimitReached(
+            f"{self._settings.streams_max} streams are open (flight.streams_max)", hint="end calls of others first"
+        )
 
     def _wind_down(self, stream: FlightStream, *, drain: bool) -> None:
         self._streams.remove(stream.name, drain=drain)

@@ -101,7 +101,9 @@ class LedgerOffloadRequest(_Request):
     last: int = Field(ge=0, lt=2**63, description="Its last entry.")
     length: int = Field(ge=0, lt=2**63, description="Payload bytes of all entries.")
     entries: int = Field(ge=1, le=2**63)
-    created_ms: int | None = Field(default=None, description="When it was opened, as far as the broker knows.")
+    created_ms: int | None = Field(
+        default=None, ge=0, lt=2**63, description="When it was opened, as far as the broker knows."
+    )
     wait_seconds: float = Field(default=25.0, ge=0, le=25, description="How long to wait for the commit.")
 
 
