@@ -99,10 +99,8 @@ def failure_of(error: BaseException) -> Failure:
         case typer.Abort():
             return Failure("interrupted", "Abort", "aborted: the input ended", "", EXIT_INTERRUPTED)
         case OSError() if error.errno in _NO_SPACE:
-            kind, message = (
-                ErrorKind.RETRY_LATER,
-                f"{error.filename or 'the output'} can't be written: {error.strerror}",
-            )
+            kind, where = ErrorKind.RETRY_LATER, error.filename or "the output"
+            message = f"{where} can't be written: {error.strerror}"
             hint = "free some space, or send it elsewhere"
         case ModuleNotFoundError() if (error.name or "").split(".")[0] in _EXTRAS:
             package = (error.name or "").split(".")[0]

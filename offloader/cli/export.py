@@ -176,7 +176,8 @@ def run(
         bool, typer.Option("--follow", "-f", help="Go on with what is offloaded later, until interrupted.")
     ] = False,
     every: Annotated[
-        float | None, amount("--every", "With --follow: time between two looks.", "seconds", low=0.1, shown="60.0")
+        float | None,
+        amount("--every", "With --follow: time between two looks.", "seconds", low=0.1, shown=str(EVERY_S)),
     ] = None,
     json: Json = False,
 ) -> int:
@@ -226,7 +227,7 @@ def run(
 
 
 def _follow(look: Callable[[], None], clock: Clock, stop: threading.Event, every_s: float) -> None:
-    """Call ``look`` every ``every_s`` seconds until the process is told to end. A retryable error doesn't end it."""
+    """Export what is new every ``every_s`` seconds until SIGINT or SIGTERM; a retryable error is tried again then."""
     interrupted = threading.Event()
 
     def interrupt(*_: object) -> None:

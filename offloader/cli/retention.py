@@ -138,8 +138,8 @@ def run(
     """
     if keep.is_given and not streams and not dry_run:
         raise InvalidCall("--keep and --keep-size are for streams that are named", hint="name them, or use plan")
-    if not dry_run and len(streams or ()) == 1:
-        find_scope(given.open(), *(streams or ()))  # before the store is probed with a write
+    if not dry_run and streams and len(streams) == 1:
+        find_scope(given.open(), streams[0])  # before the store is probed with a write
     with _cycles(given, keep, read_only=dry_run) as (cycle, _):
         return _print_each(cycle, streams, cycle.plan if dry_run else cycle.run, json, done=not dry_run)
 

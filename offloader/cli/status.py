@@ -350,7 +350,8 @@ def run(
     ] = "",
     watching: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
     interval: Annotated[
-        float | None, amount("--interval", "With --watch: between two looks.", "seconds", low=0.01, shown="2.0")
+        float | None,
+        amount("--interval", "With --watch: between two looks.", "seconds", low=0.01, shown=str(INTERVAL_S)),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
     limits: Annotated[bool, typer.Option("--limits", help="Show every limit in force instead.")] = False,

@@ -9,7 +9,6 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, TypedDict, Unpack
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,14 +20,12 @@ from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
-from offloader.times import moment_ms
+from offloader.times import TABLE_TIME_MS_MAX, moment_ms
 
 #: Bytes up to which small batches are joined: the partitions of a topic interleave entry by entry.
 JOINED_BYTES_MAX = 1024 * 1024
 #: Rows up to which small batches are joined.
 JOINED_ROWS_MAX = 65_536
-#: Publish times further from 1970 are null, as in Spark: engines that count microseconds in 64 bits fail at them.
-_TIME_MS_MAX = (2**63 - 1) // 1000
 #: All columns, in their order.
 SCHEMA = pa.schema([pa.field("stream", pa.string(), nullable=False), *EntryBatch.build(0, 0, []).to_arrow().schema])
 _Moment = int | str | datetime
@@ -227,7 +224,8 @@ class _Snapshot:
 
     def _table(self, stream: str, batch: EntryBatch) -> pa.RecordBatch:
         columns = [pa.repeat(pa.scalar(stream), len(batch)), *batch.to_arrow().columns]
-        beyond = np.abs(batch.publish_times_ms) > _TIME_MS_MAX
+        times_ms = batch.publish_times_ms
+        beyond = (times_ms > TABLE_TIME_MS_MAX) | (times_ms < -TABLE_TIME_MS_MAX)
         if beyond.any():
             number = SCHEMA.get_field_index("publish_time")
             columns[number] = pc.if_else(pa.array(beyond), None, columns[number])

@@ -302,8 +302,6 @@ _OPTIONS: dict[str, tuple[str, _Parser]] = {
 }
 
 US_PER_MS = 1000
-#: Spark counts microseconds in 64 bits: publish times beyond this, before or after 1970, are null.
-TIME_MS_MAX = (2**63 - 1) // US_PER_MS
 
 
 class Needs(enum.IntEnum):

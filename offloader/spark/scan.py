@@ -36,10 +36,11 @@ from offloader.read.ranges import readable_segments, segments_between, whole_ran
 from offloader.read.reader import decode_messages, load_manifest_at, load_stream, published_between, require_inside
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
-from offloader.spark.options import TIME_MS_MAX, US_PER_MS, Needs, Projection, SourceOptions
+from offloader.spark.options import US_PER_MS, Needs, Projection, SourceOptions
 from offloader.spark.where import Bounds
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import VerbCount, requests_of
+from offloader.times import TABLE_TIME_MS_MAX
 
 #: Indexes that planning reads. Further segments are split by their number of blocks alone, and pruned by the tasks.
 INDEXES_READ_MAX = 1000
@@ -704,7 +705,7 @@ def _entry_column(name: str, rows: _Rows) -> pa.Array:
         case "publish_time":
             times_ms = rows.publish_times_ms
             assert times_ms is not None
-            unknown = (times_ms == TIME_UNKNOWN_MS) | (times_ms > TIME_MS_MAX) | (times_ms < -TIME_MS_MAX)
+            unknown = (times_ms == TIME_UNKNOWN_MS) | (times_ms > TABLE_TIME_MS_MAX) | (times_ms < -TABLE_TIME_MS_MAX)
             micros = pa.array(times_ms * US_PER_MS, mask=unknown if unknown.any() else None)
             return micros.view(pa.timestamp("us", tz="UTC"))
         case _:

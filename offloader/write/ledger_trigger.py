@@ -145,7 +145,7 @@ class LedgerTrigger:
             self.stopped_by = error
             self.stop()
         except StreamPaused as error:
-            _log.info("offloading closed ledgers: %s; looks again in %g s", error, LOOK_S)
+            _log.info("offloading closed ledgers: %s; tries again in %g s", error, LOOK_S)
         except OffloaderError as error:
             self._tell(error)
 

@@ -45,7 +45,7 @@ def test_entries_that_no_segment_took_yet_are_compared_too() -> None:
 
 @pytest.mark.parametrize("entry_ids", [[8, 10], [0, 5], [0, 2**62]])
 def test_gap_among_entries_that_are_held_is_no_other_log(entry_ids: list[int]) -> None:
-    """Else a broker that left out an entry is told to push to another stream."""
+    """A broker that left out an entry is asked for it, not told to push to another stream."""
     ledgers = held_here()
     ledgers.push([EntryBatch.build(1, 0, [b"%d" % each for each in range(10)], 0)], [], within_s=1.0)
     payloads = pa.array([b"%d" % each for each in entry_ids], pa.binary())

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import offloader
-from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
+from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.keys import data_key
 from offloader.errors import BeyondEnd, Corrupt, InvalidCall, NotFound, ObjectMissing, OffloaderError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -175,12 +175,13 @@ def test_relation_of_duckdb_answers_every_query_from_its_snapshot(store: ObjectS
 @pytest.mark.parametrize("kind", KINDS)
 def test_publish_time_beyond_64_bits_of_microseconds_is_null(store: ObjectStore, kind: str) -> None:
     writer, in_nanoseconds = StreamWriter(store, STREAM), BASE_MS * 1_000_000
-    writer.add([EntryBatch.build(1, 0, [b"a", b"b", b"c"], [BASE_MS, in_nanoseconds, -in_nanoseconds])])
+    times_ms = [BASE_MS, in_nanoseconds, -in_nanoseconds, TIME_MS_MIN, TIME_MS_MAX]
+    writer.add([EntryBatch.build(1, 0, [b"a", b"b", b"c", b"d", b"e"], times_ms)])
     try:
         found = rows(table_of(kind, store, STREAM))
     except Exception as error:  # of the engine
         pytest.fail(str(error))
-    assert found == [(STREAM, 1, number, [BASE_MS, None, None][number], b"abc"[number:][:1]) for number in range(3)]
+    assert found == [(STREAM, 1, number, None if number else BASE_MS, b"abcde"[number:][:1]) for number in range(5)]
 
 
 def test_entries_of_the_hot_tier_are_read_up_to_the_end_at_the_call(tmp_path: Path, store: ObjectStore) -> None:

@@ -22,7 +22,7 @@ ORDERS = "shop/eu/persistent/orders"
 def test_numbered_batch_that_was_written_with_an_unknown_outcome_is_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The producer sends it again, as the number that it hears is what decides."""
+    """A producer sends every batch again whose number is above the one that it is told."""
     payloads, commit = pa.array([b"one", b"two"], pa.binary()), Database._commit
 
     def broken(database: Database, connection: sqlite3.Connection) -> None:

@@ -567,7 +567,7 @@ class ProducerSessions:
         """Closes the stream that has been without a producer longest, of those fully committed."""
         for stream in sorted((each for each in self.held() if each.is_done), key=lambda each: each.left_s):
             opening = self._opening[hash(stream.name) % _OPENING_LOCKS]
-            # Doesn't wait, while another name's lock is held: who has this one may want that.
+            # Never blocks: this thread holds another stream's lock, and the holder of this one may wait for that.
             if not opening.acquire(blocking=False):
                 continue
             try:
