@@ -86,9 +86,12 @@ class SimulatedSubscribers:
         retention.add(name)
 
     def remove(self, retention: StreamRetention, name: str) -> None:
-        """Nobody may rely on it from now on, whether that succeeds or not."""
+        """Nobody may rely on it from now on, whether that succeeds or not, nor on what it publishes meanwhile."""
         self.known.pop(name, None)
-        retention.remove(name)
+        try:
+            retention.remove(name)
+        finally:
+            self.known.pop(name, None)
 
     def publish(self, retention: StreamRetention, name: str, places: Places, cut: CutLike) -> None:
         """Publishes, and remembers the answer.
