@@ -19,7 +19,7 @@ from formats.keys import fill_key
 from formats.manifest import GapFilled
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
 from offloader.manifest.state import ManifestState, SegmentRecord
-from offloader.read.fetch import Fetcher, SegmentObjects, block_runs, newest_view
+from offloader.read.fetch import Fetcher, SegmentObjects, block_runs, newest_view, request_sizes
 from offloader.read.ranges import readable_segments, segments_between, whole_range
 from offloader.settings import Pairs
 from offloader.store.base import ByteRange, ObjectStore
@@ -76,11 +76,12 @@ class ColdTier:
         maps = fetcher.workers.in_order(
             partial(self._unless_missing, objects, partial(fetcher.index, objects, keep=False)) for objects in segments
         )
+        sizes = request_sizes(fetcher.settings.request_bytes)
         runs = (
             run
             for objects, segment_map in zip(segments, maps, strict=True)
             if segment_map is not None
-            for run in block_runs(objects, segment_map, segment_map.find(first, last), fetcher.settings.request_bytes)
+            for run in block_runs(objects, segment_map, segment_map.find(first, last), sizes)
         )
         found = fetcher.workers.in_order(
             partial(self._unless_missing, run.objects, partial(fetcher.run, run)) for run in runs

@@ -164,6 +164,8 @@ def process_cache(bytes_max: int) -> Cache:
     return _PROCESS_CACHE
 
 
+#: The first ranged GETs of a scan, and their size.
+FIRST_REQUESTS, FIRST_REQUEST_BYTES = 3, 4 << 20
 #: Growth of the window whenever the consumer waits. A request takes about as long alone as beside others, so each step
 #: takes effect a whole request later: few large steps.
 GROWTH = 4
@@ -344,15 +346,28 @@ def newest_view(store: ObjectStore, stream: str) -> ManifestState | None:
     return None
 
 
+def request_sizes(bytes_max: int) -> Iterator[int]:
+    """Sizes of a scan's ranged GETs in bytes: the first ones are small, so that whoever wants little has it soon.
+
+    The second is under way when the first has arrived (``PrefetchWindow``): one batch costs 8 MiB of transfer.
+    """
+    return itertools.chain(
+        itertools.repeat(min(FIRST_REQUEST_BYTES, bytes_max), FIRST_REQUESTS), itertools.repeat(bytes_max)
+    )
+
+
 def block_runs(
-    objects: SegmentObjects, segment_map: SegmentMap, numbers: NDArray[np.int64], request_bytes: int
+    objects: SegmentObjects, segment_map: SegmentMap, numbers: NDArray[np.int64], request_bytes: int | Iterator[int]
 ) -> Iterator[BlockRun]:
     """Group blocks into runs for one ranged GET each: adjacent, together at most ``request_bytes`` long.
 
     A larger block is a run of its own: it is decoded as a whole anyway.
 
-    ``numbers``: the wanted blocks in the wanted order, int64, shape (n,).
+    Args:
+        numbers: the wanted blocks in the wanted order, int64, shape (n,).
+        request_bytes: of all runs, or of each: an iterator that several calls may share.
     """
+    sizes = itertools.repeat(request_bytes) if isinstance(request_bytes, int) else request_bytes
     starts = segment_map.blocks.offset[numbers]
     stops = starts + segment_map.blocks.length[numbers]
     needed = starts + segment_map.blocks.read_bytes[numbers]
@@ -361,7 +376,7 @@ def block_runs(
     first = 0
     while first < len(numbers):
         end = int(breaks[np.searchsorted(breaks, first, side="right")])
-        fitting = int(np.searchsorted(stops[first:end], starts[first] + request_bytes, side="right"))
+        fitting = int(np.searchsorted(stops[first:end], starts[first] + next(sizes), side="right"))
         end = first + max(fitting, 1)
         yield BlockRun(objects, segment_map, numbers[first:end], int(starts[first]), int(needed[end - 1]))
         first = end

@@ -31,7 +31,7 @@ from offloader.manifest.protection import take_lease
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
 from offloader.read.cold import objects_of
-from offloader.read.fetch import BlockRun, Cache, Fetcher, SegmentObjects, block_runs
+from offloader.read.fetch import BlockRun, Cache, Fetcher, SegmentObjects, block_runs, request_sizes
 from offloader.read.ranges import readable_segments, segments_between, whole_range
 from offloader.read.reader import decode_messages, load_manifest_at, load_stream, published_between, require_inside
 from offloader.runtime.clock import SystemClock
@@ -513,6 +513,7 @@ class _Task:
         # Time bounds are exact, so they need times even if the schema doesn't.
         self._needs = max(projection.needs, Needs.ENTRY_TABLES if _bounds_times(options) else Needs.INDEXES)
         self._fetcher = fetcher
+        self._sizes = request_sizes(fetcher.settings.request_bytes)
         self._lock = threading.Lock()
         #: Statistics: skipped pieces were damaged or missing, blocks that are ruled out can't hold wanted rows.
         self.done = Counter[str]()
@@ -551,8 +552,7 @@ class _Task:
         self.done["blocks"] += len(numbers)
         self.done["ruled_out"] += int(own.sum()) - len(numbers)
         if not segment_map.has_extension or self._needs is Needs.PAYLOADS:
-            request_bytes = self._fetcher.settings.request_bytes
-            for run in block_runs(piece.objects, segment_map, numbers, request_bytes):
+            for run in block_runs(piece.objects, segment_map, numbers, self._sizes):
                 yield partial(self._whole_blocks, run)
         elif self._needs is Needs.ENTRY_TABLES:
             for number in numbers.tolist():

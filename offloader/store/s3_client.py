@@ -134,6 +134,16 @@ def open_client(options: StoreOptions) -> Any:
     return built("path")
 
 
+def preload() -> None:
+    """Loads what clients are made of, for processes that are forked from this one. Sends nothing, starts no thread.
+
+    Raises:
+        what the SDK raises, as ``open_client``.
+    """
+    nobody = StoreOptions(endpoint_url="http://localhost", region="us-east-1", access_key="-", secret_key="-")  # noqa: S106
+    open_client(nobody).close()
+
+
 def _require_element(name: bytes, response_dict: Mapping[str, Any], **_: object) -> None:
     """Refuse a success of another server than S3; the SDK would take its page, or nothing, for an empty answer."""
     if response_dict["status_code"] == 200 and name not in response_dict["body"]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from formats.entries import Position
 from formats.segment import SegmentMap
-from offloader.read.fetch import SegmentObjects, block_runs
+from offloader.read.fetch import SegmentObjects, block_runs, request_sizes
 from offloader.read.ranges import readable_segments, segments_between, whole_range
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of, build, random_batch
@@ -70,6 +70,22 @@ def test_neighbouring_blocks_are_one_request() -> None:
     found = segment_map(100, 1000)
     [run] = block_runs(objects(), found, np.arange(len(found.blocks)), 10**9)
     assert (run.start, run.stop) == (0, found.data_bytes)
+
+
+def test_first_requests_of_a_scan_are_small() -> None:
+    mib = 1 << 20
+    assert list(itertools.islice(request_sizes(16 * mib), 5)) == [4 * mib, 4 * mib, 4 * mib, 16 * mib, 16 * mib]
+    assert list(itertools.islice(request_sizes(mib), 3)) == [mib, mib, mib]
+
+
+def test_runs_of_several_segments_share_the_sizes_of_a_scan() -> None:
+    found = segment_map(100, 1000)
+    sizes, numbers = iter([2000, 10**9]), np.arange(len(found.blocks))
+    first, *rest = block_runs(objects(), found, numbers[:10], sizes)
+    [all_in_one] = block_runs(objects(), found, numbers, itertools.repeat(10**9))
+    assert first.stop - first.start <= 2000
+    assert [run.numbers.tolist() for run in rest] == [numbers[len(first.numbers) : 10].tolist()]
+    assert all_in_one.stop - all_in_one.start > 2000
 
 
 def test_no_blocks_are_no_runs() -> None:

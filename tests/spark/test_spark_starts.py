@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,36 @@ def test_daemon_loads_what_a_task_reads_with_and_can_be_forked(
     }
 
 
+S3_WORKER = """
+import offloader.spark.daemon
+from botocore.loaders import JSONFileLoader
+from offloader.store.open import open_store
+before, read, original = set(sys.modules), [], JSONFileLoader.load_file
+JSONFileLoader.load_file = lambda self, path: read.append(path) or original(self, path)
+open_store("s3://bucket/root", endpoint_url="http://127.0.0.1:9", region="eu-west-1", access_key="a", secret_key="b")
+assert not read, read
+assert not set(sys.modules) - before, set(sys.modules) - before
+"""
+
+
+@pytest.mark.process
+def test_forked_worker_opens_an_s3_store_without_loading_the_sdk(
+    plain: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Spark sets it
+    assert "botocore.client" in loaded_by("import sys\n" + DAEMON + S3_WORKER, plain)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("variables", [{"AWS_PROFILE": "a profile that nobody has"}, {"AWS_CONFIG_FILE": "/dev/full"}])
+def test_daemon_starts_where_the_sdk_refuses_the_environment(
+    variables: dict[str, str], plain: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"OMP_NUM_THREADS": "1", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert "offloader.spark.source" in loaded_by(DAEMON, plain)
+
+
 FORKED = """
 import os
 import numpy
@@ -185,3 +216,21 @@ def test_take_and_show_print_no_error_of_a_closed_pipe(
     assert "only showing top 2 rows" in done.stdout
     assert "BrokenPipeError" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+def test_daemon_takes_sparks_jar_off_the_module_search_path(plain: StreamWriter, tmp_path: Path) -> None:
+    for name in ("spark-core_2.13-4.3.0.jar", "users-own.jar"):
+        with zipfile.ZipFile(tmp_path / name, "w") as jar:
+            jar.writestr("org/apache/spark/Nothing.class", b"")
+    code = f"""
+import importlib, sys
+jar, own = {str(tmp_path)!r} + "/spark-core_2.13-4.3.0.jar", {str(tmp_path)!r} + "/users-own.jar"
+sys.path[1:1] = [jar, own]
+importlib.import_module("offloader")
+assert jar in sys.path_importer_cache and own in sys.path_importer_cache
+import offloader.spark.daemon
+assert jar not in sys.path and jar not in sys.path_importer_cache
+assert own in sys.path and own in sys.path_importer_cache
+"""
+    assert "offloader.spark.source" in loaded_by(code, plain)
