@@ -465,6 +465,10 @@ class BadEntry(enum.Enum):
     NULL = "null"
 
 
+#: Opens an encrypted payload, given the entry's metadata; ``None``: it has no key for it.
+Decrypt = Callable[[Any, bytes], bytes | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageOptions:
     """Decoder options.
@@ -487,7 +491,7 @@ class MessageOptions:
     bad_entries: BadEntry = BadEntry.ERROR
     markers: bool = True
     join_chunks: bool = False
-    decrypt: Callable[[Any, bytes], bytes | None] | None = None
+    decrypt: Decrypt | None = None
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
     batch_messages_max: int = BATCH_MESSAGES_MAX
     rows_max: int = ROWS_MAX
@@ -558,16 +562,19 @@ class MessageDecoder:
             metadata = frame.metadata
             if not self._options.markers and metadata.HasField("marker_type"):
                 return ()
-            entry = self._opened(entry, frame)
+            if self._options.decrypt is not None:
+                entry = self._opened(entry, frame, self._options.decrypt)
             is_sealed = len(metadata.encryption_keys) > 0
-            if metadata.num_chunks_from_msg > 1 and self._options.join_chunks and not is_sealed:
+            is_chunk = metadata.num_chunks_from_msg > 1
+            if is_chunk and self._options.join_chunks and not is_sealed:
                 joined = self._chunks.add(metadata, entry[frame.payload_start :] if self._needs_payloads else b"")
                 if joined is None:
                     return ()
                 entry = entry[: frame.payload_start] + joined
                 metadata.ClearField("num_chunks_from_msg")
+                is_chunk = False
             # A chunk of a message, or encrypted: such a payload can be neither decompressed nor split.
-            opaque = metadata.num_chunks_from_msg > 1 or is_sealed
+            opaque = is_chunk or is_sealed
             is_batch = not opaque and metadata.HasField("num_messages_in_batch")
             count = self._batch_count(frame, len(entry)) if is_batch else 0
         except FormatError as error:
@@ -587,10 +594,10 @@ class MessageDecoder:
         broker, more = frame.broker, frame.payload_start
         return (Piece(entry_id, metadata, broker, singles=singles, payload=payload, error=reason, more_bytes=more),)
 
-    def _opened(self, entry: bytes, frame: Frame) -> bytes:
+    def _opened(self, entry: bytes, frame: Frame, decrypt: Decrypt) -> bytes:
         """The entry with its payload decrypted, if there is a key; its metadata then has no encryption."""
-        decrypt, metadata = self._options.decrypt, frame.metadata
-        if decrypt is None or not metadata.encryption_keys:
+        metadata = frame.metadata
+        if not metadata.encryption_keys:
             return entry
         plain = decrypt(metadata, entry[frame.payload_start :])
         if plain is None:
