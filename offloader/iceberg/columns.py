@@ -13,7 +13,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 
-from formats.entries import EntryBatch
+from formats.entries import EntryBatch, repeated_text
 from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
 from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
 from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
@@ -177,7 +177,7 @@ class RowMaker:
                 for each in self._columns
                 if each.name != "stream"
             }
-            columns["stream"] = pa.repeat(pa.scalar(self._stream), rows.num_rows)
+            columns["stream"] = repeated_text(self._stream, rows.num_rows)
             if self._values is not None:
                 columns[DECODED], columns[ERROR] = self._decoded(rows, self._values)
             yield pa.RecordBatch.from_pydict({name: columns[name] for name in self.names})

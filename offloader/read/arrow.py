@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from formats.entries import EntryBatch, Position
+from formats.entries import EntryBatch, Position, repeated_text
 from offloader.errors import InvalidCall, Unsupported
 from offloader.ledgers.base import ReadableLedgers
 from offloader.read.partitions import TopicReader, merge_published, open_reader
@@ -223,7 +223,7 @@ class _Snapshot:
             yield from _joined(self._table(self._ranges[number][0].stream, batch) for number, batch in merged)
 
     def _table(self, stream: str, batch: EntryBatch) -> pa.RecordBatch:
-        columns = [pa.repeat(pa.scalar(stream), len(batch)), *batch.to_arrow().columns]
+        columns = [repeated_text(stream, len(batch)), *batch.to_arrow().columns]
         times_ms = batch.publish_times_ms
         beyond = (times_ms > TABLE_TIME_MS_MAX) | (times_ms < -TABLE_TIME_MS_MAX)
         if beyond.any():

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position, repeated_text
 from formats.segment_map import SegmentMap
 from formats.summary import LedgerSpan, SegmentSummary
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
@@ -676,7 +676,7 @@ def _message_batches(rows: Iterable[_Rows], schema: pa.Schema, options: SourceOp
 
 def _column(field: pa.Field, messages: pa.RecordBatch, stream: str) -> pa.Array:
     if field.name == "stream":
-        return pa.repeat(pa.scalar(stream), messages.num_rows)
+        return repeated_text(stream, messages.num_rows)
     import pyarrow.compute as pc
 
     column = messages.column(field.name)
@@ -697,7 +697,7 @@ def _entry_column(name: str, rows: _Rows) -> pa.Array:
     count = len(rows.entry_ids)
     match name:
         case "stream":
-            return pa.repeat(pa.scalar(rows.objects.stream), count)
+            return repeated_text(rows.objects.stream, count)
         case "ledger_id":
             return pa.array(np.full(count, rows.ledger_id, dtype=np.int64))
         case "entry_id":
