@@ -465,10 +465,6 @@ class BadEntry(enum.Enum):
     NULL = "null"
 
 
-#: Opens an encrypted payload, given the entry's metadata; ``None``: it has no key for it.
-Decrypt = Callable[[Any, bytes], bytes | None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageOptions:
     """Decoder options.
@@ -491,7 +487,7 @@ class MessageOptions:
     bad_entries: BadEntry = BadEntry.ERROR
     markers: bool = True
     join_chunks: bool = False
-    decrypt: Decrypt | None = None
+    decrypt: Callable[[Any, bytes], bytes | None] | None = None
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
     batch_messages_max: int = BATCH_MESSAGES_MAX
     rows_max: int = ROWS_MAX
@@ -594,7 +590,7 @@ class MessageDecoder:
         broker, more = frame.broker, frame.payload_start
         return (Piece(entry_id, metadata, broker, singles=singles, payload=payload, error=reason, more_bytes=more),)
 
-    def _opened(self, entry: bytes, frame: Frame, decrypt: Decrypt) -> bytes:
+    def _opened(self, entry: bytes, frame: Frame, decrypt: Callable[[Any, bytes], bytes | None]) -> bytes:
         """The entry with its payload decrypted, if there is a key; its metadata then has no encryption."""
         metadata = frame.metadata
         if not metadata.encryption_keys:

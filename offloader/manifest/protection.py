@@ -49,6 +49,7 @@ class HeldLease:
         self._clock = clock
         self._lock = threading.Lock()
         self._written_s = 0.0
+        self._has_ended = False
         self._write()
 
     def __enter__(self) -> HeldLease:
@@ -58,14 +59,14 @@ class HeldLease:
         self.end()
 
     def renew_if_due(self) -> None:
-        """Renews the lease after a third of its time; call it regularly while reading.
+        """Renews the lease after a third of its time, unless it ended; call it regularly while reading.
 
         Raises:
             OffloaderError: it couldn't be renewed and has expired.
         """
         with self._lock:
             age_s = self._clock.monotonic_s() - self._written_s
-            if age_s < self.lease.seconds * RENEW_AFTER:
+            if self._has_ended or age_s < self.lease.seconds * RENEW_AFTER:
                 return
             try:
                 self._write()
@@ -80,8 +81,9 @@ class HeldLease:
         )
 
     def end(self) -> None:
-        """Removes the lease; one that can't be removed expires."""
-        with suppress(OffloaderError):
+        """Removes the lease, after a renewal that is under way; one that can't be removed expires."""
+        with self._lock, suppress(OffloaderError):
+            self._has_ended = True
             self._store.delete([lease_key(self.lease.stream, self.lease.uuid)])
 
     def _write(self) -> None:

@@ -188,7 +188,10 @@ class RetentionCycle:
         if find_scope(self.store, stream).is_topic:
             # A decision made by another clock also waits until this one can be trusted.
             self._times.now_ms()
-            resume_topic_truncation(self.store, stream, clock=self.clock, source_of=self._source_of)
+            after_s = self._settings_of(stream).offload.takeover_after_seconds
+            resume_topic_truncation(
+                self.store, stream, clock=self.clock, source_of=self._source_of, takeover_after_s=after_s
+            )
         if policy is None and not self._follows(stream):
             return self._decided(stream, None, self._load(stream, create=False))
         for _ in range(DECISIONS_MAX):
@@ -352,6 +355,7 @@ class RetentionCycle:
                 clock=self.clock,
                 by=self._by,
                 source_of=self._source_of,
+                takeover_after_s=self._settings_of(scope.name).offload.takeover_after_seconds,
                 still=lambda: self._still(snapshot, decision),
             )
         elif self._still(snapshot, decision):

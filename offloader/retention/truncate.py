@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 from uuid import UUID
 
 from formats.documents import PartitionHead, TruncationIntent, intent_key
@@ -369,18 +370,16 @@ def truncate_topic(
             f"{', '.join(foreign) or 'nothing'} is no partition of {topic}", hint=f"{topic}-partition-0 and so on"
         )
     require_no_global_hold(store)
-    truncate = partial(
-        _truncate_partition,
-        store,
-        clock=clock,
-        source_of=source_of,
-        force=force,
-        take_over=take_over,
-        takeover_after_s=takeover_after_s,
-    )
+    how: dict[str, Any] = {
+        "clock": clock,
+        "source_of": source_of,
+        "take_over": take_over,
+        "takeover_after_s": takeover_after_s,
+    }
+    truncate = partial(_truncate_partition, store, force=force, **how)
     for _ in range(1 if dry_run else ATTEMPTS_MAX):
         if not dry_run:
-            resume_topic_truncation(store, topic, clock=clock, source_of=source_of, take_over=take_over)
+            resume_topic_truncation(store, topic, **how)
         before, info = read_intent(store, topic)
         # A refusal of one partition comes before any changes: a partition that passes stays truncatable.
         wanted = tuple(
@@ -407,13 +406,20 @@ def resume_topic_truncation(
     clock: Clock,
     source_of: SourceOf = no_source,
     take_over: bool = False,
+    takeover_after_s: float = 60.0,
 ) -> Mapping[str, Truncation]:
     """Finish an unfinished truncation; empty: none. Raises as ``truncate_topic``."""
     found, _ = read_intent(store, topic)
     if found is None or found.is_done:
         return {}
     truncate = partial(
-        _truncate_partition, store, clock=clock, source_of=source_of, force=found.forced, take_over=take_over
+        _truncate_partition,
+        store,
+        clock=clock,
+        source_of=source_of,
+        force=found.forced,
+        take_over=take_over,
+        takeover_after_s=takeover_after_s,
     )
     return _apply(store, found, truncate)
 

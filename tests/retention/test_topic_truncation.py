@@ -18,7 +18,9 @@ from offloader.gc.delete_stream import remove_stream
 from offloader.manifest.catalog import release_intent
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import EditRefused
+from offloader.retention.cycle import RetentionCycle
 from offloader.retention.truncate import resume_topic_truncation, truncate_topic
+from offloader.settings import OffloadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -28,6 +30,7 @@ from tests.support.streams import StreamWriter, batch_of
 
 TOPIC = "public/default/persistent/orders"
 ZERO, ONE, TEN = (f"{TOPIC}-partition-{number}" for number in (0, 1, 10))
+PATIENT = Settings(offload=OffloadSettings(takeover_after_seconds=600))
 _names = count()
 
 
@@ -191,6 +194,27 @@ def test_unfinished_truncation_is_finished_with_its_original_force(forced: bool)
     with nullcontext() if forced else pytest.raises(EditRefused, match="past the committed end"):
         resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, take_over=True)
     assert bench.heads() == [None, Position(2, 12) if forced else None, None]
+
+
+def test_unfinished_truncation_leaves_an_owner_the_time_that_its_settings_say() -> None:
+    bench = Bench()
+    log = ManifestLog(bench.memory, ONE, clock=bench.clock)
+    log.load()
+    log.open_epoch()
+    log.commit([Assign(UUID(int=7), 2, Position(2, 10), Position(2, 14), 0, {})])
+    theirs = TruncationIntent(TOPIC, bench.wanted({ONE: Position(2, 12)}), True, "somebody", 5)
+    bench.memory.put(intent_key(TOPIC), theirs.encode())
+    bench.clock.advance(100)
+    for ask in (
+        lambda: resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, takeover_after_s=600),
+        lambda: bench.truncate({ZERO: Position(2, 0)}, takeover_after_s=600),
+        lambda: RetentionCycle(bench.store, clock=bench.clock, settings_of=lambda _: PATIENT).run(TOPIC),
+    ):
+        with pytest.raises(Fenced, match="600 s"):
+            ask()
+    assert bench.heads() == [None, None, None]
+    resume_topic_truncation(bench.store, TOPIC, clock=bench.clock)
+    assert bench.heads() == [None, Position(2, 12), None]
 
 
 def test_cancelled_truncation_writes_nothing() -> None:
