@@ -206,9 +206,9 @@ def test_unfinished_truncation_leaves_an_owner_the_time_that_its_settings_say() 
     bench.memory.put(intent_key(TOPIC), theirs.encode())
     bench.clock.advance(100)
     for ask in (
+        lambda: RetentionCycle(bench.store, clock=bench.clock, settings_of=lambda _: PATIENT).run(TOPIC),
         lambda: resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, takeover_after_s=600),
         lambda: bench.truncate({ZERO: Position(2, 0)}, takeover_after_s=600),
-        lambda: RetentionCycle(bench.store, clock=bench.clock, settings_of=lambda _: PATIENT).run(TOPIC),
     ):
         with pytest.raises(Fenced, match="600 s"):
             ask()
