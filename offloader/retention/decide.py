@@ -137,8 +137,9 @@ def window(
             within min..max (the oldest such), else again the first; ``None`` where no cut keeps min.
     """
     rows = range(count)
-    sure = surely or kept
-    least = bisect_right(rows, -limits.min, key=lambda row: -sure(row)) - 1
+    least = bisect_right(rows, -limits.min, key=lambda row: -kept(row)) - 1
+    if surely is not None and least >= 0 and surely(least) < limits.min:
+        least = bisect_right(rows[:least], -limits.min, key=lambda row: -surely(row)) - 1
     if least < 0:
         return None, None
     most = 0 if limits.max is None else bisect_left(rows, -limits.max, key=lambda row: -kept(row))
