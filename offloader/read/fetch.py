@@ -347,7 +347,7 @@ def newest_view(store: ObjectStore, stream: str) -> ManifestState | None:
 
 
 def request_sizes(bytes_max: int) -> Iterator[int]:
-    """Sizes of a scan's ranged GETs in bytes: the first ones are small, so that whoever wants little has it soon.
+    """Sizes of a scan's ranged GETs in bytes; the first ones are small, so that its first entries come sooner.
 
     The second is under way when the first has arrived (``PrefetchWindow``): one batch costs 8 MiB of transfer.
     """

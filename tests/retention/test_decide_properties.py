@@ -143,11 +143,10 @@ def does_not_depend_on_the_order_of_subscribers(situation: Situation, decision: 
 def converges_when_it_is_repeated(situation: Situation, decision: Decision) -> None:
     """Whether the records before the new head are gone by then or not.
 
-    Amounts that equal max count as above it, as in Pravega: a stream that keeps just max is cut at the next record as
-    soon as the one at its start position is gone. Otherwise a later cycle goes further in two cases only. Without
-    subscribers, a stream above max is cut down to max first, and to min by the cycle after that, as Pravega's is. And a
-    record that was neither before nor after the cut, in a stream whose segments were split, is joined with the new
-    head, and may then be a cut that fits max: each such cycle takes the head past a record, so it ends.
+    A later cycle goes further in two cases only. Without subscribers, a stream above max is cut down to max first, and
+    to min by the cycle after that, as Pravega's is. And a record that was neither before nor after the cut, in a stream
+    whose segments were split, is joined with the new head, and may then be a cut that fits max: each such cycle takes
+    the head past a record, so it ends.
     """
     after, last = situation, decision
     for _ in range(len(situation.records.records) + len(situation.boundaries) + 2):
@@ -157,7 +156,7 @@ def converges_when_it_is_repeated(situation: Situation, decision: Decision) -> N
         chains: tuple[Sequence[Record], ...] = (after.records.records, after.boundaries)
         beside = [one.cut for chain in chains for one in chain if is_beside(situation, one.cut, last.cut)]
         again = decide(after)
-        assert decide(pruned).cut == again.cut or beside or keeps_just_max(after)
+        assert decide(pruned).cut == again.cut or beside
         if again.cut is None:
             return
         assert beside or (last.rule is Rule.MAX_WITHOUT_BOUND and again.rule is Rule.MIN_WITHOUT_BOUND)
@@ -165,16 +164,6 @@ def converges_when_it_is_repeated(situation: Situation, decision: Decision) -> N
         drops_unread_only_for_max(after, again)
         last = again
     raise AssertionError(f"still cuts after {len(situation.records.records) + 2} cycles")
-
-
-def keeps_just_max(situation: Situation) -> bool:
-    newest, measure = situation.records.newest, situation.measure
-    if newest is None or (till := measure.bytes_before(newest.cut)) is None:
-        return False
-    before = measure.bytes_before(situation.head)
-    return before is not None and till - before in [
-        each.max for each in situation.policy.all_limits if each.unit is Unit.SIZE
-    ]
 
 
 def is_beside(situation: Situation, one: Cut, other: Cut) -> bool:
