@@ -122,9 +122,14 @@ class SegmentQueue:
         return follows(self.offered, begin, known)
 
     def learn(self, infos: Iterable[LedgerInfo]) -> None:
-        """Record the source's facts about its ledgers."""
+        """Record the source's facts about its ledgers.
+
+        A closed ledger stays closed: a list may have been read before it was, and its end can be unknown later, once
+        its hot copy is deleted.
+        """
         for info in infos:
-            self._ledgers[info.ledger_id] = info
+            if info.closed or not self._is_closed(info.ledger_id):
+                self._ledgers[info.ledger_id] = info
             if info.closed:
                 for segment in self._segments:
                     segment.handle.ledger_closed(facts_of(info), info.last_entry_id)
@@ -139,7 +144,7 @@ class SegmentQueue:
             return None
         self.keep_ledgers(lambda each: each >= end.ledger_id)
         last = state.closed_ledgers.get(end.ledger_id)
-        if last is not None and end.ledger_id not in self._ledgers:
+        if last is not None and not self._is_closed(end.ledger_id):
             info = LedgerInfo(ledger_id=end.ledger_id, closed=True, entries=last + 1, size_bytes=0, created_ms=0)
             self._ledgers[end.ledger_id] = info
         return end
@@ -194,6 +199,10 @@ class SegmentQueue:
             self._segments = [segment for segment in self._segments if segment.assigned]
             self.offered = self._segments[-1].handle.last_offered() if self._segments else committed
         return dropped
+
+    def _is_closed(self, ledger_id: int) -> bool:
+        known = self._ledgers.get(ledger_id)
+        return known is not None and known.closed
 
     def _open(self, begin: Position) -> WritingSegment | None:
         if len(self._segments) >= SEGMENTS_MAX:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.hot_tier import proven_gap
+from offloader.write import catch_up
+from offloader.write.hot_tier import HotRead, proven_gap, read_next
 from offloader.write.offloader import LedgerOffloader
 from tests.simulation.simulated_world import World
 from tests.support.readback import stored_entries
@@ -394,6 +396,39 @@ def test_released_hot_ledger_is_no_gap(new_bench: Callable[..., Bench]) -> None:
     bench.append(source, 2)
 
     bench.start(source).offload()
+
+    assert load_manifest(bench.memory, STREAM).gaps == ()
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_ledger_that_closes_during_a_read_and_is_released_is_no_gap(
+    new_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list that came with the read doesn't make the closed ledger an open one again, whose end nobody knows."""
+    bench = new_bench(settings=settings(deletion_lag_minutes=0))
+    source = bench.open()
+    bench.append(source, 2)
+    closed: list[LedgerInfo | None] = []
+
+    def late(*of: Any) -> HotRead | None:
+        monkeypatch.undo()
+        read = read_next(*of)
+        bench.append(source, 1)
+        closed.append(source.close_ledger())
+        return read
+
+    monkeypatch.setattr(catch_up, "read_next", late)
+    stream = bench.start(source)
+    eventually(lambda: bool(closed))
+    [info] = closed
+    assert info is not None
+    assert stream.offload() == Position(info.ledger_id, info.last_entry_id)
+    offloader = LedgerOffloader(bench.memory, bench.settings)
+    assert offloader.history.hot_release(source, STREAM).look().deleted == [info.ledger_id]
+    offloader.close()
+
+    bench.append(source, 2)
+    assert stream.offload() == bench.expected[-1][0]
 
     assert load_manifest(bench.memory, STREAM).gaps == ()
     assert stored_entries(bench.memory, STREAM) == bench.expected
