@@ -205,6 +205,15 @@ class _Cycle:
         """The recorded cuts, and the segment boundaries."""
         return self.given.records.records, self.given.boundaries
 
+    @cached_property
+    def made_of(self) -> tuple[Record, ...]:
+        """The start position as the record that it was made of, which left the set; none before a truncation."""
+        if self.given.head_time_ms is None:
+            return ()
+        # A boundary's time may be a producer's, whose clock was ahead.
+        times = [self.given.head_time_ms, *(one.time_ms for one in self.given.records.records[:1])]
+        return (Record(min(times), self.head),)
+
     def kept(self, record: Record, unit: Unit) -> int:
         """What is kept when the stream is truncated at a record or boundary: its age in ms, or bytes."""
         if unit is Unit.TIME:
@@ -340,18 +349,31 @@ class _Cycle:
         ruling = self.ruling(limits, verdicts, wanted)
         candidates = tuple(candidate for verdict in verdicts for candidate in verdict.candidates)
         for each in limits:
-            if not each.min or (each.unit is Unit.SIZE and self.keeps_surely(cut) >= each.min):
+            if self.keeps_min(cut, each):
                 continue
             window = self.window(Limits(each.unit, each.min))
             if window is None:
                 return _Verdict(Rule.NO_CUT_KEEPS_MIN, candidates=candidates)
             cut = self.lower(cut, window[0].cut)
             candidates = (*candidates, window[0])
+        # What one of the limits asks for may be further on, and keep every min.
+        for own in map(self.not_before_head, cuts):
+            if self.lineage.reaches(own, cut) and all(self.keeps_min(own, each) for each in limits):
+                cut = own
         if self.lineage.equal(cut, wanted):
             rule, cut = ruling.rule, wanted
         else:
             rule = Rule.KEPT_AT_LEAST if self.given.policy.kind is PolicyKind.KEEP else Rule.BOTH_KEEPING_MIN
         return _Verdict(rule, cut, candidates, ruling.ruled)
+
+    def keeps_min(self, cut: Cut, limits: Limits) -> bool:
+        """Whether a truncation at ``cut`` keeps min; by time, whether it isn't after a candidate that does."""
+        if not limits.min:
+            return True
+        if limits.unit is Unit.SIZE:
+            return self.keeps_surely(cut) >= limits.min
+        window = self.window(Limits(Unit.TIME, limits.min))
+        return window is not None and self.lineage.reaches(window[0].cut, cut)
 
     def ruling(self, limits: Sequence[Limits], verdicts: Sequence[_Verdict], wanted: Cut) -> _Verdict:
         """The verdict that goes as far as ``wanted``, or else furthest by bytes, with its unit if there are two."""
@@ -438,7 +460,10 @@ class _Cycle:
     # --- candidates ------------------------------------------------------------------------------------------------
 
     def window(self, limits: Limits) -> tuple[Candidate, Candidate] | None:
-        """Candidates m and M of the specification; ``None``: none keeps min. Records win over boundaries."""
+        """Candidates m and M of the specification; ``None``: none keeps min. Records win over boundaries.
+
+        A start position that a truncation made and that fits max is M, as the cut was before it left the set.
+        """
         found: list[tuple[int, Record, Record]] = []
         for number, chain in enumerate(self.chains):
             least, most = self.window_of(chain, limits)
@@ -450,17 +475,23 @@ class _Cycle:
         if len(found) > 1 and self.is_later(found[1][1], low, limits.unit):
             source, low, own = found[1]
         # Of the other chain only a cut that isn't after m in any partition: else a join with it might not keep min.
-        others = [(number, high) for number, _, high in found if high is own or self.lineage.reaches(low.cut, high.cut)]
+        others = [(number, high) for number, _, high in found if high is own or self.is_at_or_after(low, high)]
+        others = [*((0, record) for record in self.made_of), *others]
         fitting = [each for each in others if limits.max is None or self.kept(each[1], limits.unit) <= limits.max]
-        number, high = max(fitting, key=lambda each: self.kept(each[1], limits.unit)) if fitting else (source, low)
+        number, high = fitting[0] if fitting else (source, low)
+        for other, cut in fitting[1:]:
+            if self.is_later(high, cut, limits.unit):
+                number, high = other, cut
         return self.candidate(Role.MIN, low, source), self.candidate(Role.MAX, high, number)
+
+    def is_at_or_after(self, one: Record, other: Record) -> bool:
+        return self.lineage.reaches(self.not_before_head(one.cut), self.not_before_head(other.cut))
 
     def is_later(self, one: Record, other: Record, unit: Unit) -> bool:
         """Whether a truncation at ``one`` removes more, or where neither does, keeps the smaller amount."""
-        cut, than = self.not_before_head(one.cut), self.not_before_head(other.cut)
-        if self.lineage.reaches(than, cut):
+        if self.is_at_or_after(other, one):
             return False
-        return self.lineage.reaches(cut, than) or self.kept(one, unit) < self.kept(other, unit)
+        return self.is_at_or_after(one, other) or self.kept(one, unit) < self.kept(other, unit)
 
     def chosen(self, cut: Cut, candidates: Sequence[Candidate]) -> Candidate:
         """The chosen cut, with the time of the record or boundary that it is."""

@@ -92,18 +92,27 @@ class IndependentCycle:
         return self.together(own, found, always=True)
 
     def together(self, own: list[Limits], found: list[Vector | None], *, always: bool = False) -> Vector | None:
-        """The later of two cuts, lowered until each min is kept."""
+        """The later of two cuts, lowered until each min is kept, or one of them that is further on and keeps them."""
         cuts = [each for each in found if each is not None]
         if not cuts or (len(own) == 1 and not always):
             return cuts[0] if cuts else None
         cut = join(*cuts, self.head)
         for each in own:
-            if each.min and not (each.unit is Unit.SIZE and self.keep(cut) >= each.min):
+            if not self.keeps_min(cut, each):
                 m = self.m_and_big_m(Limits(each.unit, each.min))[0]
                 if m is None:
                     return None
                 cut = join(meet(cut, m), self.head)
+        for one in (join(each, self.head) for each in cuts):
+            if at_or_after(one, cut) and all(self.keeps_min(one, each) for each in own):
+                cut = one
         return cut
+
+    def keeps_min(self, cut: Vector, limits: Limits) -> bool:
+        if not limits.min or limits.unit is Unit.SIZE:
+            return not limits.min or self.keep(cut) >= limits.min
+        m = self.m_and_big_m(Limits(limits.unit, limits.min))[0]
+        return m is not None and at_or_after(m, cut)
 
     def amounts(self, limits: Limits, chain: list[tuple[int, Vector]]) -> list[tuple[int, Vector]]:
         """Of each record or boundary what it keeps."""
@@ -112,7 +121,7 @@ class IndependentCycle:
         return [(self.keep(vector), vector) for _, vector in chain]
 
     def m_and_big_m(self, limits: Limits) -> tuple[Vector | None, Vector | None]:
-        """Of the two chains the better m and M, the records' where both keep the same."""
+        """Of the two chains the better m and M, the records' where both keep the same; M is a head that fits."""
         best: tuple[int, Vector] | None = None
         both = [self.amounts(limits, chain) for chain in (self.records, self.boundaries)]
         for chain in both:
@@ -125,8 +134,13 @@ class IndependentCycle:
         for chain in both:
             fitting = [e for e in chain if e[0] >= limits.min and (limits.max is None or e[0] <= limits.max)]
             usable = fitting and (chain is own or at_or_after(best[1], fitting[0][1]))
-            if usable and (most is None or fitting[0][0] > most[0]):
+            if usable and (most is None or is_later(most, fitting[0])):
                 most = fitting[0]
+        if self.given.head_time_ms is not None:
+            time = min([self.given.head_time_ms, *(first for first, _ in self.records[:1])])
+            [(amount, _)] = self.amounts(limits, [(time, self.head)])
+            if limits.max is None or amount <= limits.max:
+                return best[1], self.head
         return best[1], (most or best)[1]
 
     def without_bound(self, limits: Limits) -> Vector | None:

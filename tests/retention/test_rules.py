@@ -14,7 +14,7 @@ from offloader.retention.broker import BrokerView
 from offloader.retention.cuts import Cut, SegmentId
 from offloader.retention.decide import Situation, Subscription, decide, subscriptions_of
 from offloader.retention.lineage import LineageMeasure
-from offloader.retention.policy import Limits, Unit
+from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import (
     BoundKind,
     Candidate,
@@ -28,7 +28,7 @@ from offloader.retention.state import (
 )
 from offloader.retention.subscribers import Registry
 from tests.retention.lineages import ScalableLineage
-from tests.retention.plain_stream import Offsets, at, by_size, by_time, keep, queue, stream, who
+from tests.retention.plain_stream import Offsets, at, by_size, by_time, ends, keep, queue, stream, who
 
 #: Records of a stream that writes ten bytes every ten ms; the newest is at 100.
 TENS = {time: (time,) for time in range(10, 101, 10)}
@@ -365,6 +365,44 @@ def test_cuts_of_our_own_streams_are_positions() -> None:
     pressed = decide(replace(situation, policy=by_size(18, 50)))
     assert (pressed.rule, pressed.cut) == (Rule.BOUND_RAISED_TO_MAX, place((9, 0), (7, 4)))
     assert [(one.name, one.lost_entries) for one in pressed.overridden] == [("a", 4), ("b", 4)]
+
+
+def test_stream_that_was_cut_to_exactly_max_is_left_there_by_the_next_cycle() -> None:
+    """The record that the first cycle used has left the set; unread data isn't above max because of that."""
+    policy, slow = by_size(0, 8), who("slow", (0,))
+    first = stream(policy, {1: (1,), 9: (9,)}, slow)
+    decision = decide(first)
+    assert (decision.rule, decision.cut) == (Rule.BOUND_RAISED_TO_MAX, at((1,)))
+    again = replace(
+        first,
+        head=decision.cut,
+        head_time_ms=decision.cut_time_ms,
+        records=first.records.truncated(decision.cut, first.lineage),
+    )
+    assert len(again.records.records) == 1
+    assert decide(again).cut is None
+
+    grown = replace(again, records=RetentionSet((*again.records.records, Record(12, at((10,)) or Cut(), 10))))
+    decision = decide(grown)
+    assert (decision.rule, decision.cut) == (Rule.BOUND_RAISED_TO_MAX, at((9,)))
+
+
+def test_record_that_left_the_set_does_not_make_a_boundary_of_the_same_age_m() -> None:
+    """A record and a segment's end behind it are both as old as max: what is between them stays."""
+    given = stream(by_time(0, 20), {80: (5,), 90: (9,)}, who("slow", (0,)), boundaries=ends({80: (7,)}))
+    decision = decide(given)
+    assert decision.cut == at((5,))
+    pruned = given.records.truncated(decision.cut, given.lineage)
+    again = replace(given, head=decision.cut, head_time_ms=decision.cut_time_ms, records=pruned)
+    assert decide(again).cut is None
+
+
+def test_by_two_limits_what_all_have_read_goes_where_that_keeps_min_and_a_record_would_not() -> None:
+    """By time all of it may go, by size what all have read; the only candidate before the end keeps more than min."""
+    policy = Policy(kind=PolicyKind.SIZE, limits=Limits(Unit.SIZE, 1), second=Limits(Unit.TIME, 0, 1))
+    given = stream(policy, {50: (3,)}, who("all", (2,)), boundaries=ends({40: (1,)}))
+    decision = decide(given)
+    assert (decision.rule, decision.cut) == (Rule.BOTH_KEEPING_MIN, at((2,)))
 
 
 def test_head_follows_the_published_cut_over_a_split_and_a_merge() -> None:

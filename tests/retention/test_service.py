@@ -188,8 +188,8 @@ def test_subscribers_losing_data_to_max_are_counted() -> None:
     assert lost >= 2
     assert bench.value("subscribers_overridden_total", stream) == lost
     head = load_manifest(bench.memory, stream).head
-    assert head == Position(1, 40)
-    assert bench.value("retention_truncated_bytes_total", stream) == 400
+    assert head == Position(1, 30)
+    assert bench.value("retention_truncated_bytes_total", stream) == 300
 
 
 @pytest.mark.parametrize("kind", ["DeletionStopped", "EditRefused", "ClockSkew", "InvalidCall", "Corrupt"])
