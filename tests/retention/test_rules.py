@@ -372,6 +372,7 @@ def test_stream_that_was_cut_to_exactly_max_is_left_there_by_the_next_cycle() ->
     policy, slow = by_size(0, 8), who("slow", (0,))
     first = stream(policy, {1: (1,), 9: (9,)}, slow)
     decision = decide(first)
+    assert decision.cut is not None
     assert (decision.rule, decision.cut) == (Rule.BOUND_RAISED_TO_MAX, at((1,)))
     again = replace(
         first,
@@ -391,6 +392,7 @@ def test_record_that_left_the_set_does_not_make_a_boundary_of_the_same_age_m() -
     """A record and a segment's end behind it are both as old as max: what is between them stays."""
     given = stream(by_time(0, 20), {80: (5,), 90: (9,)}, who("slow", (0,)), boundaries=ends({80: (7,)}))
     decision = decide(given)
+    assert decision.cut is not None
     assert decision.cut == at((5,))
     pruned = given.records.truncated(decision.cut, given.lineage)
     again = replace(given, head=decision.cut, head_time_ms=decision.cut_time_ms, records=pruned)
