@@ -8,7 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -358,6 +358,7 @@ class PartitionEntries:
         self._offset = NOTHING
         if known is not None:
             self._offset = known.before_ledger.minus(self._raw(Position(known.position.ledger_id, 0)))
+        self._total = self._offset.plus(Size(int(self._bytes[-1]), int(self._entries[-1])))
 
     @property
     def first(self) -> Position | None:
@@ -382,7 +383,7 @@ class PartitionEntries:
 
     def total(self) -> Size:
         """Size before the tail."""
-        return self._offset.plus(Size(int(self._bytes[-1]), int(self._entries[-1])))
+        return self._total
 
     def known(self, head: Position) -> Known:
         """Where a later count may begin, once the stream begins at ``head`` or later.
@@ -438,17 +439,21 @@ class PartitionEntries:
 
     def _row(self, position: Position) -> int:
         """The last piece that begins at or before a position; -1: none."""
-        pieces = self._pieces
-        start = int(np.searchsorted(pieces[:, 0], position.ledger_id, "left"))
-        stop = int(np.searchsorted(pieces[:, 0], position.ledger_id, "right"))
-        return start + bisect_right(pieces[start:stop, 1], position.entry_id) - 1
+        ledger_ids = self._pieces[:, 0]
+        stop = int(ledger_ids.searchsorted(position.ledger_id, "right"))
+        row = stop - 1
+        # Most ledgers are one piece, and most others are looked up near their end.
+        if row >= 0 and self._pieces[row, 0] == position.ledger_id and self._pieces[row, 1] > position.entry_id:
+            start = int(ledger_ids.searchsorted(position.ledger_id, "left"))
+            row = start + bisect_right(self._pieces[start:stop, 1], position.entry_id) - 1
+        return row
 
     def _raw(self, position: Position) -> Size:
         row = self._row(position)
         if row < 0:
             return NOTHING
         ledger_id, first, last, entries, _ = self._pieces[row].tolist()
-        if position > Position(ledger_id, last):
+        if position > (ledger_id, last):
             return Size(int(self._bytes[row + 1]), int(self._entries[row + 1]))
         inside = position.entry_id - first if entries == last - first + 1 else 0
         return Size(int(self._bytes[row]), int(self._entries[row]) + inside)
@@ -535,11 +540,11 @@ class OwnCuts:
 
     def total(self) -> Size:
         """Size before the tail."""
-        return reduce(Size.plus, (each.total() for each in self.partitions.values()), NOTHING)
+        return _sum(each.total() for each in self.partitions.values())
 
     def size_before(self, cut: Cut) -> Size:
         """Size before a cut since the stream was created."""
-        return reduce(Size.plus, (entries.before(position) for entries, position in self._places(cut)), NOTHING)
+        return _sum(entries.before(position) for entries, position in self._places(cut))
 
     def _places(self, cut: Cut) -> Iterator[tuple[PartitionEntries, Position]]:
         for segment in cut.offsets:
@@ -607,6 +612,14 @@ class OwnCuts:
         each = self.partitions[number]
         # The end of a ledger and the beginning of the next one are the same place.
         return one is not None and each.canonical(one) >= each.canonical(other)
+
+
+def _sum(sizes: Iterable[Size]) -> Size:
+    payload_bytes = entries = 0
+    for each in sizes:
+        payload_bytes += each.payload_bytes
+        entries += each.entries
+    return Size(payload_bytes, entries)
 
 
 def _position(cut: Cut, number: int) -> Position | None:
