@@ -356,16 +356,18 @@ class Lags:
 
     def look(self, streams: Mapping[str, tuple[ObservedStream, StreamStatus, Outage]]) -> dict[str, Lag | None]:
         """The lag of each stream; ``None``: it was never known."""
+        # One value for all that have none: a process may have thousands of idle streams.
+        none_now = Lag(0, 0, 0.0), self._clock.monotonic_s(), self._clock.now_ms()
+        unknown: dict[str, ObservedStream] = {}
         with self._lock:
             self._known = {name: known for name, known in self._known.items() if name in streams}
-        unknown: dict[str, ObservedStream] = {}
-        for name, (stream, status, outage) in streams.items():
-            if outage.source:
-                self._set(name, Lag(0, 0, 0.0), is_first=True)
-            elif status.tail == status.committed:
-                self._ask_one(name, stream)  # no source is asked: there is no lag
-            else:
-                unknown[name] = stream
+            for name, (stream, status, outage) in streams.items():
+                if outage.source:
+                    self._known.setdefault(name, none_now)
+                elif status.tail == status.committed:
+                    self._known[name] = none_now
+                else:
+                    unknown[name] = stream
         if unknown and self._asking.is_set():
             self._asking = asked = threading.Event()
             ask = partial(self._ask, unknown, asked)
@@ -376,19 +378,12 @@ class Lags:
     def _ask(self, streams: Mapping[str, ObservedStream], asked: threading.Event) -> None:
         try:
             for name, stream in streams.items():
-                self._ask_one(name, stream)
+                with suppress(OffloaderError):
+                    lag = stream.lag()
+                    with self._lock:
+                        self._known[name] = lag, self._clock.monotonic_s(), self._clock.now_ms()
         finally:
             asked.set()
-
-    def _ask_one(self, name: str, stream: ObservedStream) -> None:
-        with suppress(OffloaderError):
-            self._set(name, stream.lag())
-
-    def _set(self, name: str, lag: Lag, *, is_first: bool = False) -> None:
-        now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
-        with self._lock:
-            if not (is_first and name in self._known):
-                self._known[name] = lag, now_s, now_ms
 
     def _lag(self, name: str, status: StreamStatus, outage: Outage) -> Lag | None:
         with self._lock:
