@@ -192,7 +192,7 @@ class ListenerSubscription:
     def __init__(self, listeners: Listeners, listener: Listener | None, closed: ClosedListener | None) -> None:
         self._listeners, self._listener, self._closed = listeners, listener, closed
         #: Called when it was cancelled.
-        self.ended: Callable[[], object] = lambda: None
+        self.ended: Callable[[], object] | None = None
         # held while the listener runs; reentrant, so that a listener may cancel itself
         self._calling = threading.RLock()
 
@@ -208,7 +208,8 @@ class ListenerSubscription:
         with self._calling:
             self._listener = self._closed = None
         self._listeners.remove(self)
-        self.ended()
+        if self.ended is not None:
+            self.ended()
 
     def call(self, batch: EntryBatch) -> bool:
         """False: the listener will read the batch later."""

@@ -104,7 +104,6 @@ class StreamOffload:
         self._catch_up = CatchUp(
             *(self._shared, source, log, tools, commits, ownership, self._backoff), schedule=schedule
         )
-        self._moves = (self._not_paused, self._owned, self._older_is_offloaded, self._segments)
 
     @property
     def stream(self) -> str:
@@ -282,7 +281,7 @@ class StreamOffload:
             return  # it is committing now, and its end makes a step
         try:
             self._commits.finish()
-            for move in self._moves:
+            for move in (self._not_paused, self._owned, self._older_is_offloaded, self._segments):
                 if not move():
                     return
         except Fenced as error:
