@@ -317,7 +317,7 @@ _log = logging.getLogger("offloader.monitor")
 
 
 class ObservedStream(Protocol):
-    """A stream to observe, such as ``StreamOffload``."""
+    """A stream to observe, such as ``StreamOffload``. Its ``lag`` is asked for only where its status has one."""
 
     @property
     def stream(self) -> str: ...

@@ -117,8 +117,9 @@ def test_offloaded_bytes_are_counted_exactly(tmp_path: Path) -> None:
 
 def test_numbers_of_a_namespace_are_those_of_its_streams_together() -> None:
     observation, metrics = observed()
-    one = Scripted("t/n/persistent/a", buffer_bytes=100, last_progress_ms=9000)
-    other = Scripted("t/n/persistent/b", buffer_bytes=50, mode=Mode.CATCH_UP, last_progress_ms=4000)
+    tail = Position(1, 6)
+    one = Scripted("t/n/persistent/a", buffer_bytes=100, last_progress_ms=9000, tail=tail)
+    other = Scripted("t/n/persistent/b", buffer_bytes=50, mode=Mode.CATCH_UP, last_progress_ms=4000, tail=tail)
     one.lag_given, other.lag_given = Lag(3, 30, 1.5), Lag(4, 40, 9.0)
     observation.add(one)
     observation.add(other)
@@ -193,7 +194,7 @@ def test_unreferenced_stream_is_no_longer_monitored() -> None:
 
 def test_unreachable_source_leaves_the_lag_unknown() -> None:
     observation, metrics = observed()
-    stream = Scripted("a")
+    stream = Scripted("a", tail=Position(1, 6))
     stream.lag_given = None
     observation.add(stream)
     (row,) = observation.look()["streams"]
