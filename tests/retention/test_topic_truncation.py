@@ -57,6 +57,19 @@ class Bench:
             for stream, head in heads.items()
         )
 
+    def owner(self, end: Position | None) -> ManifestLog:
+        """Of the second partition; it has begun a segment up to ``end`` (``None``: still open)."""
+        log = ManifestLog(self.memory, ONE, clock=self.clock)
+        log.load()
+        log.open_epoch()
+        log.commit([Assign(UUID(int=7), 2, Position(2, 10), end, 0, {})])
+        return log
+
+    def leave_truncation(self, *, forced: bool) -> None:
+        """Somebody's process dies between its intent, into that segment, and the first partition."""
+        theirs = TruncationIntent(TOPIC, self.wanted({ONE: Position(2, 12)}), forced, "somebody", 5)
+        self.memory.put(intent_key(TOPIC), theirs.encode())
+
     def heads(self) -> list[Position | None]:
         return [load_manifest(self.memory, stream).head for stream in (ZERO, ONE, TEN)]
 
@@ -169,10 +182,7 @@ def test_intent_of_a_deleted_topic_is_released(is_created_again: bool) -> None:
 
 def test_forced_truncation_of_a_dead_process_is_finished_with_its_intended_loss() -> None:
     bench = Bench()
-    log = ManifestLog(bench.memory, ONE, clock=bench.clock)
-    log.load()
-    log.open_epoch()
-    log.commit([Assign(UUID(int=7), 2, Position(2, 10), None, 0, {})])
+    log = bench.owner(None)
     bench.store.set_faults([Fault(call=1, verb="put", key_part=f"{ONE}/manifest/", calls=1000)])
     with pytest.raises((StoreUnavailable, OutcomeUnknown)):
         bench.truncate({ZERO: Position(2, 0), ONE: Position(2, 10)}, force=True, take_over=True)
@@ -185,12 +195,8 @@ def test_forced_truncation_of_a_dead_process_is_finished_with_its_intended_loss(
 @pytest.mark.parametrize("forced", [True, False])
 def test_unfinished_truncation_is_finished_with_its_original_force(forced: bool) -> None:
     bench = Bench()
-    log = ManifestLog(bench.memory, ONE, clock=bench.clock)
-    log.load()
-    log.open_epoch()
-    log.commit([Assign(UUID(int=7), 2, Position(2, 10), Position(2, 14), 0, {})])
-    theirs = TruncationIntent(TOPIC, bench.wanted({ONE: Position(2, 12)}), forced, "somebody", 5)
-    bench.memory.put(intent_key(TOPIC), theirs.encode())
+    bench.owner(Position(2, 14))
+    bench.leave_truncation(forced=forced)
     with nullcontext() if forced else pytest.raises(EditRefused, match="past the committed end"):
         resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, take_over=True)
     assert bench.heads() == [None, Position(2, 12) if forced else None, None]
@@ -198,12 +204,8 @@ def test_unfinished_truncation_is_finished_with_its_original_force(forced: bool)
 
 def test_unfinished_truncation_leaves_an_owner_the_time_that_its_settings_say() -> None:
     bench = Bench()
-    log = ManifestLog(bench.memory, ONE, clock=bench.clock)
-    log.load()
-    log.open_epoch()
-    log.commit([Assign(UUID(int=7), 2, Position(2, 10), Position(2, 14), 0, {})])
-    theirs = TruncationIntent(TOPIC, bench.wanted({ONE: Position(2, 12)}), True, "somebody", 5)
-    bench.memory.put(intent_key(TOPIC), theirs.encode())
+    bench.owner(Position(2, 14))
+    bench.leave_truncation(forced=True)
     bench.clock.advance(100)
     for ask in (
         lambda: RetentionCycle(bench.store, clock=bench.clock, settings_of=lambda _: PATIENT).run(TOPIC),
