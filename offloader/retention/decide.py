@@ -206,8 +206,8 @@ class _Cycle:
         return self.given.records.records, self.given.boundaries
 
     @cached_property
-    def made_of(self) -> tuple[Record, ...]:
-        """The start position as the record that it was made of, which left the set; none before a truncation."""
+    def head_record(self) -> tuple[Record, ...]:
+        """The record that the start position was made of, which left the set; none before a truncation."""
         if self.given.head_time_ms is None:
             return ()
         # A boundary's time may be a producer's, whose clock was ahead.
@@ -348,32 +348,28 @@ class _Cycle:
         wanted = cut = self.not_before_head(self.lineage.join(cuts))
         ruling = self.ruling(limits, verdicts, wanted)
         candidates = tuple(candidate for verdict in verdicts for candidate in verdict.candidates)
+        kept_by_time: list[Cut] = []
         for each in limits:
-            if self.keeps_min(cut, each):
+            if not each.min or (each.unit is Unit.SIZE and self.keeps_surely(cut) >= each.min):
                 continue
             window = self.window(Limits(each.unit, each.min))
             if window is None:
                 return _Verdict(Rule.NO_CUT_KEEPS_MIN, candidates=candidates)
             cut = self.lower(cut, window[0].cut)
             candidates = (*candidates, window[0])
+            if each.unit is Unit.TIME:
+                kept_by_time.append(window[0].cut)
         # What one of the limits asks for may be further on, and keep every min.
+        sizes = [each.min for each in limits if each.unit is Unit.SIZE and each.min]
         for own in map(self.not_before_head, cuts):
-            if self.lineage.reaches(own, cut) and all(self.keeps_min(own, each) for each in limits):
+            keeps_all = all(self.keeps_surely(own) >= least for least in sizes)
+            if keeps_all and self.lineage.reaches(own, cut) and all(self.lineage.reaches(m, own) for m in kept_by_time):
                 cut = own
         if self.lineage.equal(cut, wanted):
             rule, cut = ruling.rule, wanted
         else:
             rule = Rule.KEPT_AT_LEAST if self.given.policy.kind is PolicyKind.KEEP else Rule.BOTH_KEEPING_MIN
         return _Verdict(rule, cut, candidates, ruling.ruled)
-
-    def keeps_min(self, cut: Cut, limits: Limits) -> bool:
-        """Whether a truncation at ``cut`` keeps min; by time, whether it isn't after a candidate that does."""
-        if not limits.min:
-            return True
-        if limits.unit is Unit.SIZE:
-            return self.keeps_surely(cut) >= limits.min
-        window = self.window(Limits(Unit.TIME, limits.min))
-        return window is not None and self.lineage.reaches(window[0].cut, cut)
 
     def ruling(self, limits: Sequence[Limits], verdicts: Sequence[_Verdict], wanted: Cut) -> _Verdict:
         """The verdict that goes as far as ``wanted``, or else furthest by bytes, with its unit if there are two."""
@@ -476,7 +472,7 @@ class _Cycle:
             source, low, own = found[1]
         # Of the other chain only a cut that isn't after m in any partition: else a join with it might not keep min.
         others = [(number, high) for number, _, high in found if high is own or self.is_at_or_after(low, high)]
-        others = [*((0, record) for record in self.made_of), *others]
+        others = [*((0, record) for record in self.head_record), *others]
         fitting = [each for each in others if limits.max is None or self.kept(each[1], limits.unit) <= limits.max]
         number, high = fitting[0] if fitting else (source, low)
         for other, cut in fitting[1:]:

@@ -140,8 +140,8 @@ def preload() -> None:
     Raises:
         what the SDK raises, as ``open_client``.
     """
-    nobodys = "-"
-    nobody = StoreOptions(endpoint_url="http://localhost", region="us-east-1", access_key=nobodys, secret_key=nobodys)
+    unused = "-"
+    nobody = StoreOptions(endpoint_url="http://localhost", region="us-east-1", access_key=unused, secret_key=unused)
     open_client(nobody).close()
 
 

@@ -128,12 +128,6 @@ def boundaries(draw: st.DrawFn, stream: ScalableLineage) -> tuple[Record, ...]:
     return tuple(Record(time, cut) for time, cut in zip(times, ends, strict=True))
 
 
-def head_times(stream: ScalableLineage, head: Cut, records: tuple[Record, ...], now_ms: int) -> st.SearchStrategy[int]:
-    """When the newest record at or before a start position was made: that of one left, or before all of them."""
-    passed = [one.time_ms for one in records if stream.reaches(head, one.cut)]
-    return st.just(passed[-1]) if passed else st.integers(0, records[0].time_ms if records else now_ms)
-
-
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
     stream = draw(lineages())
@@ -164,7 +158,7 @@ def situations(draw: st.DrawFn) -> Situation:
         head=head,
         now_ms=now_ms,
         created_ms=draw(st.none() | st.integers(0, now_ms)),
-        head_time_ms=draw(st.none() | head_times(stream, head, records, now_ms)),
+        head_time_ms=draw(st.none() | st.integers(0, now_ms)),
         subscriptions=tuple(subscriptions),
         tail=stream.join([recorded[-1], draw(cuts(stream))]) if bool(recorded) and draw(st.booleans()) else None,
         offloaded=draw(st.none() | cuts(stream)),

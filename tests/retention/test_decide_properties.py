@@ -15,7 +15,7 @@ from offloader.retention.cuts import FUTURE, Cut, Order
 from offloader.retention.decide import Situation, Subscription, decide, window
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import Decision, Record, RetentionSet, Role
+from offloader.retention.state import Decision, Record, RetentionSet, Role, Rule
 from tests.retention.histories import cuts, limits, lineages, policies, situations
 from tests.retention.independent_cycle import IndependentCycle
 
@@ -37,7 +37,7 @@ def test_a_decision_keeps_what_it_has_to(situation: Situation, seed: int) -> Non
     keep_keeps(situation, decision)
     drops_unread_only_for_max(situation, decision)
     names_who_loses_what(situation, decision)
-    converges_when_it_is_repeated(situation, decision)
+    converges_when_it_is_repeated(situation)
     is_a_cut_made_of_given_ones(situation, decision, decision.cut)
 
 
@@ -140,36 +140,54 @@ def does_not_depend_on_the_order_of_subscribers(situation: Situation, decision: 
     assert {one.name: one for one in decision.overridden} == {one.name: one for one in other.overridden}
 
 
-def converges_when_it_is_repeated(situation: Situation, decision: Decision) -> None:
+def converges_when_it_is_repeated(situation: Situation) -> None:
     """Whether the records before the new head are gone by then or not.
 
     A later cycle goes further in two cases only. Without subscribers, a stream above max is cut down to max first, and
-    to min by the cycle after that, as Pravega's is; to both mins under limits by size and by time. And a record, or
-    what all have read, that was neither before nor after the cut, in a stream with parallel segments, is joined with
-    the new head, and may then be a cut that fits: each such cycle takes the head past one, so it ends.
+    to min by the cycle after that, as Pravega's is; to both mins under limits by size and by time. And a record (or,
+    under both, what all have read) that was neither before nor after the cut, in a stream with parallel segments, is
+    joined with the new head, and may then be a cut that fits: each such cycle takes the head past one, so it ends.
     """
+    situation = with_its_time(situation)
+    decision = decide(situation)
+    if decision.cut is None:
+        return
     after, last = situation, decision
     for _ in range(len(situation.records.records) + len(situation.boundaries) + 2):
         assert last.cut is not None
         after = replace(situation, head=last.cut, head_time_ms=last.cut_time_ms)
         pruned = replace(after, records=after.records.truncated(after.head, situation.lineage))
         chains: tuple[Sequence[Record], ...] = (after.records.records, after.boundaries)
-        others = [*(one.cut for chain in chains for one in chain), *([] if last.bound is None else [last.bound])]
+        others = [one.cut for chain in chains for one in chain]
+        if last.second is not None and last.bound is not None:
+            others.append(last.bound)
         beside = [one for one in others if is_beside(situation, one, last.cut)]
         again = decide(after)
         assert decide(pruned).cut == again.cut or beside
         if again.cut is None:
             return
-        assert beside or cuts_to_max_first(last)
+        assert beside or cuts_to_max_first(last, again)
         keeps_min(after, again)
         drops_unread_only_for_max(after, again)
         last = again
     raise AssertionError(f"still cuts after {len(situation.records.records) + 2} cycles")
 
 
-def cuts_to_max_first(decision: Decision) -> bool:
+def cuts_to_max_first(decision: Decision, again: Decision) -> bool:
     """Whether nobody holds data back, and the limits leave the next cycle the way from max to min."""
+    if decision.second is None:
+        return decision.rule is Rule.MAX_WITHOUT_BOUND and again.rule is Rule.MIN_WITHOUT_BOUND
     return decision.bound is None and any(each.max is not None for each in applied(decision))
+
+
+def with_its_time(situation: Situation) -> Situation:
+    """A start position made by a truncation has the time of the newest record before it, as far as one is left."""
+    records = situation.records.records
+    if situation.head_time_ms is None or not records:
+        return situation
+    passed = [one.time_ms for one in records if situation.lineage.reaches(situation.head, one.cut)]
+    time_ms = passed[-1] if passed else min(situation.head_time_ms, records[0].time_ms)
+    return replace(situation, head_time_ms=time_ms)
 
 
 def is_beside(situation: Situation, one: Cut, other: Cut) -> bool:

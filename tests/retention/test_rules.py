@@ -388,7 +388,7 @@ def test_stream_that_was_cut_to_exactly_max_is_left_there_by_the_next_cycle() ->
     assert (decision.rule, decision.cut) == (Rule.BOUND_RAISED_TO_MAX, at((9,)))
 
 
-def test_record_that_left_the_set_does_not_make_a_boundary_of_the_same_age_m() -> None:
+def test_next_cut_is_not_a_boundary_of_the_same_age_as_the_record_that_left_the_set() -> None:
     """A record and a segment's end behind it are both as old as max: what is between them stays."""
     given = stream(by_time(0, 20), {80: (5,), 90: (9,)}, who("slow", (0,)), boundaries=ends({80: (7,)}))
     decision = decide(given)

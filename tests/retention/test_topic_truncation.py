@@ -66,7 +66,7 @@ class Bench:
         return log
 
     def leave_truncation(self, *, forced: bool) -> None:
-        """Somebody's process dies between its intent, into that segment, and the first partition."""
+        """Store only the intent of a truncation inside of that segment, as a process leaves it that dies then."""
         theirs = TruncationIntent(TOPIC, self.wanted({ONE: Position(2, 12)}), forced, "somebody", 5)
         self.memory.put(intent_key(TOPIC), theirs.encode())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -17,8 +16,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write import catch_up
-from offloader.write.hot_tier import HotRead, proven_gap, read_next
+from offloader.write.hot_tier import proven_gap
 from offloader.write.offloader import LedgerOffloader
 from tests.simulation.simulated_world import World
 from tests.support.readback import stored_entries
@@ -401,24 +399,18 @@ def test_released_hot_ledger_is_no_gap(new_bench: Callable[..., Bench]) -> None:
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_ledger_that_closes_during_a_read_and_is_released_is_no_gap(
-    new_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ledger_that_closes_during_a_read_and_is_released_is_no_gap(new_bench: Callable[..., Bench]) -> None:
     """The list that came with the read doesn't make the closed ledger an open one again, whose end nobody knows."""
     bench = new_bench(settings=settings(deletion_lag_minutes=0))
     source = bench.open()
     bench.append(source, 2)
     closed: list[LedgerInfo | None] = []
 
-    def late(*of: Any) -> HotRead | None:
-        monkeypatch.undo()
-        read = read_next(*of)
+    def close() -> None:
         bench.append(source, 1)
         closed.append(source.close_ledger())
-        return read
 
-    monkeypatch.setattr(catch_up, "read_next", late)
-    stream = bench.start(source)
+    stream = bench.start(LateList(source, close))  # type: ignore[arg-type]
     eventually(lambda: bool(closed))
     [info] = closed
     assert info is not None
@@ -434,21 +426,16 @@ def test_ledger_that_closes_during_a_read_and_is_released_is_no_gap(
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-class SilentSource:
-    """A source that says which ledgers it has when a stream starts, and not when a gap was seen."""
+class PassingSource:
+    """A source that passes everything on to another one."""
 
     def __init__(self, inner: EmbeddedStream) -> None:
         self.inner = inner
-        self.silent = True
-        self.asked = 0
 
     def ledgers(self) -> list[LedgerInfo]:
-        self.asked += 1
-        if self.silent and self.asked > 1:
-            raise StoreUnavailable("the hot tier doesn't answer")
         return self.inner.ledgers()
 
-    def read(self, start: Position, max_bytes: int) -> object:
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         return self.inner.read(start, max_bytes)
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> object:
@@ -456,6 +443,41 @@ class SilentSource:
 
     def release(self, position: Position) -> None:
         self.inner.release(position)
+
+
+class SilentSource(PassingSource):
+    """A source that says which ledgers it has when a stream starts, and not when a gap was seen."""
+
+    def __init__(self, inner: EmbeddedStream) -> None:
+        super().__init__(inner)
+        self.silent = True
+        self.asked = 0
+
+    def ledgers(self) -> list[LedgerInfo]:
+        self.asked += 1
+        if self.silent and self.asked > 1:
+            raise StoreUnavailable("the hot tier doesn't answer")
+        return super().ledgers()
+
+
+class LateList(PassingSource):
+    """A source whose first list after a read arrives late: ``meanwhile`` happens between the two."""
+
+    def __init__(self, inner: EmbeddedStream, meanwhile: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.was_read = False
+        self.meanwhile: Callable[[], None] | None = meanwhile
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        self.was_read = True
+        return super().read(start, max_bytes)
+
+    def ledgers(self) -> list[LedgerInfo]:
+        infos, meanwhile = super().ledgers(), self.meanwhile
+        if self.was_read and meanwhile is not None:
+            self.meanwhile = None
+            meanwhile()
+        return infos
 
 
 def test_a_source_that_does_not_answer_is_never_a_gap(new_bench: Callable[..., Bench]) -> None:
