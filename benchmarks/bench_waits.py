@@ -109,7 +109,10 @@ def in_turns(rounds: int, works: Mapping[str, Callable[[], float]]) -> dict[str,
 
 
 def offload(place: Place, database: Path, mib: int, rounds: int) -> Mapping[str, object]:
-    """Whole command against bare uploads of the same payload; ``limit``: a bare program that reads the database too."""
+    """Whole command against bare uploads of the same payload.
+
+    ``limit``: a bare program that reads the database too; ``format_limit``: one that also makes Pulsar's entries.
+    """
     body = np.random.default_rng(1).bytes(4 * PART_BYTES)
     parts = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
     client = place.rig.client(place.url)
@@ -127,14 +130,22 @@ def offload(place: Place, database: Path, mib: int, rounds: int) -> Mapping[str,
         place.rig.clean()
         return taken
 
-    def limit() -> float:
-        line = [sys.executable, str(ROOT / "benchmarks/bare_offload.py"), str(database), place.url, BUCKET]
+    def limit(*entry_bytes: str) -> float:
+        line = [
+            sys.executable,
+            str(ROOT / "benchmarks/bare_offload.py"),
+            str(database),
+            place.url,
+            BUCKET,
+            *entry_bytes,
+        ]
         taken = seconds(lambda: subprocess.run(line, env=place.environment(), check=True))
         place.rig.clean()
         return taken
 
     with contextlib.closing(client):
-        found = in_turns(rounds, {"ours": command, "bare": bare, "limit": limit})
+        format_limit = partial(limit, str(ENTRY_BYTES))
+        found = in_turns(rounds, {"ours": command, "bare": bare, "limit": limit, "format_limit": format_limit})
     return rates(found, mib)
 
 
@@ -146,7 +157,7 @@ def rates(found: Mapping[str, list[float]], mib: int) -> dict[str, object]:
         "bare_mb_s": round(mib * MIB / 1e6 / middle["bare"]),
         "ratio": round(middle["bare"] / middle["ours"], 2),
         "ratios": [round(b / o, 2) for o, b in zip(found["ours"], found["bare"], strict=True)],
-    } | ({"limit_ratio": round(middle["bare"] / middle["limit"], 2)} if "limit" in middle else {})
+    } | {f"{name}_ratio": round(middle["bare"] / taken, 2) for name, taken in middle.items() if "limit" in name}
 
 
 def append(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
