@@ -189,8 +189,9 @@ def _last_end(stream: str, at: Position | None, ends: Sequence[LedgerEnd]) -> It
         if each.last_entry_id < at.entry_id:
             raise InvalidCall(f"{said}, and {at} was pushed", hint="nothing was taken: a closed ledger never changes")
         if each.last_entry_id > at.entry_id:
-            hint = "say how a ledger ends with its last entry, or later"
-            raise OutOfOrder(f"{said}; the newest one pushed is {at}", hint=hint)
+            raise OutOfOrder(
+                f"{said}; the newest one pushed is {at}", hint="say how a ledger ends with its last entry, or later"
+            )
         yield each
 
 
@@ -231,9 +232,8 @@ class PushWindow:
 
     def take(self, size_bytes: int, *, must: bool) -> bool:
         """Reserves memory for the next batch, of its ``kept_bytes``; False if there is no room."""
-        if not must and self.held_bytes + size_bytes > self._limit_bytes:
-            return False
-        if not self._memory.take(size_bytes, must=must):
+        has_room = must or self.held_bytes + size_bytes <= self._limit_bytes
+        if not has_room or not self._memory.take(size_bytes, must=must):
             return False
         self.held_bytes += size_bytes
         return True
@@ -256,8 +256,7 @@ class PushWindow:
             if held.ledger_id != batch.ledger_id or count <= 0:
                 continue
             ours, theirs = (each.payloads.slice(first - each.first.entry_id, count) for each in (held, batch))
-            at = first_difference(ours, theirs)
-            if at is not None:
+            if (at := first_difference(ours, theirs)) is not None:
                 return Position(held.ledger_id, first + at)
         return None
 
@@ -281,9 +280,7 @@ class PushWindow:
 
 def first_difference(one: pa.BinaryArray, other: pa.BinaryArray) -> int | None:
     """Index of the first value that differs between two arrays of the same length."""
-    if one.equals(other):
-        return None
-    return int(pc.index(pc.not_equal(one, other), True).as_py())
+    return None if one.equals(other) else int(pc.index(pc.not_equal(one, other), True).as_py())
 
 
 #: While the broker pushes what the manifest promised, the limit is this many times a window and a push. These entries
@@ -459,10 +456,8 @@ class PushedLedgers:
     def delete(self, ledger_id: int) -> None:
         """Stops listing a closed, durable ledger; the broker decides about its copy from the news."""
         with self._changed:
-            info = self._ledgers.get(ledger_id)
-            if info is None or not info.closed or self._committed is None:
-                return
-            if Position(ledger_id, info.last_entry_id) <= self._committed:
+            info, end = self._ledgers.get(ledger_id), self._committed or Position(-1, -1)
+            if info is not None and info.closed and Position(ledger_id, info.last_entry_id) <= end:
                 del self._ledgers[ledger_id]
 
     def _begin_after(self, committed: Position | None, closed: Mapping[int, int]) -> None:
@@ -481,9 +476,13 @@ class PushedLedgers:
             self._close(committed.ledger_id)
 
     def _new_ledger(self, ledger_id: int, entries: int = 0) -> LedgerInfo:
-        now_ms = self._clock.now_ms()
         return LedgerInfo(
-            ledger_id=ledger_id, closed=False, entries=entries, size_bytes=0, created_ms=now_ms, is_exact=False
+            ledger_id=ledger_id,
+            closed=False,
+            entries=entries,
+            size_bytes=0,
+            created_ms=self._clock.now_ms(),
+            is_exact=False,
         )
 
     def _add(
@@ -530,8 +529,7 @@ class PushedLedgers:
                 or len(batch) != batch.last.entry_id + 1 - batch.first.entry_id
             ):
                 continue  # new, or with a gap: refused when it is accepted
-            other = self._window.other_entry(batch)
-            if other is not None:
+            if (other := self._window.other_entry(batch)) is not None:
                 raise SourceMismatch(
                     f"stream {self.stream}: {other} was pushed again with other bytes: this is another log",
                     hint="nothing was taken: go on with the log that was pushed before, or push to another stream",
@@ -554,8 +552,7 @@ class PushedLedgers:
         return [self._close(ledger_id)] if self._closed.get(ledger_id) == piece.last.entry_id else []
 
     def _close(self, ledger_id: int) -> LedgerInfo:
-        info = replace(self._ledgers[ledger_id], closed=True, closed_ms=self._clock.now_ms())
-        self._ledgers[ledger_id] = info
+        info = self._ledgers[ledger_id] = replace(self._ledgers[ledger_id], closed=True, closed_ms=self._clock.now_ms())
         return info
 
     def _note(self, offered: Offered) -> None:

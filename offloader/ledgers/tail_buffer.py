@@ -168,13 +168,12 @@ class Listeners:
 
     def tell_all(self, batches: Sequence[EntryBatch], closed: Sequence[LedgerInfo]) -> None:
         """Reports what one append wrote, and each ledger it closed before the next one's first batch."""
-        waiting = list(closed)
-        for batch in batches:
-            while waiting and waiting[0].ledger_id < batch.ledger_id:
-                self.tell_closed(waiting.pop(0))
-            self.tell(batch)
-        for info in waiting:
-            self.tell_closed(info)
+        told: list[EntryBatch | LedgerInfo] = [*batches, *closed]
+        for each in sorted(told, key=lambda each: (each.ledger_id, isinstance(each, LedgerInfo))):
+            if isinstance(each, LedgerInfo):
+                self.tell_closed(each)
+            else:
+                self.tell(each)
 
     def tell_closed(self, info: LedgerInfo) -> None:
         """Calls every ``closed`` listener."""

@@ -63,12 +63,10 @@ def value_of(name: str, value: object) -> Any:
 def value_of_alias(name: str, value: object) -> Any:
     """The same from a number in the setting's unit, as aliases and keys of earlier releases have it. Raises
     ``ValueError``: it isn't one, or out of bounds."""
-    found = FIELDS[name]
-    wrong = problem_of(found.metadata, found.default, value)
-    if wrong:
+    found: Any = FIELDS[name]
+    if wrong := problem_of(found.metadata, found.default, value):
         raise ValueError(wrong)
-    default: Any = found.default
-    return default.__class__(value)
+    return found.default.__class__(value)
 
 
 _METHOD = "offload.method"
@@ -154,8 +152,8 @@ class SettingsFile:
         found = {name: EffectiveValue(name, each.default, "default") for name, each in FIELDS.items()}
         found[_METHOD] = EffectiveValue(_METHOD, "ledger", f"default ({STREAMING} = false)")
         for scope in _scopes_of(stream):
-            for name, value in self.layers.get(scope, {}).items():
-                found[name] = EffectiveValue(name, value, self._place(scope))
+            layer = self.layers.get(scope, {})
+            found |= {name: EffectiveValue(name, value, self._place(scope)) for name, value in layer.items()}
         return found
 
     def settings_of(self, stream: str) -> Settings:
@@ -248,16 +246,13 @@ def raw_layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], lis
         tables |= {f"{kind}.{name}": table for name, table in named.items()}
     layers: dict[str, dict[str, Any]] = {}
     for scope, table in tables.items():
-        layer: dict[str, Any] = {}
         if not isinstance(table, dict):
             problems.append(f"{_place(scope, '')}: not a table")
             continue
+        layer = layers[scope] = {}
         for name, value in table.items():
-            if isinstance(value, dict):
-                layer |= {f"{name}.{inner}": each for inner, each in value.items()}
-            else:
-                layer[name] = value
-        layers[scope] = layer
+            is_table = isinstance(value, dict)
+            layer |= {f"{name}.{inner}": each for inner, each in value.items()} if is_table else {name: value}
     return layers, problems
 
 
@@ -380,8 +375,7 @@ def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
             amount, bound = shown(key, value.value), shown(limit, most.value)
             yield f"{_key(scope, key)} = {_text(amount)} is above {key_of(limit)} = {_text(bound)}"
     segment, key = "offload.max_size_per_offload_segment_mbytes", "offload.block_bytes"
-    segment_bytes = values[segment].value * 1024 * 1024
-    if (key in layer or segment in layer) and values[key].value > segment_bytes:
+    if (key in layer or segment in layer) and values[key].value > values[segment].value * 1024 * 1024:
         block, size = shown(key, values[key].value), shown(segment, values[segment].value)
         yield f"{_key(scope, key)} = {block} is above the segment size ({size})"
 
@@ -434,9 +428,7 @@ def sample_settings() -> str:
 
 
 def _section(name: str, values: Any) -> Iterator[str]:
-    words = " ".join((type(values).__doc__ or "").split())
-    whole = " Whole process." if name in PROCESS_SECTIONS else ""
-    yield from _comment(f"{words}{whole}")
+    yield from _comment(f"{type(values).__doc__}{' Whole process.' if name in PROCESS_SECTIONS else ''}")
     yield f"[{name}]"
     for each in fields(values):
         yield ""

@@ -224,10 +224,10 @@ def _migrated(
             if not is_old(key):
                 continue
             name, target = OLD[key], key_of(OLD[key])
-            is_amount = "quantity" in FIELDS[name].metadata
             try:
                 # An amount may have its new form already.
-                number = value if is_amount and isinstance(value, str) else shown(name, value_of_alias(name, value))
+                is_new = isinstance(value, str) and "quantity" in FIELDS[name].metadata
+                number = value if is_new else shown(name, value_of_alias(name, value))
                 if target in layer or target in new:
                     raise ValueError(f"{target} is set too")
                 # Some traffic had no limit then: no sum of the old ones says what all of it may have.
@@ -268,8 +268,7 @@ def _applied(
 ) -> str:
     for table, lines in added.items():
         begin = scanner.tables.get(table, len(text))
-        is_new = table not in scanner.tables
-        head = f"\n[{'.'.join(table)}]\n" if is_new else ""
+        head = "" if table in scanner.tables else f"\n[{'.'.join(table)}]\n"
         open_line = "" if text[:begin].endswith("\n") else "\n"
         edits.append((begin, begin, open_line + head + lines.rstrip("\r\n") + "\n"))
     for begin, end, new in sorted(edits, reverse=True):

@@ -99,7 +99,6 @@ class RetentionSettings:
 
     def problems(self) -> list[str]:
         """Contradictory or ineffective settings; empty: none."""
-        found: list[str] = []
         if self.policy == "none" or not self.deletes:
             # A topic's policy none may stand below a namespace's keep.
             idle = [each for each in fields(self) if each.name not in _WITHOUT_POLICY and getattr(self, each.name)]
@@ -111,7 +110,7 @@ class RetentionSettings:
             ]
         if self.policy == "keep":
             return self._keep_problems()
-        found += [
+        found = [
             f"{self._key(name)}: has no effect, the policy is {self.policy}; without `policy` it has one"
             for name in KEEP_SETTINGS
             if getattr(self, name)
@@ -134,10 +133,11 @@ class RetentionSettings:
             for each in fields(self)
             if each.name not in {*KEEP_SETTINGS, *_WITH_KEEP} and getattr(self, each.name)
         ]
-        for least, most in (("keep_at_least_seconds", "keep_seconds"), ("keep_at_least_bytes", "keep_bytes")):
-            if 0 < getattr(self, most) < getattr(self, least):
-                limited.append(f"{self._shown(least)} is above {self._shown(most)}")
-        return limited
+        return limited + [
+            f"{self._shown(least)} is above {self._shown(most)}"
+            for least, most in (("keep_at_least_seconds", "keep_seconds"), ("keep_at_least_bytes", "keep_bytes"))
+            if 0 < getattr(self, most) < getattr(self, least)
+        ]
 
     def _has_limits(self, prefix: str, kind: str) -> bool:
         return any(getattr(self, f"{prefix}{which}_{_UNITS[kind]}") for which in ("min", "max"))
@@ -149,9 +149,8 @@ class RetentionSettings:
             instead = {"size": "keep_size", "age": "keep"}[kind]
             also = "" if prefix else f" To keep the newest part and no more, set {instead} alone, without policy"
             return [f"{prefix}min_{kind}: missing beside {prefix}max_{kind}; what is kept always?{also}"]
-        if not 0 < most < least:
-            return []
-        return [f"{self._shown(f'{prefix}min_{_UNITS[kind]}')} is above {self._shown(f'{prefix}max_{_UNITS[kind]}')}"]
+        names = (f"{prefix}{which}_{_UNITS[kind]}" for which in ("min", "max"))
+        return [" is above ".join(map(self._shown, names))] if 0 < most < least else []
 
     def _metadata(self, name: str) -> Mapping[str, Any]:
         [metadata] = [each.metadata for each in fields(self) if each.name == name]

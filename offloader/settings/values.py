@@ -145,8 +145,8 @@ class AccessSettings:
     @property
     def has_tokens(self) -> bool:
         """Whether any token is configured."""
-        of_roles = self.read_tokens or self.write_tokens or self.admin_tokens
-        return bool(of_roles or self.broker_tokens or self.subscriber_tokens or self.stream_tokens)
+        roles = (self.read_tokens, self.write_tokens, self.admin_tokens)
+        return any((*roles, self.broker_tokens, self.subscriber_tokens, self.stream_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -637,27 +637,22 @@ class Settings:
             if name not in kinds:
                 problems.append(f"{name}: no such section (sections: {', '.join(kinds)})")
                 continue
-            sections[name], found = _section(name, kinds[name], given)
-            problems += [f"{name}.{problem}" for problem in found]
+            sections[name] = kinds[name](**_valid(name, kinds[name], given, problems))
         if problems:
             raise InvalidCall(f"{origin}: {'; '.join(problems)}", hint="nothing was changed")
         return cls(**sections)
 
 
-def _section(section: str, kind: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+def _valid(section: str, kind: type[Any], given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The valid values of a section; ``problems`` gets what is wrong with the others."""
     known = {f.name: f for f in fields(kind)}
-    problems: list[str] = []
     taken: dict[str, Any] = {}
     for name, value in given.items():
         each: Any = known.get(name)
-        problem = _unknown(f"{section}.{name}") if each is None else problem_of(each.metadata, each.default, value)
-        if problem:
-            problems.append(f"{name}: {problem}")
+        instead = REPLACED.get(f"{section}.{name}")
+        unknown = f"no such setting any more, use {instead}" if instead else "no such setting"
+        if problem := unknown if each is None else problem_of(each.metadata, each.default, value):
+            problems.append(f"{section}.{name}: {problem}")
         else:
             taken[name] = each.default.__class__(value)
-    return kind(**taken), problems
-
-
-def _unknown(name: str) -> str:
-    instead = REPLACED.get(name)
-    return "no such setting" if instead is None else f"no such setting any more, use {instead}"
+    return taken

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from offloader.errors import InvalidCall
-from offloader.ledgers.pulsar.discovery import TopicPatterns, is_internal, partition_number
+from offloader.ledgers.pulsar.discovery import TopicPatterns, is_internal
+from offloader.stream_names import partition_of
 
 P = "persistent://"
 
@@ -54,8 +55,8 @@ def test_invalid_patterns_are_reported_together() -> None:
 
 
 def test_partitions_and_brokers_own() -> None:
-    assert partition_number(f"{P}t/n/x-partition-12") == (f"{P}t/n/x", 12)
-    assert partition_number(f"{P}t/n/x-partition-012") is None
-    assert partition_number(f"{P}t/n/x") is None
+    assert partition_of(f"{P}t/n/x-partition-12") == (f"{P}t/n/x", 12)
+    assert partition_of(f"{P}t/n/x-partition-012") is None
+    assert partition_of(f"{P}t/n/x") is None
     assert is_internal(f"{P}t/n/__transaction_buffer_snapshot")
     assert not is_internal(f"{P}t/n/a__b")

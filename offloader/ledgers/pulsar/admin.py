@@ -151,8 +151,8 @@ class AdminClient:
 
     def schema(self, topic: str, version: int | None) -> tuple[str, str, Mapping[str, str]]:
         """Type, definition and properties of a topic's schema, of its newest version where none is given."""
-        path = _path(topic).replace("/persistent/", "/schemas/", 1)
-        found = self._json(f"{path}/schema" + ("" if version is None else f"/{version}"))
+        name = _path(topic).replace("/persistent/", "/schemas/", 1)
+        found = self._json(f"{name}/schema" if version is None else f"{name}/schema/{version}")
         if not isinstance(found, dict) or not isinstance(found.get("type"), str):
             raise Corrupt(f"{self.url}: topic {topic} has no schema")
         return found["type"], str(found.get("data") or ""), found.get("properties") or {}
@@ -224,8 +224,7 @@ class AdminClient:
         if status == 404:
             raise NotFound(f"{where} isn't there")
         if status not in (200, 204):
-            kind = Throttled if status == 429 else StoreUnavailable
-            raise kind(f"{where} answered {status}: {self._shown(body)}")
+            raise (Throttled if status == 429 else StoreUnavailable)(f"{where} answered {status}: {self._shown(body)}")
 
     def _exchange(
         self, method: str, url: str, document: Mapping[str, object] | None = None
@@ -293,8 +292,8 @@ class AdminClient:
 
     def _shown(self, body: bytes) -> str:
         """The beginning of a response, without the token that it may repeat."""
-        text = body[:_PIECE_BYTES].decode(errors="replace")
-        return self._security.without_token(text)[:ANSWER_SHOWN_CHARS]  # truncation first could leave half a token
+        # In this order: truncation first could leave half a token.
+        return self._security.without_token(body[:_PIECE_BYTES].decode(errors="replace"))[:ANSWER_SHOWN_CHARS]
 
     def _headers(self) -> dict[str, str]:
         token = self._security.current_token()

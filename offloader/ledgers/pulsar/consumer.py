@@ -53,8 +53,7 @@ class FlowWindow:
 
     def grant(self) -> int:
         """How many messages to permit now, and counts them as permitted; 0: not worth a command."""
-        by_bytes = int((self.bytes_max - self.bytes) / self._message_bytes)
-        room = min(self._messages_max - self.messages, by_bytes)
+        room = min(self._messages_max - self.messages, int((self.bytes_max - self.bytes) / self._message_bytes))
         if not self.messages:
             room = max(room, 1)  # one message fits, however large
         more = min(room - self.permitted, PERMITS_MAX)
@@ -64,8 +63,10 @@ class FlowWindow:
         return more
 
 
+#: Before a topic's first entry.
+EARLIEST = Position(-1, -1)
 _EXCLUSIVE, _FAILOVER = 0, 2
-_EARLIEST = 1
+_FROM_EARLIEST = 1
 _CUMULATIVE = 1
 
 
@@ -118,9 +119,7 @@ class _Session:
         Commands are executed in order, so the broker forgets this session before the next one begins.
         """
         with contextlib.suppress(OffloaderError):
-            if self.connection.is_open:
-                kind = CommandType.CLOSE_CONSUMER
-                self.connection.send(kind, consumer_id=self.consumer_id, request_id=UNASKED_REQUEST)
+            self.connection.send(CommandType.CLOSE_CONSUMER, consumer_id=self.consumer_id, request_id=UNASKED_REQUEST)
         self.connection.detach(self.consumer_id)
 
 
@@ -337,8 +336,7 @@ class Consumer:
     def _permit(self, session: _Session) -> None:
         with self._lock:
             self._flow.bytes_max = self._bytes_max()
-            usable = session is self._session and session.is_usable
-            permits = self._flow.grant() if usable else 0
+            permits = self._flow.grant() if session is self._session and session.is_usable else 0
         if permits:
             # If the connection breaks now, the next take reconnects.
             with contextlib.suppress(StoreUnavailable):
@@ -387,7 +385,7 @@ class Consumer:
                 consumer_id=session.consumer_id,
                 durable=not is_reader,
                 start_message_id=message_id(begin) if is_reader and begin is not None else None,
-                initial_position=_EARLIEST,
+                initial_position=_FROM_EARLIEST,
                 force_topic_creation=False,
             )
         except BaseException:
@@ -428,15 +426,15 @@ def first_entries(
     """
     found: list[Delivery] = []
     size_bytes, until_s = 0, clock.monotonic_s() + wait_s
-    earliest = Position(-1, -1)
     with closing(
-        Consumer(client, topic, "offloader-sample", start=earliest, bytes_max=lambda: bytes_max, clock=clock)
+        Consumer(client, topic, "offloader-sample", start=EARLIEST, bytes_max=lambda: bytes_max, clock=clock)
     ) as reader:
-        last = reader.last_position()
-        while last is not None and size_bytes < bytes_max and (not found or found[-1].position < last):
-            left_s = until_s - clock.monotonic_s()
-            if left_s <= 0:
-                break
+        last = reader.last_position() or EARLIEST
+        while (
+            size_bytes < bytes_max
+            and (found[-1].position if found else EARLIEST) < last
+            and (left_s := until_s - clock.monotonic_s()) > 0
+        ):
             found += (taken := reader.take(left_s))
             size_bytes += sum(len(each.entry) for each in taken)
     return list(batches_of(found))

@@ -11,18 +11,12 @@ from typing import NamedTuple
 
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.stream_names import partition_of
 
 _DOMAIN = "persistent://"
-_PARTITION = re.compile(r"(.+)-partition-(0|[1-9]\d{0,8})")
 _GLOB = re.compile(r"[*?\[]")
 #: The brokers' own tenant: system topics and heartbeats.
 _BROKERS_TENANT = "pulsar"
-
-
-def partition_number(topic: str) -> tuple[str, int] | None:
-    """``persistent://t/n/x-partition-3`` -> ``("persistent://t/n/x", 3)``; ``None`` if it isn't a partition."""
-    found = _PARTITION.fullmatch(topic)
-    return None if found is None else (found[1], int(found[2]))
 
 
 def is_internal(topic: str) -> bool:
@@ -47,7 +41,7 @@ class _Pattern(NamedTuple):
 
     def has(self, topic: str) -> bool:
         tenant, namespace, name = topic.removeprefix(_DOMAIN).split("/", 2)
-        base = partition_number(name)
+        base = partition_of(name)
         return (
             fnmatchcase(tenant, self.tenant)
             and fnmatchcase(namespace, self.namespace)

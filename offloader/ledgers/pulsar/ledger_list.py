@@ -135,10 +135,8 @@ _KEPT = (EntryFate.UNDELIVERED, EntryFate.LOST, EntryFate.UNKNOWN)
 
 def first_from(infos: Sequence[LedgerInfo], start: Position) -> Position | None:
     """The first listed entry at or after ``start`` that may be delivered, ``None`` if there is none."""
-    for info in infos:
+    for info in (each for each in infos if each.ledger_id >= start.ledger_id):
         first = start.entry_id if info.ledger_id == start.ledger_id else 0
-        if info.ledger_id < start.ledger_id:
-            continue
         for begin, end in info.not_given:
             if begin <= first <= end:
                 first = end + 1
@@ -274,9 +272,9 @@ class LedgerList:
                 for piece in pieces:
                     self._add(self._runs[piece.fate], ledger_id, piece.first, piece.last)
             if pieces[-1].last < last:
-                there = Position(ledger_id, pieces[-1].last + 1)
                 raise InconsistentRead(
-                    f"{self.topic}: the broker has {there}, and passed over it with the entries before it",
+                    f"{self.topic}: the broker has {ledger_id}:{pieces[-1].last + 1}, and passed over it with the "
+                    "entries before it",
                     hint="it is read again from there",
                 )
         with self._lock:
@@ -332,17 +330,18 @@ class LedgerList:
         internals, found = answer.internals, list[LedgerInfo]()
         if answer.ended is not None:
             ledger_id, last = answer.ended
-            info = LedgerInfo(
-                ledger_id=ledger_id,
-                closed=True,
-                entries=last + 1,
-                size_bytes=0,
-                created_ms=0,
-                closed_ms=answer.closed_before_ms,
-                undelivered=((0, last),),  # not any more
-                is_exact=False,
+            found.append(
+                LedgerInfo(
+                    ledger_id=ledger_id,
+                    closed=True,
+                    entries=last + 1,
+                    size_bytes=0,
+                    created_ms=0,
+                    closed_ms=answer.closed_before_ms,
+                    undelivered=((0, last),),  # not any more
+                    is_exact=False,
+                )
             )
-            found.append(info)
         ledgers = internals.ledgers.ledgers
         for ledger in ledgers:
             ledger_id, entries, size_bytes = ledger.ledger_id, ledger.entries, ledger.size_bytes
@@ -399,8 +398,10 @@ class LedgerList:
             raise Corrupt(f"{self.topic}: the broker gave {begin}, which it doesn't list", hint=hint)
         own = None if before is None or before.ledger_id == begin.ledger_id else listed.get(before.ledger_id)
         if before is not None and own is not None and own.last_entry_id < before.entry_id:
-            text = f"{self.topic}: the broker gave {before} of a ledger that it says ends at {own.last_entry_id}"
-            raise Corrupt(text, hint=hint)
+            raise Corrupt(
+                f"{self.topic}: the broker gave {before} of a ledger that it says ends at {own.last_entry_id}",
+                hint=hint,
+            )
 
     def _add(self, kind: _Runs, ledger_id: int, first: int, last: int) -> None:
         """Adds a run, merged with adjacent ones."""

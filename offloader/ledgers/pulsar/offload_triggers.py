@@ -112,8 +112,7 @@ class OffloadTriggers:
 
         An error of one topic is kept for ``problems``; it is asked about again after a while.
         """
-        names = {each.topic for each in topics}
-        for gone in [name for name in self._topics.copy() if name not in names]:
+        for gone in self._topics.copy().keys() - {each.topic for each in topics}:
             self._topics.pop(gone, None)
         now_s = self._clock.monotonic_s()
         ordered = sorted(topics, key=lambda each: (each.topic < self._next, each.topic))

@@ -152,8 +152,9 @@ class Producer:
             if not self._waiting or sequence_id < self._waiting[0][0]:
                 return  # reported before
             if sequence_id != self._waiting[0][0]:
-                what = f"{self._connection.name} stored {sequence_id} of {self.topic} before {self._waiting[0][0]}"
-                self._error = self._error or StoreUnavailable(what)
+                self._error = self._error or StoreUnavailable(
+                    f"{self._connection.name} stored {sequence_id} of {self.topic} before {self._waiting[0][0]}"
+                )
             else:
                 self._bytes -= self._waiting.popleft()[1]
                 self.newest = Receipt(sequence_id, None if position is None or position.ledger_id < 0 else position)
@@ -172,5 +173,6 @@ class Producer:
             arrived = self._clock.wait(self._changed, self._limits.store_s)
             with self._lock:
                 if not arrived and self.newest is before and self._error is None:
-                    late = f"{self._connection.name} stored nothing of {self.topic} for {self._limits.store_s:g} s"
-                    self._error = StoreUnavailable(late)
+                    self._error = StoreUnavailable(
+                        f"{self._connection.name} stored nothing of {self.topic} for {self._limits.store_s:g} s"
+                    )

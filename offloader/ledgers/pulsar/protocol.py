@@ -299,8 +299,7 @@ class Connection:
     def leave(self, kind: CommandType, consumer_id: int) -> None:
         """Closes a consumer or producer at the broker, if that can be reached, with ``kind``; unregisters it."""
         with suppress(OffloaderError):
-            if self.is_open:
-                self.request(kind, **{_ADDRESSED_BY[kind]: consumer_id})
+            self.request(kind, **{_ADDRESSED_BY[kind]: consumer_id})
         self.detach(consumer_id)
 
     def close(self) -> None:
@@ -319,7 +318,6 @@ class Connection:
         return answer.body
 
     def _read(self) -> None:
-        error: OffloaderError
         asked = False
         try:
             while True:
@@ -327,8 +325,9 @@ class Connection:
                     data = self._transport.receive()
                 except TimeoutError:
                     if asked:
-                        silent_s = 2 * self._limits.keep_alive_s
-                        raise StoreUnavailable(f"{self.name} says nothing for {silent_s:g} s") from None
+                        raise StoreUnavailable(
+                            f"{self.name} says nothing for {2 * self._limits.keep_alive_s:g} s"
+                        ) from None
                     asked = True
                     self.send(CommandType.PING)
                     continue
@@ -413,11 +412,10 @@ class Connection:
 
     def _answer_challenge(self) -> None:
         token = self._security.current_token()
-        response = {"auth_method_name": _TOKEN_METHOD if token else "none", "auth_data": token.encode()}
         self.send(
             CommandType.AUTH_RESPONSE,
             client_version=_CLIENT_VERSION,
-            response=response,
+            response={"auth_method_name": _TOKEN_METHOD if token else "none", "auth_data": token.encode()},
             protocol_version=PROTOCOL_VERSION,
         )
 
@@ -437,14 +435,13 @@ class Connection:
         """Ends the connection and fails pending requests. The first reason is kept and returned."""
         with self._lock:
             error = self._error = self._error or error
-            pending = [*self._waiting.values(), self._let_in]
+            pending = [each for each in (*self._waiting.values(), self._let_in) if each is not None]
             self._waiting, self._let_in = {}, None
         self._transport.shut_down()
         self._pong.set()
         for answer in pending:
-            if answer is not None:
-                answer.error = error
-                answer.arrived.set()
+            answer.error = error
+            answer.arrived.set()
         return error
 
 
@@ -536,8 +533,9 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
 
         Raises as ``connection``; ``LimitReached``: the broker's number is impossible.
         """
-        kind = CommandType.PARTITIONED_METADATA
-        found = self._retrying(lambda: int(self._service_connection().request(kind, topic=topic).partitions))
+        found = self._retrying(
+            lambda: int(self._service_connection().request(CommandType.PARTITIONED_METADATA, topic=topic).partitions)
+        )
         if found > PARTITIONS_MAX:
             raise LimitReached(f"{topic} has {found} partitions, above {PARTITIONS_MAX}")
         return found
@@ -627,8 +625,7 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
             raise Closed(f"the client of {self.service_url} was closed")
         if line.connection is not None and line.connection.is_open:
             return line.connection
-        now_s = self._clock.monotonic_s()
-        if line.error is not None and now_s < line.not_before_s:
+        if line.error is not None and self._clock.monotonic_s() < line.not_before_s:
             raise StoreUnavailable(line.error.message, hint=line.error.hint) from line.error
         try:
             line.connection = open_connection(

@@ -22,10 +22,10 @@ from offloader.ledgers.base import (
     newest_listed,
 )
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.consumer import Consumer
+from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer
 from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
-from offloader.ledgers.pulsar.tail_reader import EARLIEST, FOR_GOOD, ReaderPool, TailReader
+from offloader.ledgers.pulsar.tail_reader import FOR_GOOD, ReaderPool, TailReader
 from offloader.ledgers.pulsar.topics import TopicInternals, contradiction, stream_of_topic
 from offloader.ledgers.pulsar.transport import security_of
 from offloader.ledgers.tail_buffer import Listeners
@@ -109,8 +109,9 @@ class FailoverSubscription:
             # Whatever the error: a token may be renewed, a topic may come back.
             delay_s = self._backoff.wait()
             if self.problem is None:
-                text = "%s: not subscribed: %s; again in %.1f s"
-                _log.warning(text, self._topic, error, delay_s, extra={"event": "retry"})
+                _log.warning(
+                    "%s: not subscribed: %s; again in %.1f s", self._topic, error, delay_s, extra={"event": "retry"}
+                )
             self.problem = error
         else:
             self._backoff.reset()
@@ -271,8 +272,12 @@ class PulsarSource:
             changed=lambda: changed(self),
         )
         consumer = self.subscription.consumer
-        trim = partial(cluster.admin.trim, topic) if settings.trim else None
-        self._ack_cursor = AckCursor(topic, consumer, settings.subscription, trim=trim)
+        self._ack_cursor = AckCursor(
+            topic,
+            consumer,
+            settings.subscription,
+            trim=partial(cluster.admin.trim, topic) if settings.trim else None,
+        )
         skipped = SkippedEntries(
             topic,
             cluster.admin,
@@ -519,9 +524,8 @@ def listed_by_broker(admin: AdminClient, topic: str, settings: PulsarSettings) -
     """
     # In this order: of a topic that is created again in between, the list is the old one.
     stored = admin.internals(topic).stored()
-    subscription = None
-    if settings.follow_broker_trim:
-        subscription = admin.stats(topic).subscriptions.get(settings.subscription)
+    subscriptions = admin.stats(topic).subscriptions if settings.follow_broker_trim else {}
+    subscription = subscriptions.get(settings.subscription)
     noted = "" if subscription is None else subscription.properties.get(SINCE_PROPERTY, "")
     return BrokerLedgers(stored=tuple(stored), since=int(noted) if noted.isdecimal() else None)
 
@@ -608,11 +612,8 @@ class PulsarCluster(AbstractContextManager["PulsarCluster"]):
             sources = list(self._sources.values())
         for source in sources:
             source.close()
-        self.readers.close()
-        self.client.close()
-        self.workers.close()
-        self.subscribers.close()
-        self.admin.close()
+        for each in (self.readers, self.client, self.workers, self.subscribers, self.admin):
+            each.close()
 
     def forget(self, source: PulsarSource) -> None:
         """Handles the end of a source, for the source."""

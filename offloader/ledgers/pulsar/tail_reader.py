@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from formats.entries import EntryBatch, Position
 from offloader.errors import BeyondEnd, Closed, Corrupt, OffloaderError, StoreUnavailable, Throttled
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.pulsar.consumer import Consumer, batches_of
+from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer, batches_of
 from offloader.ledgers.pulsar.ledger_list import InconsistentRead, LedgerList, first_from
 from offloader.ledgers.tail_buffer import Listeners, part_to_read
 from offloader.runtime.clock import Clock
@@ -54,10 +54,8 @@ class LiveWindow:
             bytes_max: limit of read entries that are kept.
         """
         self._mark_read(start.previous(), bytes_max)
-        if not self._batches or start < self._batches[0].first:
-            return None
         found = next((batch for batch in self._batches if batch.last >= start), None)
-        if found is None:
+        if found is None or start < self._batches[0].first:
             return None
         answer = part_to_read(found, start, max_bytes)
         self._mark_read(answer.last, bytes_max)
@@ -81,8 +79,6 @@ _log = logging.getLogger("offloader.ledgers.pulsar")
 
 #: Errors that a retry doesn't fix. All others are retried: a token may be renewed, a topic may come back.
 FOR_GOOD = (Corrupt, BeyondEnd)
-#: Before a topic's first entry.
-EARLIEST = Position(-1, -1)
 
 
 class TailReader:
@@ -238,8 +234,8 @@ class TailReader:
             self._came.notify_all()
         delay_s = self._backoff.wait()
         # Once an outage: further attempts fail the same way.
-        level = logging.WARNING if delay_s <= RETRY_DELAY_FIRST_S else logging.DEBUG
-        _log.log(level, "%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s, extra={"event": "retry"})
+        log = _log.warning if delay_s <= RETRY_DELAY_FIRST_S else _log.debug
+        log("%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s, extra={"event": "retry"})
 
     def _close_reader(self) -> None:
         reader, self._reader = self._reader, None

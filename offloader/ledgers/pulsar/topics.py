@@ -79,11 +79,8 @@ def topic_of_stream(stream: str) -> str | None:
     if len(levels) != 4 or levels[2] != _DOMAIN or not all(levels) or not is_text(stream):
         return None
     tenant, namespace, _, name = levels
-    for each in (name, unquote_plus(name)):
-        topic = f"{_DOMAIN}://{tenant}/{namespace}/{each}"
-        if stream_of_topic(topic) == stream:
-            return topic
-    return None
+    topics = (f"{_DOMAIN}://{tenant}/{namespace}/{each}" for each in (name, unquote_plus(name)))
+    return next((topic for topic in topics if stream_of_topic(topic) == stream), None)
 
 
 def is_text(name: str) -> bool:

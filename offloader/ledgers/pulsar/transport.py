@@ -67,11 +67,10 @@ def without_credentials(url: str) -> str:
 
 def _address(text: str, default_port: int, tls: bool) -> BrokerAddress:
     parts = urlsplit(f"//{text}")
-    if parts.path or parts.query or parts.fragment or parts.username is not None or not parts.hostname:
+    more = parts.path or parts.query or parts.fragment
+    if more or parts.username is not None or not parts.hostname or parts.port == 0:
         raise ValueError
     parts.hostname.encode("idna")  # as the resolver does; ``UnicodeError``: no host has such a name
-    if parts.port == 0:
-        raise ValueError
     return BrokerAddress(parts.hostname, parts.port or default_port, tls)
 
 
@@ -170,8 +169,9 @@ def _token_in(file: Path) -> str:
             token = opened.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as cause:
         # The content may be the token: the cause of a UnicodeDecodeError would show it.
-        why = cause.strerror if isinstance(cause, OSError) else "not ASCII"
-        raise AccessDenied(f"no token in {file}: {why}") from None
+        raise AccessDenied(
+            f"no token in {file}: {cause.strerror if isinstance(cause, OSError) else 'not ASCII'}"
+        ) from None
     if not token or len(token) > TOKEN_BYTES_MAX:
         raise AccessDenied(f"no token in {file}: {'empty' if not token else 'too long'}")
     return token
@@ -320,7 +320,6 @@ def open_transport(
                 hint="give the file of its certificate authority, and the name that is in its certificate",
             ) from cause
         except OSError as cause:
-            why = plain_reason(cause, connect_s)
-            raise StoreUnavailable(f"{address} can't be reached with TLS: {why}") from cause
+            raise StoreUnavailable(f"{address} can't be reached with TLS: {plain_reason(cause, connect_s)}") from cause
         undo.pop_all()
     return opened

@@ -173,8 +173,7 @@ def given_entries(
         raise InvalidCall(f"{where}: publish times of type {times.dtype}", hint=_HINT)
     require_times(times, where=where)
     try:
-        count = len(payloads)
-        batch = EntryBatch.build(0, 0, payloads, np.full(count, times) if times.ndim == 0 else times)
+        batch = EntryBatch.build(0, 0, payloads, np.full(len(payloads), times) if times.ndim == 0 else times)
     except LimitExceeded as error:
         raise LimitReached(f"{where}: {error}", hint="append it in several calls") from error
     except (FormatError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:

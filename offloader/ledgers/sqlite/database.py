@@ -119,8 +119,8 @@ def check_identity(connection: sqlite3.Connection, path: str) -> int:
     ``InvalidCall``: another program's database; ``Unsupported``: written by a newer release.
     """
     version = _number(connection, "PRAGMA user_version")
-    tables = _number(connection, "SELECT count(*) FROM sqlite_master")
-    if tables and _number(connection, "PRAGMA application_id") != _APPLICATION_ID:
+    is_new = not _number(connection, "SELECT count(*) FROM sqlite_master")
+    if not is_new and _number(connection, "PRAGMA application_id") != _APPLICATION_ID:
         raise InvalidCall(f"{path} is another program's SQLite database", hint="name a file of its own")
     if version > _SCHEMA_VERSION:
         raise Unsupported(
@@ -143,8 +143,7 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
         check_links(connection, path)
         for statement in _VERSION_2:
             connection.execute(statement)
-        source_id = UUID(bytes=entropy(16), version=4)
-        connection.execute("INSERT INTO identity (source_id) VALUES (?)", (source_id.bytes,))
+        connection.execute("INSERT INTO identity (source_id) VALUES (?)", (UUID(bytes=entropy(16), version=4).bytes,))
     connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
     return version < _SCHEMA_VERSION
 
@@ -346,15 +345,12 @@ class Database:
             if self._closed:
                 return
             self._closed = True
-            for _ in range(READERS_MAX):
-                connection = self._readers.get()
+            readers = [self._readers.get() for _ in range(READERS_MAX)]
+            for _ in readers:
+                self._readers.put(None)
+            for connection in (*readers, self._writer, self._watcher):
                 if connection is not None:
                     connection.close()
-            for _ in range(READERS_MAX):
-                self._readers.put(None)
-            self._writer.close()
-            if self._watcher is not None:
-                self._watcher.close()
 
     @contextlib.contextmanager
     def translated(self, doing: str) -> Iterator[None]:
@@ -480,7 +476,7 @@ _log = logging.getLogger(__name__)
 _MAGIC = b"OAK1"
 #: magic, digest of the stream's name, the database's uuid, owner (bytes in the order of the number), ledger, entry.
 _FIELDS = struct.Struct(">4s16s16sQqq")
-_OWNER_AT, _OWNER_BYTES = 36, 8
+_OWNER = slice(36, 44)
 _CRC = struct.Struct(">I")
 SLOT_BYTES = _FIELDS.size + _CRC.size
 
@@ -508,11 +504,10 @@ class AckedEnd(NamedTuple):
 
 def decode_slot(data: bytes) -> AckedEnd | None:
     """Decodes a slot; ``None`` if it isn't whole."""
-    if len(data) != SLOT_BYTES or _CRC.unpack_from(data, _FIELDS.size)[0] != crc32c(data[: _FIELDS.size]):
+    is_one = len(data) == SLOT_BYTES and data.startswith(_MAGIC)
+    if not is_one or _CRC.unpack_from(data, _FIELDS.size)[0] != crc32c(data[: _FIELDS.size]):
         return None
-    magic, digest, source_id, owner, ledger_id, entry_id = _FIELDS.unpack_from(data)
-    if magic != _MAGIC:
-        return None
+    _, digest, source_id, owner, ledger_id, entry_id = _FIELDS.unpack_from(data)
     return AckedEnd(digest, UUID(bytes=source_id), Position(ledger_id, entry_id), owner)
 
 
@@ -539,27 +534,24 @@ class AckedFile:
     def load(self) -> bool:
         """Reads the slots added since the last call; returns whether the file exists. ``OSError``: it can't be read."""
         with self._lock:
-            return self._load()
-
-    def _load(self) -> bool:
-        if self._fd is None:
-            try:
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return False
-            except PermissionError:  # enough for readers; an owner fails when it writes
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        size = os.fstat(self._fd).st_size
-        data = os.pread(self._fd, max(0, size - self._known_bytes), self._known_bytes)
-        for at in range(0, len(data) + 1 - SLOT_BYTES, SLOT_BYTES):
-            found = decode_slot(data[at : at + SLOT_BYTES])
-            start, self._known_bytes = self._known_bytes, self._known_bytes + SLOT_BYTES
-            if found is None:
-                _log.warning("%s: the slot at byte %d is damaged and isn't used", self.path, start)
-                continue
-            self._slots.setdefault(found.digest, []).append(start)
-            self.newest_ledger = max(self.newest_ledger, found.end.ledger_id)
-        return True
+            if self._fd is None:
+                try:
+                    self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    return False
+                except PermissionError:  # enough for readers; an owner fails when it writes
+                    self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            size = os.fstat(self._fd).st_size
+            data = os.pread(self._fd, max(0, size - self._known_bytes), self._known_bytes)
+            for at in range(0, len(data) + 1 - SLOT_BYTES, SLOT_BYTES):
+                found = decode_slot(data[at : at + SLOT_BYTES])
+                start, self._known_bytes = self._known_bytes, self._known_bytes + SLOT_BYTES
+                if found is None:
+                    _log.warning("%s: the slot at byte %d is damaged and isn't used", self.path, start)
+                    continue
+                self._slots.setdefault(found.digest, []).append(start)
+                self.newest_ledger = max(self.newest_ledger, found.end.ledger_id)
+            return True
 
     def of_stream(self, stream: str) -> list[AckedEnd]:
         """The current slots of a stream; more than one only after a race of two processes or a damaged slot."""
@@ -593,8 +585,7 @@ class AckedFile:
     def write_slot(self, start: int, slot: bytes) -> None:
         """Writes one slot unless a newer owner has it or the file is closed. ``OSError``: it can't be written."""
         with self._lock:
-            owner = slot[_OWNER_AT : _OWNER_AT + _OWNER_BYTES]
-            if self._fd is not None and os.pread(self._fd, _OWNER_BYTES, start + _OWNER_AT) <= owner:
+            if self._fd is not None and os.pread(self._fd, SLOT_BYTES, start)[_OWNER] <= slot[_OWNER]:
                 os.pwrite(self._fd, slot, start)
 
     def put_back(self, start: int, slot: bytes, before: bytes) -> None:

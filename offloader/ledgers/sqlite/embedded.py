@@ -65,8 +65,8 @@ def find_lost(
             return LostRange(
                 stream=stream, first=Position(0, 0), last=each.end, source_id=each.source_id, is_other=True
             )
-        if reached is None or reached < each.end:
-            first = Position(0, 0) if reached is None else reached.next()
+        first = Position(0, 0) if reached is None else reached.next()
+        if first <= each.end:
             return LostRange(stream=stream, first=first, last=each.end, source_id=each.source_id)
     return None
 
@@ -200,8 +200,9 @@ class EmbeddedLedgers:
             for slot in slots:
                 slot.take_back()
             raise
-        acked = slots[0] if slots else None
-        return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner, acked=acked)
+        return EmbeddedStream(
+            self._database, self._settings, self._clock, stream, stream_id, owner, acked=slots[0] if slots else None
+        )
 
     def _taken_over(self, stream: str, held: bool, above: int, slots: list[AckedSlot]) -> tuple[int, int]:
         """The transaction of ``open_stream``: the stream's number and its new owner's, whose slot is added."""

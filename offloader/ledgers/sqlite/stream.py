@@ -69,9 +69,7 @@ def find_readable(connection: sqlite3.Connection, stream_id: int, start: Positio
         "AND entries - lost_entries > CASE ledger_id WHEN ?2 THEN ?3 ELSE 0 END ORDER BY ledger_id LIMIT 1",
         (stream_id, ledger_id, entry_id if start.ledger_id == ledger_id else 0),
     ).fetchone()
-    if row is None:
-        return None
-    return Position(row[0], entry_id if row[0] == start.ledger_id else 0)
+    return None if row is None else Position(row[0], entry_id if row[0] == start.ledger_id else 0)
 
 
 def chunks_from(connection: sqlite3.Connection, ledger_id: int, entry_id: int, max_bytes: int) -> list[Chunk]:
@@ -81,11 +79,11 @@ def chunks_from(connection: sqlite3.Connection, ledger_id: int, entry_id: int, m
     ).fetchone()
     chunks: list[Chunk] = []
     total_bytes = 0
-    for values in connection.execute(
+    found = connection.execute(
         f"{_SELECT_CHUNK} AND first_entry_id >= ? ORDER BY first_entry_id LIMIT ?",
         (ledger_id, row[0] or 0, READ_CHUNKS_MAX),
-    ):
-        chunk = Chunk(*values)
+    )
+    for chunk in map(Chunk._make, found):
         chunks.append(chunk)
         total_bytes += len(chunk.payload)
         # a first chunk that begins before entry_id holds bytes that don't count; how many isn't known yet
@@ -121,8 +119,8 @@ def stream_row(connection: sqlite3.Connection, stream_id: int) -> StreamRow | No
     row = connection.execute(_STREAM_ROW, (stream_id,)).fetchone()
     if row is None:
         return None
-    newest = None if row[3] is None else ledger_info(row[3:])
-    return StreamRow(row[0], row[1], row[2], None if newest is None or newest.closed else newest)
+    owner, ids_next, ids_end, ledger_id, is_closed, *_ = row
+    return StreamRow(owner, ids_next, ids_end, None if ledger_id is None or is_closed else ledger_info(row[3:]))
 
 
 def newest_given_out(connection: sqlite3.Connection, stream_id: int) -> Position | None:
@@ -382,8 +380,11 @@ class EmbeddedStream:
             StoreUnavailable: disk nearly full, or locked; nothing was written.
             OutcomeUnknown: the disk failed during the commit.
         """
-        times = self._clock.now_ms() if publish_times_ms is None else publish_times_ms
-        given = given_entries(payloads, times, where=f"append to stream {self._stream!r}")
+        given = given_entries(
+            payloads,
+            self._clock.now_ms() if publish_times_ms is None else publish_times_ms,
+            where=f"append to stream {self._stream!r}",
+        )
         self._check_notes(notes or {})
         with self._append_lock:
             with self._owning() as (connection, row):
@@ -460,8 +461,7 @@ class EmbeddedStream:
     def ledgers(self) -> list[LedgerInfo]:
         """All ledgers that still exist, ascending, empty ones included."""
         with self._database.reading() as connection:
-            rows = connection.execute(f"{SELECT_LEDGER} ORDER BY ledger_id", (self._stream_id,))
-            return [ledger_info(row) for row in rows]
+            return list(map(ledger_info, connection.execute(f"{SELECT_LEDGER} ORDER BY ledger_id", (self._stream_id,))))
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         """As ``LedgerSource.read``.
@@ -532,16 +532,15 @@ class EmbeddedStream:
             if ledger is None:
                 ledger, row = self._begin_ledger(connection, row, now_ms)
             rest = given.slice(done, len(given))
-            fitting = room(ledger, rest, self._settings) if row.may_begin else len(rest)
-            rest = rest.slice(0, fitting)
-            ids = np.arange(ledger.entries, ledger.entries + fitting, dtype=np.int64)
-            part = EntryBatch(ledger.ledger_id, ids, rest.payloads, rest.publish_times_ms)
-            ledger = self._write_part(connection, ledger, part, now_ms, may_close=row.may_begin)
+            if row.may_begin:
+                rest = rest.slice(0, room(ledger, rest, self._settings))
+            ids = np.arange(ledger.entries, ledger.entries + len(rest), dtype=np.int64)
+            written.append(EntryBatch(ledger.ledger_id, ids, rest.payloads, rest.publish_times_ms))
+            ledger = self._write_part(connection, ledger, written[-1], now_ms, may_close=row.may_begin)
             if ledger.closed:
                 closed.append(ledger)
-            ledger = None if ledger.closed else ledger
-            written.append(part)
-            done += len(part)
+                ledger = None
+            done += len(rest)
         return written, closed
 
     def _write_part(

@@ -14,7 +14,7 @@ from formats.entries import Position
 from offloader.errors import Closed, Fenced, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, partition_number, survey
+from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, survey
 from offloader.ledgers.pulsar.offload_triggers import OffloadTriggers, ServedTopic
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.ledgers.pulsar.topics import TopicInternals, TopicStats, policy_warnings, stream_of_topic
@@ -34,6 +34,7 @@ from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupe
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import with_short_retries
+from offloader.stream_names import partition_of
 from offloader.write.stream_state import Mode
 
 _log = logging.getLogger("offloader.service")
@@ -557,7 +558,7 @@ class PulsarProvider:
         """Topics with a part that this process leads, partitioned ones once."""
         with self._lock:
             ours = [topic for topic, each in self._topics.items() if each.is_ours]
-        return sorted({(partition_number(topic) or (topic, 0))[0] for topic in ours})
+        return sorted({(partition_of(topic) or (topic, 0))[0] for topic in ours})
 
     def _is_ours(self, topic: str) -> bool:
         with self._lock:
