@@ -155,8 +155,7 @@ def _end_before(
     stream: str, at: Position, first: Position, told: Mapping[int, int], closed: Mapping[int, int]
 ) -> list[LedgerEnd]:
     """The end of the ledger of ``at``, unless known already; ``first`` begins another ledger."""
-    last = told.get(at.ledger_id)
-    if last is None:
+    if (last := told.get(at.ledger_id)) is None:
         raise OutOfOrder(
             f"stream {stream}: {first} was pushed after {at}, and nobody said that ledger {at.ledger_id} ends there",
             hint=f'send the fact with the batch, as application metadata: {{"closed": {{"{at.ledger_id}": '
@@ -413,8 +412,7 @@ class PushedLedgers:
             # Or they would keep the repeated entries in memory, which nobody counts.
             pieces = [piece.copy() if isinstance(piece, EntryBatch) else piece for piece in pieces]
         for piece in pieces:
-            closed = self._add(piece, turns, deadline_s, is_wanted)
-            if closed is None:
+            if (closed := self._add(piece, turns, deadline_s, is_wanted)) is None:
                 break
             added = [piece] if isinstance(piece, EntryBatch) else []
             self._listeners.tell_all(added, closed)

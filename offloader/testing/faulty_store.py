@@ -81,18 +81,17 @@ class FaultyStore(StoreWrapper):
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         request = Request("delete", Traffic.DELETE, keys[0] if keys else "", keys=len(keys))
-        half = keys[: len(keys) // 2]
-        return self._failing(request, lambda: self.inner.delete(keys), torn=lambda: self.inner.delete(half))
+        return self._failing(
+            request, lambda: self.inner.delete(keys), torn=lambda: self.inner.delete(keys[: len(keys) // 2])
+        )
 
     def _failing(self, request: Request, call: Callable[[], _Answer], torn: Callable[[], object] | None) -> _Answer:
         verb, key = request.verb, request.key
         fault = self._next(verb, key)
-        if fault is None:
-            return call()
-        if fault.latency_s:
+        if fault is not None and fault.latency_s:
             assert self._clock is not None, "a late call needs the store's clock"
             self._clock.wait(threading.Event(), fault.latency_s)
-        if fault.error is None:
+        if fault is None or fault.error is None:
             return call()
         if fault.torn:
             if torn is not None:
@@ -100,8 +99,7 @@ class FaultyStore(StoreWrapper):
             raise fault.error(f"{verb} of {key} broke off")
         if fault.after:
             call()
-            raise fault.error(f"fault after {verb} of {key}")
-        raise fault.error(f"fault before {verb} of {key}")
+        raise fault.error(f"fault {'after' if fault.after else 'before'} {verb} of {key}")
 
     def _next(self, verb: str, key: str) -> Fault | None:
         """Counts the call; returns the first due fault."""

@@ -21,7 +21,6 @@ from offloader.runtime.clock import Clock
 class _Ledger:
     info: LedgerInfo
     batches: list[EntryBatch] = field(default_factory=list)
-    first_ids: list[int] = field(default_factory=list)
 
 
 class MemoryLedgers:
@@ -56,7 +55,6 @@ class MemoryLedgers:
             info = newest.info
             batch = EntryBatch.build(info.ledger_id, info.entries, payloads, self._clock.now_ms())
             newest.batches.append(batch)
-            newest.first_ids.append(info.entries)
             newest.info = replace(
                 info, entries=info.entries + len(batch), size_bytes=info.size_bytes + batch.payload_bytes
             )
@@ -84,8 +82,9 @@ class MemoryLedgers:
                 ledger = self._ledgers[ledger_id]
                 first = start.entry_id if ledger_id == start.ledger_id else 0
                 if ledger_id >= start.ledger_id and first < ledger.info.entries:
-                    batch = ledger.batches[bisect_right(ledger.first_ids, first) - 1]
-                    return part_to_read(batch, Position(ledger_id, first), max_bytes)
+                    wanted = Position(ledger_id, first)
+                    at = bisect_right(ledger.batches, wanted, key=lambda batch: batch.first) - 1
+                    return part_to_read(ledger.batches[at], wanted, max_bytes)
         return None
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:

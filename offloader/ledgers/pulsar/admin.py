@@ -161,8 +161,7 @@ class AdminClient:
         """Why an entry of one topic, or one partition, wasn't delivered to a reader."""
         where = f"{self.url}{_path(topic)}/ledger/{position.ledger_id}/entry/{position.entry_id}"
         status, headers, body = self._exchange("GET", where)
-        found = fate_of(status, headers, body)
-        if found is None:
+        if (found := fate_of(status, headers, body)) is None:
             raise StoreUnavailable(f"{where} answered {status}: {self._shown(body)}")
         return found
 

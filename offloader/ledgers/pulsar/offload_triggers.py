@@ -143,8 +143,7 @@ class OffloadTriggers:
         internals = self._admin.internals(served.topic)
         if self._follows and not asked.is_noted:
             asked.is_noted = self._note(served.topic)
-        target = due_offload(internals, served.committed)
-        if target is None:
+        if (target := due_offload(internals, served.committed)) is None:
             asked.first, asked.wait_s = None, 0.0
             return False
         if target.first == asked.first:
@@ -159,15 +158,13 @@ class OffloadTriggers:
 
         What is noted is compared with the list once more: in between the topic may have been created again.
         """
-        found = self._admin.stats(topic).subscriptions.get(self._subscription)
-        if found is None:
+        if (found := self._admin.stats(topic).subscriptions.get(self._subscription)) is None:
             return False
         noted = found.properties.get(SINCE_PROPERTY)
         for _ in range(NOTES_MAX):
             if noted is not None:
                 return True
-            first = _first_listed(self._admin.internals(topic))
-            if first is None:
+            if (first := _first_listed(self._admin.internals(topic))) is None:
                 return False
             self._admin.note(topic, self._subscription, {**found.properties, SINCE_PROPERTY: first})
             noted = first if _first_listed(self._admin.internals(topic)) == first else None

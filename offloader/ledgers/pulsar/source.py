@@ -165,8 +165,7 @@ class AckCursor:
             self._given_up.add(ledger_id)
             leading = list(takewhile(self._is_given_up, infos))
             self._given_up &= {info.ledger_id for info in infos}
-        end = newest_listed(leading)
-        if end is None:
+        if (end := newest_listed(leading)) is None:
             return []
         self.acknowledge(end)
         with self._lock:
@@ -208,8 +207,7 @@ class AckCursor:
         """Detects that the subscription was moved by message TTL, a backlog quota or an administrator."""
         stands = internals.cursors.get(self._subscription)
         with self._lock:
-            ours = newest(self._committed, self._acknowledged)
-            if ours is None:
+            if (ours := newest(self._committed, self._acknowledged)) is None:
                 self._seen = internals
             if stands is None or ours is None:
                 return
@@ -346,8 +344,7 @@ class PulsarSource:
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         """As ``LedgerSource``; raises as ``ledgers`` and ``ReaderPool.read``."""
         self._require_usable()
-        found = self._live.read(start, max_bytes)
-        if found is not None:
+        if (found := self._live.read(start, max_bytes)) is not None:
             return found
         # A broker's response queues behind the entries it sends: query only what isn't known.
         infos = self._ledgers.known()

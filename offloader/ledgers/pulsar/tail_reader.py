@@ -214,8 +214,7 @@ class TailReader:
         Reading across undelivered entries, a broker also skips later ones; a reader that begins there gets these.
         """
         infos = self._ledgers.known()
-        first = first_from(infos, begin.next())
-        if first is None:
+        if (first := first_from(infos, begin.next())) is None:
             return begin
         passed = (info for info in infos if begin.ledger_id <= info.ledger_id <= first.ledger_id)
         return first if any(info.not_given for info in passed) else begin

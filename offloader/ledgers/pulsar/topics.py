@@ -258,8 +258,7 @@ def _time_ms(text: Any) -> int | None:
 
 
 def _position(text: str) -> Position:
-    found = _POSITION.fullmatch(text)
-    if found is None:
+    if (found := _POSITION.fullmatch(text)) is None:
         raise ValueError(f"{text!r:.50} is no position")
     return Position(int(found[1]), int(found[2]))
 
@@ -335,8 +334,7 @@ def contradiction(listed: Sequence[tuple[int, int]], known: KnownLedgers) -> str
 
 def _contradictions(listed: Iterable[tuple[int, int]], known: KnownLedgers) -> Iterator[str]:
     for ledger_id, entries in listed:
-        found = known.ledgers.get(ledger_id)
-        if found is None:
+        if (found := known.ledgers.get(ledger_id)) is None:
             if entries and known.whole is not None and known.whole[0] <= ledger_id <= known.whole[1]:
                 yield f"ledger {ledger_id} has {entries} entries, and the manifest knows of no such ledger there"
         elif found.last_entry_id is not None and found.last_entry_id != entries - 1:

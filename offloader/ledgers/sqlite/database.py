@@ -164,8 +164,7 @@ def check_entries(connection: sqlite3.Connection, path: str, stream_id: int) -> 
 
 def _check(connection: sqlite3.Connection, path: str, checks: Sequence[tuple[str, str]], *values: int) -> None:
     for query, what in checks:
-        found = connection.execute(query, values).fetchone()
-        if found is not None:
+        if (found := connection.execute(query, values).fetchone()) is not None:
             raise Corrupt(f"ledger database {path} is damaged: {what.format(*found)}", hint=_RESTORE)
 
 

@@ -317,8 +317,7 @@ class EmbeddedLedgers:
             Corrupt: a ledger of the stream isn't what was written.
         """
         with self._database.reading() as connection:
-            stream_id = _stream_id(connection, stream)
-            if stream_id is not None:
+            if (stream_id := _stream_id(connection, stream)) is not None:
                 check_entries(connection, self.path, stream_id)
         if stream_id is None:
             known = self.streams()
@@ -419,8 +418,7 @@ class FollowedStream:
             left_bytes = LOOK_BYTES_MAX
             while left_bytes > 0:
                 start = Position(0, 0) if self._told is None else self._told.next()
-                batch = self.inner.read(start, BATCH_BYTES)
-                if batch is None:
+                if (batch := self.inner.read(start, BATCH_BYTES)) is None:
                     self._tell_ends(None)
                     return False
                 if self._told is None or batch.ledger_id != self._told.ledger_id:

@@ -116,8 +116,7 @@ class StreamRow(NamedTuple):
 
 def stream_row(connection: sqlite3.Connection, stream_id: int) -> StreamRow | None:
     """Reads the stream's row; ``None`` if there is no such stream."""
-    row = connection.execute(_STREAM_ROW, (stream_id,)).fetchone()
-    if row is None:
+    if (row := connection.execute(_STREAM_ROW, (stream_id,)).fetchone()) is None:
         return None
     owner, ids_next, ids_end, ledger_id, is_closed, *_ = row
     return StreamRow(owner, ids_next, ids_end, None if ledger_id is None or is_closed else ledger_info(row[3:]))
@@ -470,8 +469,7 @@ class EmbeddedStream:
             Corrupt: stored entries are damaged; names the database, ledger and chunk.
         """
         with self._database.reading() as connection:
-            found = find_readable(connection, self._stream_id, start)
-            if found is None:
+            if (found := find_readable(connection, self._stream_id, start)) is None:
                 return None
             chunks = chunks_from(connection, found.ledger_id, found.entry_id, max_bytes)
         try:
