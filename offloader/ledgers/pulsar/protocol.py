@@ -126,6 +126,8 @@ MESSAGE_BYTES_MAX = 128 * 1024 * 1024
 
 #: Number of a request whose response nobody waits for.
 UNASKED_REQUEST = 2**63 - 1
+#: Number of the login, which has none in the protocol.
+_LOGIN = 0
 
 #: Commands to one consumer or producer -> the field with its id.
 _ADDRESSED_BY = {
@@ -193,7 +195,6 @@ class Connection:
         self._request_ids = itertools.count(1)
         self._waiting: dict[int, Answer] = {}
         self._listeners: dict[int, ConsumerListener] = {}
-        self._let_in: Answer | None = None
         self._error: OffloaderError | None = None
         self.heard_s = clock.monotonic_s()
         self._pong = threading.Event()
@@ -212,7 +213,7 @@ class Connection:
 
     def begin(self, proxy_to: str) -> None:
         """Starts the receiving thread and authenticates; for ``open_connection``."""
-        answer = self._let_in = Answer(CommandType.CONNECT)
+        answer = self._waiting[_LOGIN] = Answer(CommandType.CONNECT)
         token = self._security.current_token()
         self._reader.start()
         self.send(
@@ -365,7 +366,7 @@ class Connection:
             self._answer_challenge()
         elif kind is CommandType.CONNECTED:
             self._connected(body)
-        elif kind is CommandType.ERROR and self._let_in is not None:
+        elif kind is CommandType.ERROR and _LOGIN in self._waiting:
             raise self._refusal("the connection", body)
         elif kind is not None and (kind is CommandType.ERROR or kind in ANSWERS.values()):
             self._answered(kind, body)
@@ -426,8 +427,7 @@ class Connection:
         self.message_bytes_max = announced or self.message_bytes_max
         # Entries stored while the limit was higher are still sent.
         self._splitter.frame_bytes_max = max(announced + FRAME_PADDING_BYTES, FRAME_BYTES_MAX)
-        if self._let_in is not None:
-            answer, self._let_in = self._let_in, None
+        if (answer := self._waiting.pop(_LOGIN, None)) is not None:
             self._transport.set_receive_timeout(self._limits.keep_alive_s)
             answer.arrived.set()
 
@@ -435,11 +435,10 @@ class Connection:
         """Ends the connection and fails pending requests. The first reason is kept and returned."""
         with self._lock:
             error = self._error = self._error or error
-            pending = [each for each in (*self._waiting.values(), self._let_in) if each is not None]
-            self._waiting, self._let_in = {}, None
+            pending, self._waiting = self._waiting, {}
         self._transport.shut_down()
         self._pong.set()
-        for answer in pending:
+        for answer in pending.values():
             answer.error = error
             answer.arrived.set()
         return error

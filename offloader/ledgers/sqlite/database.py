@@ -317,8 +317,7 @@ class Database:
         try:
             self._check_open()
             with self.translated("reading"):
-                if connection is None:
-                    connection = self._connect()
+                connection = connection or self._connect()
                 connection.execute("BEGIN")
                 try:
                     yield connection
@@ -334,8 +333,7 @@ class Database:
             self._check_open()
             if self._in_memory:
                 return int(self._writer.total_changes)
-            if self._watcher is None:
-                self._watcher = self._connect()
+            self._watcher = self._watcher or self._connect()
             return _number(self._watcher, "PRAGMA data_version")
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sqlite3
@@ -193,19 +194,15 @@ class EmbeddedLedgers:
         _require_name(stream)
         if not 0 <= above < LEDGER_ID_MAX:
             raise InvalidCall(f"stream {stream!r}: no ledger has an id above {above}")
-        slots: list[AckedSlot] = []
-        try:
-            stream_id, owner = self._taken_over(stream, held, above, slots)
-        except BaseException:
-            for slot in slots:
-                slot.take_back()
-            raise
-        return EmbeddedStream(
-            self._database, self._settings, self._clock, stream, stream_id, owner, acked=slots[0] if slots else None
-        )
+        with contextlib.ExitStack() as undo:
+            stream_id, owner, acked = self._taken_over(stream, held, above, undo)
+            undo.pop_all()
+        return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner, acked=acked)
 
-    def _taken_over(self, stream: str, held: bool, above: int, slots: list[AckedSlot]) -> tuple[int, int]:
-        """The transaction of ``open_stream``: the stream's number and its new owner's, whose slot is added."""
+    def _taken_over(
+        self, stream: str, held: bool, above: int, undo: contextlib.ExitStack
+    ) -> tuple[int, int, AckedSlot | None]:
+        """The transaction of ``open_stream``: the stream's number, its new owner's, and the owner's slot."""
         now_ms = self._clock.now_ms()
         with self._database.writing() as connection:
             _require_own_level(connection, stream)
@@ -215,7 +212,8 @@ class EmbeddedLedgers:
             )
             check_entries(connection, self.path, stream_id)
             slot = self._acked_slot(connection, stream, stream_id, owner)
-            slots += [] if slot is None else [slot]
+            if slot is not None:
+                undo.callback(slot.take_back)
             connection.execute(
                 "DELETE FROM ledgers WHERE stream_id = ? AND closed_ms IS NULL AND entries = 0", (stream_id,)
             )
@@ -223,7 +221,7 @@ class EmbeddedLedgers:
             raise_used(connection, above)
             if not held:
                 connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
-        return stream_id, owner
+        return stream_id, owner, slot
 
     def losses(self) -> list[LostRange]:
         """Acknowledged entries that the database lacks; the affected streams are read-only.
