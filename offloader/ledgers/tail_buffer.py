@@ -70,7 +70,10 @@ class TailingSource:
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         with self._lock:
-            kept = self._find(start)
+            self._join()
+            # If it isn't here, only ``inner`` knows what comes instead: an append that was interrupted may be missing
+            # between two chunks.
+            kept = next((chunk for chunk in self._chunks if chunk.first <= start <= chunk.last), None)
         if kept is None:
             return self.inner.read(start, max_bytes)
         return part_to_read(kept, start, max_bytes)
@@ -87,14 +90,6 @@ class TailingSource:
             self._join()
             self._chunks = deque(chunk for chunk in self._chunks if chunk.ledger_id != ledger_id)
             self.held_bytes = sum(map(kept_bytes, self._chunks))
-
-    def _find(self, start: Position) -> EntryBatch | None:
-        """The chunk that has ``start``, ``None`` if it isn't buffered: only ``inner`` knows what comes instead of it.
-
-        An append that was interrupted may be missing between two chunks.
-        """
-        self._join()
-        return next((chunk for chunk in self._chunks if chunk.first <= start <= chunk.last), None)
 
     def _keep(self, batch: EntryBatch) -> None:
         size_bytes = kept_bytes(batch)

@@ -163,7 +163,9 @@ def migrate_settings(text: str, path: str) -> Migration:
         literal = json.dumps(wanted[scope][new])
         section, _, name = new.partition(".")
         if len(pair.parts) > 1 or key.startswith(f"{section}."):
-            edits += _renamed(pair, section, name, literal)
+            edits.append((*pair.value, literal))
+            names = zip(reversed(pair.parts), (name, section), strict=False)
+            edits += [(begin, end, new) for (_, begin, end), new in names]
         else:
             begin, end = _line_of(text, pair)
             added[(*pair.table[:-1], section)] = (
@@ -241,15 +243,6 @@ def _migrated(
     if problems:
         raise InvalidCall(f"{path}: {'; '.join(problems)}", hint="nothing was changed; correct it first")
     return found, tuple(changes)
-
-
-def _renamed(pair: _Pair, section: str, name: str, literal: str) -> list[tuple[int, int, str]]:
-    _, begin, end = pair.parts[-1]
-    edits = [(begin, end, name), (*pair.value, literal)]
-    if len(pair.parts) > 1:
-        _, begin, end = pair.parts[-2]
-        edits.append((begin, end, section))
-    return edits
 
 
 def _line_of(text: str, pair: _Pair) -> tuple[int, int]:

@@ -163,7 +163,9 @@ class AckCursor:
         """
         with self._lock:
             self._given_up.add(ledger_id)
-            leading = list(takewhile(self._is_given_up, infos))
+            leading = list(
+                takewhile(lambda info: info.closed and (not info.entries or info.ledger_id in self._given_up), infos)
+            )
             self._given_up &= {info.ledger_id for info in infos}
         if (end := newest_listed(leading)) is None:
             return []
@@ -176,9 +178,6 @@ class AckCursor:
             except OffloaderError as error:
                 _log.info("%s: the broker deletes up to %s when it likes: %s", self._topic, end, error)
         return [info.ledger_id for info in leading if info.entries]
-
-    def _is_given_up(self, info: LedgerInfo) -> bool:
-        return info.closed and (not info.entries or info.ledger_id in self._given_up)
 
     def acknowledge(self, position: Position) -> None:
         """Acknowledges everything up to a committed position. Sends nothing if that was done before.

@@ -308,7 +308,13 @@ class ReaderPool:
         """
         reader = self._borrow(ledgers, infos, target)
         try:
-            return self._next(reader, target, max_bytes)
+            while reader.kept and reader.kept[0].last < target:
+                reader.kept.popleft()
+            if not reader.kept:
+                self._bring(reader, target)
+            answer = part_to_read(_consecutive(reader.kept, max_bytes), target, max_bytes)
+            reader.next_start = answer.last.next()
+            return answer
         except BaseException:
             reader.is_spent = True
             raise
@@ -356,15 +362,6 @@ class ReaderPool:
                 self._busy -= 1
             raise
         return _Reader(ledgers, opened, last=target.previous(), next_start=target)
-
-    def _next(self, reader: _Reader, target: Position, max_bytes: int) -> EntryBatch:
-        while reader.kept and reader.kept[0].last < target:
-            reader.kept.popleft()
-        if not reader.kept:
-            self._bring(reader, target)
-        answer = part_to_read(_consecutive(reader.kept, max_bytes), target, max_bytes)
-        reader.next_start = answer.last.next()
-        return answer
 
     def _bring(self, reader: _Reader, target: Position) -> None:
         deadline_s = self._clock.monotonic_s() + READ_S_MAX

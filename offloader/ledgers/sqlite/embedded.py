@@ -194,34 +194,27 @@ class EmbeddedLedgers:
         _require_name(stream)
         if not 0 <= above < LEDGER_ID_MAX:
             raise InvalidCall(f"stream {stream!r}: no ledger has an id above {above}")
+        now_ms = self._clock.now_ms()
         with contextlib.ExitStack() as undo:
-            stream_id, owner, acked = self._taken_over(stream, held, above, undo)
+            with self._database.writing() as connection:
+                _require_own_level(connection, stream)
+                stream_id, owner = _next_owner(connection, stream)
+                connection.execute(
+                    "UPDATE streams SET ids_next = 0, ids_end = ? WHERE stream_id = ?", (0 if held else None, stream_id)
+                )
+                check_entries(connection, self.path, stream_id)
+                acked = self._acked_slot(connection, stream, stream_id, owner)
+                if acked is not None:
+                    undo.callback(acked.take_back)
+                connection.execute(
+                    "DELETE FROM ledgers WHERE stream_id = ? AND closed_ms IS NULL AND entries = 0", (stream_id,)
+                )
+                _close_open(connection, stream_id, now_ms)
+                raise_used(connection, above)
+                if not held:
+                    connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
             undo.pop_all()
         return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner, acked=acked)
-
-    def _taken_over(
-        self, stream: str, held: bool, above: int, undo: contextlib.ExitStack
-    ) -> tuple[int, int, AckedSlot | None]:
-        """The transaction of ``open_stream``: the stream's number, its new owner's, and the owner's slot."""
-        now_ms = self._clock.now_ms()
-        with self._database.writing() as connection:
-            _require_own_level(connection, stream)
-            stream_id, owner = _next_owner(connection, stream)
-            connection.execute(
-                "UPDATE streams SET ids_next = 0, ids_end = ? WHERE stream_id = ?", (0 if held else None, stream_id)
-            )
-            check_entries(connection, self.path, stream_id)
-            slot = self._acked_slot(connection, stream, stream_id, owner)
-            if slot is not None:
-                undo.callback(slot.take_back)
-            connection.execute(
-                "DELETE FROM ledgers WHERE stream_id = ? AND closed_ms IS NULL AND entries = 0", (stream_id,)
-            )
-            _close_open(connection, stream_id, now_ms)
-            raise_used(connection, above)
-            if not held:
-                connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
-        return stream_id, owner, slot
 
     def losses(self) -> list[LostRange]:
         """Acknowledged entries that the database lacks; the affected streams are read-only.

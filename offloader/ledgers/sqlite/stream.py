@@ -533,30 +533,24 @@ class EmbeddedStream:
             if row.may_begin:
                 rest = rest.slice(0, room(ledger, rest, self._settings))
             ids = np.arange(ledger.entries, ledger.entries + len(rest), dtype=np.int64)
-            written.append(EntryBatch(ledger.ledger_id, ids, rest.payloads, rest.publish_times_ms))
-            ledger = self._write_part(connection, ledger, written[-1], now_ms, may_close=row.may_begin)
-            if ledger.closed:
-                closed.append(ledger)
+            part = EntryBatch(ledger.ledger_id, ids, rest.payloads, rest.publish_times_ms)
+            connection.executemany(
+                "INSERT INTO chunks (ledger_id, first_entry_id, entries, first_time_ms, crc, lengths, times, payload) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (encode_chunk(piece) for piece in cut_chunks(part)),
+            )
+            entries, size_bytes = ledger.entries + len(part), ledger.size_bytes + part.payload_bytes
+            connection.execute(
+                "UPDATE ledgers SET entries = ?, size_bytes = ? WHERE ledger_id = ?",
+                (entries, size_bytes, ledger.ledger_id),
+            )
+            ledger = replace(ledger, entries=entries, size_bytes=size_bytes)
+            if row.may_begin and is_full(ledger, self._settings):
+                closed.append(_close(connection, ledger, now_ms))
                 ledger = None
-            done += len(rest)
+            written.append(part)
+            done += len(part)
         return written, closed
-
-    def _write_part(
-        self, connection: sqlite3.Connection, ledger: LedgerInfo, part: EntryBatch, now_ms: int, *, may_close: bool
-    ) -> LedgerInfo:
-        """Stores entries of one ledger; returns its new state, closed when that filled it and it may close."""
-        connection.executemany(
-            "INSERT INTO chunks (ledger_id, first_entry_id, entries, first_time_ms, crc, lengths, times, payload) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (encode_chunk(piece) for piece in cut_chunks(part)),
-        )
-        grown = replace(ledger, entries=ledger.entries + len(part), size_bytes=ledger.size_bytes + part.payload_bytes)
-        full = may_close and is_full(grown, self._settings)
-        connection.execute(
-            "UPDATE ledgers SET entries = ?, size_bytes = ?, closed_ms = ? WHERE ledger_id = ?",
-            (grown.entries, grown.size_bytes, now_ms if full else None, grown.ledger_id),
-        )
-        return replace(grown, closed=True, closed_ms=now_ms) if full else grown
 
     def _edge(self, end: str, entry_id: str) -> Position | None:
         query = f"SELECT {end}(ledger_id), {entry_id} FROM ledgers WHERE stream_id = ? AND entries > lost_entries"  # noqa: S608 - constants
