@@ -66,8 +66,7 @@ class Quantity:
 
 def _decimal(number: Fraction | int) -> str:
     """A number without an exponent, as short as possible; its denominator divides a power of ten."""
-    exact = _EXACT.divide(Decimal(number.numerator), Decimal(number.denominator))
-    return f"{_EXACT.normalize(exact):f}"
+    return f"{_EXACT.normalize(_EXACT.divide(Decimal(number.numerator), Decimal(number.denominator))):f}"
 
 
 DURATION = Quantity("duration", "30s", "0s", {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000})
@@ -125,8 +124,19 @@ def _amount(
         may_be_never: the value may be -1, ``"never"`` in a settings file.
         is_alias: a settings file may also name it as the field is called, with a number in ``unit``.
     """
-    found = {"doc": doc, "low": -1 if may_be_never else low, "high": high, "key": key, "is_alias": is_alias}
-    return field(default=default, metadata={**found, "quantity": quantity, "unit": unit, "may_be_never": may_be_never})
+    return field(
+        default=default,
+        metadata={
+            "doc": doc,
+            "key": key,
+            "low": -1 if may_be_never else low,
+            "high": high,
+            "quantity": quantity,
+            "unit": unit,
+            "may_be_never": may_be_never,
+            "is_alias": is_alias,
+        },
+    )
 
 
 def choice(default: str, doc: str, choices: tuple[str, ...]) -> Any:

@@ -153,8 +153,7 @@ class RetentionSettings:
         return [" is above ".join(map(self._shown, names))] if 0 < most < least else []
 
     def _metadata(self, name: str) -> Mapping[str, Any]:
-        [metadata] = [each.metadata for each in fields(self) if each.name == name]
-        return metadata
+        return {each.name: each.metadata for each in fields(self)}[name]
 
     def _key(self, name: str) -> str:
         return str(self._metadata(name)["key"])

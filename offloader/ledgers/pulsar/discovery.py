@@ -179,20 +179,18 @@ def survey(
             if tenant is None or not isinstance(error, NotFound):
                 first, is_whole = first or error, False
     topics: dict[str, frozenset[str]] = {}
-    failed: set[str] = set()
     in_a_row = 0
     for namespace in sorted(namespaces):
         if is_stopped() or in_a_row >= FAILURES_MAX:
-            failed.add(namespace)
-            continue
-        in_a_row += 1
+            break
         try:
-            topics[namespace] = frozenset(each for each in admin.topics(namespace) if patterns.have(each))
+            listed = admin.topics(namespace)
         except NotFound:
-            topics[namespace] = frozenset()
+            listed = ()
         except OffloaderError as error:
             first = first or error
-            failed.add(namespace)
+            in_a_row += 1
             continue
+        topics[namespace] = frozenset(filter(patterns.have, listed))
         in_a_row = 0
-    return Look(topics, frozenset(failed), is_whole), first
+    return Look(topics, frozenset(namespaces - topics.keys()), is_whole), first

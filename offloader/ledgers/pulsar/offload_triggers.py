@@ -49,8 +49,7 @@ def due_offload(internals: TopicInternals, committed: Position | None) -> Offloa
     left = (each for each in filled if Position(each.ledger_id, each.entries - 1) > committed)
     before = Position(next(left, listed[-1]).ledger_id, 0)
     due = (each.ledger_id for each in filled if each.ledger_id < before.ledger_id and not each.offloaded)
-    first = next(due, None)
-    return None if first is None else OffloadTarget(first, before)
+    return next((OffloadTarget(first, before) for first in due), None)
 
 
 class ServedTopic(NamedTuple):

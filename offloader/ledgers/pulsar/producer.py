@@ -134,8 +134,7 @@ class Producer:
         body = command.body
         match command.type:
             case CommandType.SEND_RECEIPT:
-                position = position_of(body.message_id) if body.HasField("message_id") else None
-                self._stored(body.sequence_id, position)
+                self._stored(body.sequence_id, position_of(body.message_id) if body.HasField("message_id") else None)
             case CommandType.SEND_ERROR:
                 self.lost(refusal(self._connection.name, CommandType.SEND.name, body.error, body.message))
             case CommandType.CLOSE_PRODUCER:

@@ -180,11 +180,9 @@ class TopicInternals:
 
     def stored(self) -> list[tuple[int, int]]:
         """All ledgers, ascending, with their number of entries, the open one included."""
-        found = [(each.ledger_id, each.entries) for each in self.ledgers.ledgers]
-        if found:
-            ledger_id, entries = found[-1]
-            found[-1] = ledger_id, max(entries, self.open_entries)
-        return found
+        closed, newest = self.ledgers.ledgers[:-1], self.ledgers.ledgers[-1:]
+        stored = [(each.ledger_id, each.entries) for each in closed]
+        return stored + [(each.ledger_id, max(each.entries, self.open_entries)) for each in newest]
 
 
 class SubscriptionState(NamedTuple):

@@ -218,13 +218,11 @@ class Transport:
             return self._in.recv(RECEIVE_BYTES_MAX)
         session, incoming, _ = self._session
         while True:
-            with self._session_lock:
-                try:
+            try:
+                with self._session_lock, contextlib.suppress(ssl.SSLWantReadError):
                     return session.read(RECEIVE_BYTES_MAX)
-                except ssl.SSLWantReadError:
-                    pass
-                except ssl.SSLZeroReturnError:
-                    return b""
+            except ssl.SSLZeroReturnError:
+                return b""
             self._send_waiting()
             if not (data := self._in.recv(RECEIVE_BYTES_MAX)):
                 return b""
