@@ -204,9 +204,8 @@ def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
         return _not_places(value)
     if "flag" in metadata:
         return "" if isinstance(value, bool) else f"{value!r} is neither true nor false"
-    wanted = "a whole number" if isinstance(default, int) else "a number"
     if isinstance(value, bool) or not isinstance(value, int if isinstance(default, int) else (int, float)):
-        return f"{value!r} is not {wanted}"
+        return f"{value!r} is not {'a whole number' if isinstance(default, int) else 'a number'}"
     low, high = metadata["low"], metadata["high"]
     return "" if low <= value <= high else f"{value} is not between {low} and {high}"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
@@ -127,25 +128,20 @@ class SourceSuite:
     def test_readers_on_other_threads_see_a_beginning_of_what_is_written(self, source: LedgerSource) -> None:
         payloads = [f"{number:05}".encode() for number in range(200)]
         done = threading.Event()
-        wrong: list[str] = []
 
         def look() -> None:
             while not done.is_set():
                 found = [entry.payload for entry in _entries(source)]
-                if found != payloads[: len(found)]:
-                    wrong.append(f"{len(found)} entries that aren't the first ones")
+                assert found == payloads[: len(found)], f"{len(found)} entries that aren't the first ones"
 
-        readers = [threading.Thread(target=look) for _ in range(2)]
-        for reader in readers:
-            reader.start()
-        try:
-            for at in range(0, len(payloads), 10):
-                self.append(source, payloads[at : at + 10])
-        finally:
-            done.set()
-            for reader in readers:
-                reader.join()
-        assert wrong == []
+        with ThreadPoolExecutor(2) as threads:
+            looks = [threads.submit(look) for _ in range(2)]
+            try:
+                for at in range(0, len(payloads), 10):
+                    self.append(source, payloads[at : at + 10])
+            finally:
+                done.set()
+        assert [each.result() for each in looks] == [None, None]
         assert [entry.payload for entry in _entries(source)] == payloads
 
     def test_ledgers_are_named_in_order_with_what_they_hold(self, source: LedgerSource) -> None:

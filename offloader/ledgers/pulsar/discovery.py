@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -134,19 +133,15 @@ class Roster:
     """The topics that count as existing now. Not thread-safe."""
 
     topics: set[str] = field(default_factory=set)
-    _missed: Counter[str] = field(default_factory=Counter)
+    _missed: dict[str, int] = field(default_factory=dict)
 
     def see(self, look: Look) -> tuple[list[str], list[str]]:
         """Applies a survey to ``topics``; returns the new and the deleted topics, each ascending."""
         shown = {topic for topics in look.topics.values() for topic in topics}
-        new = sorted(shown - self.topics)
-        for topic in shown:
-            self._missed.pop(topic, None)
-        self._missed.update(topic for topic in self.topics - shown if self._is_known(topic, look))
+        new, missing = sorted(shown - self.topics), self.topics - shown
+        self._missed = {topic: self._missed.get(topic, 0) + self._is_known(topic, look) for topic in missing}
         gone = sorted(topic for topic, times in self._missed.items() if times >= MISSES_MAX)
         self.topics = (self.topics | shown).difference(gone)
-        for topic in gone:  # the next survey that finds it returns it as new
-            del self._missed[topic]
         return new, gone
 
     def _is_known(self, topic: str, look: Look) -> bool:
