@@ -74,9 +74,7 @@ class TailingSource:
             # If it isn't here, only ``inner`` knows what comes instead: an append that was interrupted may be missing
             # between two chunks.
             kept = next((chunk for chunk in self._chunks if chunk.first <= start <= chunk.last), None)
-        if kept is None:
-            return self.inner.read(start, max_bytes)
-        return part_to_read(kept, start, max_bytes)
+        return self.inner.read(start, max_bytes) if kept is None else part_to_read(kept, start, max_bytes)
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
         return self.inner.subscribe(listener, closed)

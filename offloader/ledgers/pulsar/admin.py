@@ -53,7 +53,6 @@ CONNECTIONS_MAX = 8
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
 ANSWER_SHOWN_CHARS = 200
 _PIECE_BYTES = 256 * 1024
-_CONFLICT = 409
 
 
 class AdminClient:
@@ -175,7 +174,7 @@ class AdminClient:
         body = {"ledgerId": before.ledger_id, "entryId": before.entry_id, "partitionIndex": -1}
         where = f"{self.url}{_path(topic)}/offload"
         status, _, answer = self._exchange("PUT", where, body)
-        if status == _CONFLICT:
+        if status == 409:
             return False
         self._require_done(where, status, answer)
         return True
