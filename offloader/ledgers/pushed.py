@@ -166,8 +166,7 @@ def _end_before(
             f"stream {stream}: {first} was pushed after {at}, and ledger {at.ledger_id} ends at entry {last}",
             hint=f"push {at.next()} first: what lies between is missing",
         )
-    skipped = [each for each, end in told.items() if at.ledger_id < each < first.ledger_id and end >= 0]
-    if skipped:
+    if skipped := [each for each, end in told.items() if at.ledger_id < each < first.ledger_id and end >= 0]:
         raise OutOfOrder(
             f"stream {stream}: {first} was pushed after {at}, and ledger {min(skipped)} between them has entries",
             hint=f"push {min(skipped)}:0 first",
@@ -435,8 +434,7 @@ class PushedLedgers:
         with self._reachable():
             if self._let_go is not None and start <= self._let_go:
                 raise StoreUnavailable(f"stream {self.stream}: {start} is on its way into a segment")
-            found = next((batch for batch in self._window.batches if batch.last >= start), None)
-            if found is None:
+            if (found := next((batch for batch in self._window.batches if batch.last >= start), None)) is None:
                 return None
             piece = part_to_read(found, start, max_bytes)
             if piece.last == self._end:

@@ -422,8 +422,10 @@ _EXAMPLES = {"serve.store": '"s3://BUCKET/ROOT"', "offload.method": '"streaming"
 def sample_settings() -> str:
     """The text of the file."""
     # Sections with required settings first.
-    names = sorted((section.name for section in fields(Settings)), key=lambda name: name != "serve")
-    sections = ["\n".join(_section(name, getattr(Settings(), name))) + "\n" for name in names]
+    sections = [
+        "\n".join(_section(name, getattr(Settings(), name))) + "\n"
+        for name in sorted(_SECTIONS, key=lambda name: name != "serve")
+    ]
     return "\n".join([_HEAD, *sections, _TAIL])
 
 

@@ -490,7 +490,6 @@ class _Line:
         self.error: OffloaderError | None = None
         self.delay_s = 0.0
         self.not_before_s = 0.0
-        self.is_forgotten = False
 
 
 class PulsarClient(AbstractContextManager["PulsarClient"]):
@@ -615,7 +614,7 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
         while True:
             line = self._line(address, proxy_to)
             with line.lock:
-                if not line.is_forgotten:
+                if self._lines.get((address, proxy_to)) is line:  # else it was forgotten meanwhile
                     return self._connection_of(line, address, proxy_to)
 
     def _connection_of(self, line: _Line, address: BrokerAddress, proxy_to: str) -> Connection:
@@ -652,6 +651,5 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
         for key, line in list(self._lines.items()):
             if line.lock.acquire(blocking=False):
                 if line.connection is None or not line.connection.is_open:
-                    line.is_forgotten = True
                     del self._lines[key]
                 line.lock.release()

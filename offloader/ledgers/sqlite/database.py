@@ -135,8 +135,7 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
 
     Raises: as ``check_identity`` and ``check_links``.
     """
-    version = check_identity(connection, path)
-    if version == 0:
+    if (version := check_identity(connection, path)) == 0:
         for statement in (*_VERSION_1, f"PRAGMA application_id = {_APPLICATION_ID}"):
             connection.execute(statement)
     if version < 2:
@@ -150,10 +149,12 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
 
 def check_links(connection: sqlite3.Connection, path: str) -> None:
     """Raises ``Corrupt`` for ledgers without a stream, ledgers that a stream misses, and entries without a ledger."""
-    checks = [(_ORPHANED_LEDGER, "ledger {} belongs to stream number {}, which doesn't exist")]
-    if _number(connection, "PRAGMA user_version") >= 2:
-        checks.append((_LEDGERS_HELD, "stream {} has {} ledgers of {}: a ledger of it belongs to another stream"))
-    checks.append((_ORPHANED_CHUNK, "there are entries of ledger {}, which doesn't exist"))
+    held = (_LEDGERS_HELD, "stream {} has {} ledgers of {}: a ledger of it belongs to another stream")
+    checks = [
+        (_ORPHANED_LEDGER, "ledger {} belongs to stream number {}, which doesn't exist"),
+        *([held] if _number(connection, "PRAGMA user_version") >= 2 else []),
+        (_ORPHANED_CHUNK, "there are entries of ledger {}, which doesn't exist"),
+    ]
     _check(connection, path, checks)
 
 

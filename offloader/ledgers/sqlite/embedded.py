@@ -352,8 +352,7 @@ def _require_own_level(connection: sqlite3.Connection, stream: str) -> None:
     above = [name for name in levels_above(stream) if _stream_id(connection, name) is not None]
     # "0" comes after "/".
     below = "SELECT stream FROM streams WHERE stream > ?1 || '/' AND stream < ?1 || '0' LIMIT 1"
-    clashing = [*above, *(row[0] for row in connection.execute(below, (stream,)))]
-    if clashing:
+    if clashing := [*above, *(row[0] for row in connection.execute(below, (stream,)))]:
         raise name_clash(stream, clashing[0])
 
 

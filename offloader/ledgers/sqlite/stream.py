@@ -209,8 +209,7 @@ class EmbeddedStream:
 
     def has_start(self, token: str) -> bool:
         """Whether ``record_start`` recorded this token in this database for this stream; if so, it stays."""
-        is_found = self._row("SELECT 1 FROM starts WHERE stream_id = ? AND token = ?", token) is not None
-        if is_found:
+        if is_found := self._row("SELECT 1 FROM starts WHERE stream_id = ? AND token = ?", token) is not None:
             self._start_found = token
         return is_found
 
