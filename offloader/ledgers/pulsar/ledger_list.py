@@ -344,25 +344,21 @@ class LedgerList:
             )
         ledgers = internals.ledgers.ledgers
         for ledger in ledgers:
-            ledger_id, entries, size_bytes = ledger.ledger_id, ledger.entries, ledger.size_bytes
+            ledger_id, entries, size_bytes, _ = ledger
             is_newest = ledger is ledgers[-1]
             if is_newest and internals.open_entries > entries:
                 entries, size_bytes = internals.open_entries, internals.open_size_bytes
-            known = entries
+            known = 0 if ledger_id > readable.ledger_id else entries
             if ledger_id == readable.ledger_id:
                 known = readable.entry_id + 1 if is_newest else min(entries, readable.entry_id + 1)
-            elif ledger_id > readable.ledger_id:
-                known = 0
             closed = known >= entries and (not is_newest or internals.is_terminated)
-            if closed:
-                self._closed_ms.setdefault(ledger_id, answer.closed_before_ms)
             info = LedgerInfo(
                 ledger_id=ledger_id,
                 closed=closed,
                 entries=known,
                 size_bytes=size_bytes * known // entries if entries else 0,
                 created_ms=0,
-                closed_ms=self._closed_ms[ledger_id] if closed else None,
+                closed_ms=self._closed_ms.setdefault(ledger_id, answer.closed_before_ms) if closed else None,
             )
             found.append(self._with_runs(info))
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -122,17 +123,15 @@ class OffloadTriggers:
                 break
             self._next = each.topic + "\0"
             asked = self._topics.setdefault(each.topic, _Asked())
-            before = asked.error
             try:
-                started += self._look_at(each, asked)
+                with suppress(NotFound):  # deleted since, or an unused partition
+                    started += self._look_at(each, asked)
                 asked.error = None
-            except NotFound:
-                asked.error = None  # deleted since, or an unused partition
             except OffloaderError as error:
+                if str(asked.error) != str(error):
+                    failed.append((each.topic, error))
                 asked.error = error
                 asked.back_off(now_s)
-                if before is None or str(before) != str(error):
-                    failed.append((each.topic, error))
         _report([each for each in failed if isinstance(each[1], StoreUnavailable)], {"event": "retry"})
         _report([each for each in failed if not isinstance(each[1], StoreUnavailable)], {})
         return started
