@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from offloader.errors import AccessDenied, InvalidCall, NotFound
 from offloader.settings import AccessSettings
@@ -99,20 +99,16 @@ def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     key_file = settings.key_file or settings.certificate_file
-    try:
-        context.load_cert_chain(settings.certificate_file, key_file, password=_no_password)
-    except OSError as cause:
-        raise _refusal(cause, "access.certificate_file and access.key_file", settings.certificate_file) from cause
+    load = partial(context.load_cert_chain, settings.certificate_file, key_file, password=_no_password)
+    _load(load, "access.certificate_file and access.key_file", settings.certificate_file)
     if bool(settings.client_authorities_file) != bool(settings.certificates):
         raise InvalidCall(
             "access.client_authorities_file and access.certificates: one has no effect without the other",
             hint='name who may do what: certificates = { "prometheus" = "read" }; "*" is any certificate',
         )
     if settings.client_authorities_file:
-        try:
-            context.load_verify_locations(cafile=settings.client_authorities_file)
-        except OSError as cause:  # ssl.SSLError is one
-            raise _refusal(cause, "access.client_authorities_file", settings.client_authorities_file) from cause
+        load = partial(context.load_verify_locations, cafile=settings.client_authorities_file)
+        _load(load, "access.client_authorities_file", settings.client_authorities_file)
         must_show = not settings.has_tokens and settings.anonymous == "loopback"
         context.verify_mode = ssl.CERT_REQUIRED if must_show else ssl.CERT_OPTIONAL
     return context
@@ -123,13 +119,11 @@ def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | 
 
     An unprintable name is dropped: it would get into the log.
     """
-    found = None if tls is None else tls.getpeercert()
+    found: Mapping[str, Any] | None = None if tls is None else tls.getpeercert()
     if not found:
         return None
-    subject: tuple[tuple[tuple[str, str], ...], ...] = found.get("subject", ())  # type: ignore[assignment]
-    others: tuple[tuple[str, str], ...] = found.get("subjectAltName", ())  # type: ignore[assignment]
-    names = [value for part in subject for name, value in part if name == "commonName"]
-    names += [value for kind, value in others if kind == "DNS"]
+    names = [value for part in found.get("subject", ()) for name, value in part if name == "commonName"]
+    names += [value for kind, value in found.get("subjectAltName", ()) if kind == "DNS"]
     return [name for name in names if name.isprintable()][:_NAMES_MAX]
 
 
@@ -138,10 +132,17 @@ def _no_password() -> str:
     raise InvalidCall("access.key_file is encrypted", hint="give the key without a password, readable only for us")
 
 
-def _refusal(cause: OSError, setting: str, file: str) -> InvalidCall | AccessDenied:
-    if isinstance(cause, ssl.SSLError):
-        return InvalidCall(f"{setting}: {file}: {cause.reason or 'not what it should be'}", hint="PEM files that fit")
-    return AccessDenied(f"{setting}: {file}: {cause.strerror}", hint="check the paths and who may read them")
+def _load(load: Callable[[], object], setting: str, file: str) -> None:
+    try:
+        load()
+    except ssl.SSLError as cause:
+        raise InvalidCall(
+            f"{setting}: {file}: {cause.reason or 'not what it should be'}", hint="PEM files that fit"
+        ) from cause
+    except OSError as cause:
+        raise AccessDenied(
+            f"{setting}: {file}: {cause.strerror}", hint="check the paths and who may read them"
+        ) from cause
 
 
 #: Token length: shorter ones can be guessed, longer ones don't fit into a header.
@@ -295,10 +296,10 @@ class Caller:
         if role is None:
             return
         self.require_known()
-        self._require_in_scope(operation, stream, scoped and subscriber in self.subscribers)
-        if (self.role is not None and self.role >= role) or (scoped and subscriber in self.subscribers):
-            return
-        if operation.is_of_broker and self.is_broker:
+        is_own = scoped and subscriber in self.subscribers
+        self._require_in_scope(operation, stream, is_own)
+        has_role = self.role is not None and self.role >= role
+        if has_role or is_own or (operation.is_of_broker and self.is_broker):
             return
         own = "no role" if self.role is None else f"the role {self.role.name.lower()}"
         other = ", or a token that is bound to that subscriber" if scoped else ""
@@ -489,15 +490,14 @@ class Credentials:
                 problems.append(error.message)
                 continue
             for digest in map(digest_of, tokens):
-                other = known.get(digest)
-                if other is not None and (why := _contradiction(other, grant)):
+                other = known.get(digest, Caller(f"token of {source}", None))
+                if why := _contradiction(other, grant):
                     problems.append(f"{other.name} and of {source}: {why}")
-                known[digest] = _merged(other or Caller(f"token of {source}", None), grant)
+                known[digest] = _merged(other, grant)
         if len(known) > TOKENS_MAX:
             problems.append(f"{len(known)} tokens are above {TOKENS_MAX}")
         if problems:
-            kind = AccessDenied if denied else InvalidCall
-            raise kind(
+            raise (AccessDenied if denied else InvalidCall)(
                 "; ".join(problems), hint="one token a line, of at least 16 letters and digits; nothing was changed"
             )
         return partial(setattr, self, "_known", known)
@@ -571,15 +571,12 @@ def _contradiction(other: Caller, grant: Caller) -> str:
 
 
 def _merged(caller: Caller, grant: Caller) -> Caller:
-    streams = caller.streams
-    if grant.streams is not None:
-        streams = (streams or frozenset()) | grant.streams
     return replace(
         caller,
         role=caller.role or grant.role,
         subscribers=caller.subscribers | grant.subscribers,
         is_broker=caller.is_broker or grant.is_broker,
-        streams=streams,
+        streams=caller.streams if grant.streams is None else grant.streams.union(caller.streams or ()),
     )
 
 
@@ -669,14 +666,14 @@ def guard_for(
         InvalidCall: other machines could connect without authentication, or tokens would cross the network readable.
     """
     anonymous = None if settings.anonymous == "loopback" else Role.of(settings.anonymous)
-    has_authentication = credentials.has_tokens or credentials.has_certificates
+    is_open = anonymous is None and not (credentials.has_tokens or credentials.has_certificates)
     if credentials.has_certificates and not has_tls:
         raise InvalidCall(
             f"{setting} {address}: client certificates need TLS",
             hint="set access.certificate_file and access.key_file",
         )
     if not address.is_loopback:
-        if not has_authentication and anonymous is None:
+        if is_open:
             raise InvalidCall(
                 f"{setting} {address} can be reached from other machines, and nobody would be asked who they are",
                 hint="set access.read_tokens, write_tokens, admin_tokens or certificates, or listen on 127.0.0.1; "
@@ -688,6 +685,4 @@ def guard_for(
                 hint="set access.certificate_file and access.key_file, or access.tokens_without_tls = true where "
                 "something else encrypts",
             )
-    if not has_authentication and anonymous is None:
-        anonymous = Role.ADMIN
-    return Guard(credentials, anonymous)
+    return Guard(credentials, Role.ADMIN if is_open else anonymous)
