@@ -49,14 +49,12 @@ class PlainLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage().translate(_CONTROLS)
-        line = f"{_time(record)} {record.levelname:7} {message}"
+        line = f"{_time(record)} {record.levelname:7} {record.getMessage().translate(_CONTROLS)}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def _time(record: logging.LogRecord) -> str:
-    time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-    return time.replace("+00:00", "Z")
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def log_to(stream: TextIO, *, level: str = "INFO", as_json: bool = True) -> logging.Handler:

@@ -145,10 +145,9 @@ class ManifestViews:
         now_s = self._clock.monotonic_s()
         oldest_s = now_s - age_s_max
         kept = self._recent(stream)
-        if kept is not None and kept.at_s > oldest_s:
-            return kept
-        if kept is not None and kept.at_s > now_s - stale_s_max:
-            self._renew(stream, age_s_max)
+        if kept is not None and kept.at_s > min(oldest_s, now_s - stale_s_max):
+            if kept.at_s <= oldest_s:
+                self._renew(stream, age_s_max)
             return kept
         with self._loading[hash(stream) % _LOCKS]:
             kept = self._recent(stream)
@@ -214,7 +213,7 @@ class ManifestViews:
 
 
 def _held_bytes(state: ManifestState) -> int:
-    rows = sum(len(part.columns) for part in state.segments.sealed)
-    rows += sum(len(part.columns) for part in state.ledgers.sealed)
-    items = len(state.segments.tail) + len(state.ledgers.tail) + len(state.gaps) + len(state.fills)
+    tables = (state.segments, state.ledgers)
+    rows = sum(len(part.columns) for table in tables for part in table.sealed)
+    items = sum(len(table.tail) for table in tables) + len(state.gaps) + len(state.fills)
     return _ROW_BYTES * rows + _ITEM_BYTES * (items + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,21 +55,29 @@ def require_sound(settings: Settings, *, read_only: bool = False) -> None:
     serve = settings.serve
     found: list[OffloaderError] = []
     if not serve.store:
-        hint = 'set serve.store = "s3://BUCKET/ROOT" in the settings file'
-        found.append(InvalidCall("no store is named", hint=hint))
+        found.append(InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file'))
     has_streams = serve.ledgers or settings.pulsar.topics or settings.flight.listen
     if read_only and not settings.http.listen:
-        text = "with --read-only the process does nothing but answer over HTTP, and it listens nowhere"
-        found.append(InvalidCall(text, hint='set http.listen = "ADDRESS:PORT"'))
+        found.append(
+            InvalidCall(
+                "with --read-only the process does nothing but answer over HTTP, and it listens nowhere",
+                hint='set http.listen = "ADDRESS:PORT"',
+            )
+        )
     if not read_only and not (has_streams or serve.maintenance):
-        hint = "set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true"
-        found.append(InvalidCall("there is nothing to do: no feed of streams, and no maintenance", hint=hint))
+        found.append(
+            InvalidCall(
+                "there is nothing to do: no feed of streams, and no maintenance",
+                hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true",
+            )
+        )
     checks: list[Callable[[], object]] = [
         lambda: TopicPatterns.of(settings.pulsar.topics, settings.pulsar.exclude),
         *([lambda: database_path(serve.ledgers)] if serve.ledgers else []),
         lambda: _require_packages(settings),
-        *([lambda: list(_guarded(settings, *_known(settings)))] if _listens(settings) else []),
     ]
+    if _listens(settings):
+        checks.append(lambda: [*_guarded(settings, open_credentials(settings.access), server_tls(settings.access))])
     for check in checks:
         try:
             check()
@@ -99,12 +108,16 @@ def check_access(settings: Settings) -> Iterator[Finding]:
     if not _listens(settings):
         return
     _require_packages(settings)
-    credentials, has_tls = _known(settings)
-    yield fine("access", f"known: {credentials}" + ("; TLS" if has_tls else ""))
-    for setting, address, guard in _guarded(settings, credentials, has_tls):
+    credentials = open_credentials(settings.access)
+    tls = server_tls(settings.access)
+    yield fine("access", f"known: {credentials}" + ("; TLS" if tls else ""))
+    for setting, address, guard in _guarded(settings, credentials, tls):
         if guard.anonymous is not None and not address.is_loopback:
-            role = guard.anonymous.name.lower()
-            yield warning(setting, f"anyone who reaches {address} may {role}", "access.anonymous says so")
+            yield warning(
+                setting,
+                f"anyone who reaches {address} may {guard.anonymous.name.lower()}",
+                "access.anonymous says so",
+            )
         else:
             yield fine(setting, f"{address} may be opened")
 
@@ -115,16 +128,14 @@ def _listens(settings: Settings) -> dict[str, str]:
     return {setting: address for setting, address in named.items() if address}
 
 
-def _known(settings: Settings) -> tuple[Credentials, bool]:
-    """Credentials, and whether TLS is configured. Raises as ``open_credentials`` and ``server_tls``."""
-    return open_credentials(settings.access), server_tls(settings.access) is not None
-
-
-def _guarded(settings: Settings, credentials: Credentials, has_tls: bool) -> Iterator[tuple[str, ListenAddress, Guard]]:
+def _guarded(
+    settings: Settings, credentials: Credentials, tls: ssl.SSLContext | None
+) -> Iterator[tuple[str, ListenAddress, Guard]]:
     """Setting, address and guard of each listener. Raises as ``guard_for`` where it wouldn't be safe."""
     for setting, text in _listens(settings).items():
         address = parse_listen(text, setting=setting)
-        yield setting, address, guard_for(address, credentials, settings.access, has_tls=has_tls, setting=setting)
+        guard = guard_for(address, credentials, settings.access, has_tls=tls is not None, setting=setting)
+        yield setting, address, guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,16 +229,21 @@ def _offloader(store: ObjectStore, settings: Settings, clock: Clock, *, read_onl
     if not read_only:
         # Two writers that both "win" would lose entries: check before the first write.
         problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
-    url = settings.serve.url or _listening_url(settings)
-    return LedgerOffloader(store, settings, clock=clock, observe=True, store_problems=problems, writer_url=url)
+    return LedgerOffloader(
+        store,
+        settings,
+        clock=clock,
+        observe=True,
+        store_problems=problems,
+        writer_url=settings.serve.url or _listening_url(settings),
+    )
 
 
 def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only: bool) -> ObjectStore:
-    serve = settings.serve
     return open_store(
-        serve.store,
-        endpoint_url=serve.endpoint_url,
-        region=serve.region,
+        settings.serve.store,
+        endpoint_url=settings.serve.endpoint_url,
+        region=settings.serve.region,
         settings=settings.store,
         limits=settings.limits,
         clock=clock,
@@ -238,31 +254,38 @@ def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only
 
 def _store_probe(settings: Settings, clock: Clock) -> Probe:
     """Asks the store over a connection that nothing else uses, without limits of the rate."""
-    serve = settings.serve
     store = open_store(
-        serve.store,
-        endpoint_url=serve.endpoint_url,
-        region=serve.region,
+        settings.serve.store,
+        endpoint_url=settings.serve.endpoint_url,
+        region=settings.serve.region,
         settings=probe_settings(settings.store),
         clock=clock,
         read_only=True,
     )
-    hint = "look at the server, the network and the credentials; nothing is lost: it is asked again, and all goes on"
     return Probe(
-        "store", f"store {store.url}", "the store", partial(ask_store, store), clock=clock, hint=hint, end=store.close
+        "store",
+        f"store {store.url}",
+        "the store",
+        partial(ask_store, store),
+        clock=clock,
+        hint="look at the server, the network and the credentials; nothing is lost: it is asked again, and all goes on",
+        end=store.close,
     )
 
 
 def _broker_probe(process: ServingProcess, settings: Settings, clock: Clock) -> Probe:
     client = probe_client(settings.pulsar, clock)
-
-    def touched() -> str:
-        return f"{len(process.streams.all())} topics wait; nothing is lost, and it is tried again until it answers"
-
-    hint = "start the broker, or look at pulsar.service_url and the network; nothing is lost: it is tried again"
-    where, target = f"feed {PulsarProvider.name}", f"the broker {client.service_url}"
-    check = partial(ask_broker, client)
-    return Probe("source", where, target, check, clock=clock, hint=hint, touched=touched, end=client.close)
+    rest = "topics wait; nothing is lost, and it is tried again until it answers"
+    return Probe(
+        "source",
+        f"feed {PulsarProvider.name}",
+        f"the broker {client.service_url}",
+        partial(ask_broker, client),
+        clock=clock,
+        hint="start the broker, or look at pulsar.service_url and the network; nothing is lost: it is tried again",
+        touched=lambda: f"{len(process.streams.all())} {rest}",
+        end=client.close,
+    )
 
 
 def _listening_url(settings: Settings) -> str:

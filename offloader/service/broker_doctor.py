@@ -77,10 +77,11 @@ class PluginsWay:
 
     def __init__(self, url: str, *, token: str, authorities: str = "", source: str = "") -> None:
         self.url = url.rstrip("/")
-        self._headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-        self._headers |= {"Offloader-Source": source} if source else {}
-        timeout = urllib3.Timeout(total=_ANSWER_S)
-        self._pool = urllib3.PoolManager(retries=False, ssl_context=client_tls(authorities), timeout=timeout)
+        known = {"Authorization": f"Bearer {token}" if token else "", "Offloader-Source": source}
+        self._headers = {"Accept": "application/json", **{name: value for name, value in known.items() if value}}
+        self._pool = urllib3.PoolManager(
+            retries=False, ssl_context=client_tls(authorities), timeout=urllib3.Timeout(total=_ANSWER_S)
+        )
 
     def get(self, stream: str, ledger_id: int, query: str = "") -> Answer:
         """The answer of a ledger's route.
@@ -129,8 +130,11 @@ def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, 
         url = _endpoint(cluster) or settings.serve.url
         token = token if may_have_token(url, settings) else ""
         if not url:
-            what = "neither the broker nor serve.url says where the plugin asks: nothing was asked there"
-            yield warning(_CHECK, what, "set serve.url to the address in the plugin's endpoints")
+            yield warning(
+                _CHECK,
+                "neither the broker nor serve.url says where the plugin asks: nothing was asked there",
+                "set serve.url to the address in the plugin's endpoints",
+            )
             return
         way = PluginsWay(url, token=token, authorities=environ.get(CA_VARIABLE, ""), source=settings.broker.source)
         look, failure = survey(cluster.admin, TopicPatterns.of(pulsar.topics, pulsar.exclude))
@@ -201,7 +205,6 @@ def _ledgers(cluster: PulsarCluster, way: PluginsWay, topics: list[str]) -> Iter
 def _require_readable(way: PluginsWay, topic: str, ledger: TopicLedger) -> None:
     where = f"{topic}: the broker lists ledger {ledger.ledger_id} as offloaded"
     answer = way.get(stream_of_topic(topic), ledger.ledger_id)
-    kind = answer.document.get("kind")
     if answer.status == 200:
         entries = answer.document.get("entries")
         if entries != ledger.entries:
@@ -214,7 +217,7 @@ def _require_readable(way: PluginsWay, topic: str, ledger: TopicLedger) -> None:
             f"{where}, and it was deleted from the cold tier on purpose: {answer.said}",
             hint="trim the topic, or its consumers stand still there; with pulsar.broker_plugin none goes any more",
         )
-    elif answer.status == 409 and kind == "source_mismatch":
+    elif answer.status == 409 and answer.document.get("kind") == "source_mismatch":
         raise SourceMismatch(f"{where}: {answer.said}", hint="does this store belong to another cluster?")
     elif answer.status == 404:
         raise NotFound(

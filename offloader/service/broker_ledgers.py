@@ -136,15 +136,13 @@ class BrokerLedgers:
         self._store, self._settings, self._clock, self._recorder = store, settings, clock, recorder
         self._control, self._environ = control, environ
         self._views = ManifestViews(store, clock)
-        cache_bytes = settings.broker.cache_bytes_max
-        request_bytes = min(settings.read.request_bytes, REQUEST_BYTES_MAX)
         self._read = replace(
             settings.read,
             read_priority="tiered-storage-first",
-            request_bytes=request_bytes,
-            cache_bytes_max=cache_bytes,
+            request_bytes=min(settings.read.request_bytes, REQUEST_BYTES_MAX),
+            cache_bytes_max=settings.broker.cache_bytes_max,
         )
-        self._cache = Cache(cache_bytes)
+        self._cache = Cache(settings.broker.cache_bytes_max)
         self._fetcher = Fetcher(store, self._read, cache=self._cache)
         self._entries = LedgerEntries(store, self._read, self._cache)
         self._closing = threading.Event()
@@ -193,7 +191,6 @@ class BrokerLedgers:
             urls = [self._store.signed_url(each.data_key, self._settings.broker.url_seconds) for each in objects]
             known = [number for number, url in enumerate(urls) if url is not None]
             numbers = [known.index(number) if url is not None else NO_OBJECT for number, url in enumerate(urls)]
-            chunks = ledger_chunks(state, standing, maps, numbers)
             return {
                 "last": standing.last,
                 "length": standing.payload_bytes,
@@ -202,7 +199,7 @@ class BrokerLedgers:
                 "next": next_ledger(state, ledger_id),
                 "uuid": None if (adopted := adopted_uuid(standing)) is None else str(adopted),
                 "objects": [urls[number] for number in known],
-                "chunks": [_chunk_document(each) for each in chunks],
+                "chunks": [_chunk_document(each) for each in ledger_chunks(state, standing, maps, numbers)],
             }
 
         found = self._with_view(stream, ledger_id, make)
@@ -231,7 +228,8 @@ class BrokerLedgers:
             require_same_uuid(stream, standing, uuid)
             self._require_inside(state, standing, first, last)
             batches = self._entries.batches(state, standing, first, last, on_hits=on_hits)
-            return _begun(encode_frames(self._counted(batches, broker, started_s)))
+            pieces = encode_frames(self._counted(batches, broker, started_s))
+            return _after(next(pieces), pieces)  # the first one is made here: its errors are raised now
 
         return self._with_view(stream, ledger_id, begin)
 
@@ -249,8 +247,7 @@ class BrokerLedgers:
                 first_available=state.first_position(),
                 hint=f"ask from {standing.first} on",
             )
-        gone = [run for run in (*standing.holes, *standing.missing) if run[0] <= last and run[1] >= first]
-        if gone:
+        if any(run[0] <= last and run[1] >= first for run in (*standing.holes, *standing.missing)):
             require_whole(state.stream, standing)
 
     def _counted(self, batches: Iterator[EntryBatch], broker: str, started_s: float) -> Iterator[EntryBatch]:
@@ -314,15 +311,15 @@ class BrokerLedgers:
         try:
             found = self._offload(stream, ledger_id, facts, started_s + min(wait_s, WAIT_S_MAX), caller)
             result = "committed" if found["committed"] else "missing" if found["missing"] else "waiting"
+            return found
         finally:
             self._recorder.add("broker_offload_requests_total", label=result)
             self._recorder.observe("broker_offload_seconds", self._clock.monotonic_s() - started_s)
-        return found
 
     def _offload(
         self, stream: str, ledger_id: int, facts: BrokerFacts, deadline_s: float, caller: BrokerCaller
     ) -> dict[str, Any]:
-        again_s, asked = AGAIN_S, False
+        again_s = 0.0
         while True:
             state = self._state_if_any(stream)
             # A process that only reads can't make sure that the records stay, on which the broker deletes its copy.
@@ -337,12 +334,11 @@ class BrokerLedgers:
                 answer = self._forwarded(state, ledger_id, facts, min(left_s, FORWARDED_S_MAX), caller, not_here)
                 if answer["committed"] or answer["missing"]:
                     return answer
-            if asked:
+            if again_s:
                 # Its end is committed and not the whole ledger: a gap at its end is found a little later. Or the owner
                 # answered at once, as it does while it ends.
                 self._clock.wait(self._closing, min(again_s, left_s))
-                again_s = min(2 * again_s, AGAIN_S_MAX)
-            asked = True
+            again_s = min(2 * again_s or AGAIN_S, AGAIN_S_MAX)
 
     def _decided(self, state: ManifestState, ledger_id: int, facts: BrokerFacts) -> dict[str, Any] | None:
         """The answer to a broker that waits for a ledger; ``None``: it isn't decided yet."""
@@ -433,13 +429,12 @@ class BrokerLedgers:
         )
         if not owner or caller.is_forwarded:
             raise refused from why
-        token = caller.token or self._environ.get(TOKEN_VARIABLE, "")
         try:
             client = OwnerClient(
                 owner,
                 clock=self._clock,
                 hosts=self._settings.access.owner_hosts,
-                environ={**self._environ, TOKEN_VARIABLE: token},
+                environ={**self._environ, TOKEN_VARIABLE: caller.token or self._environ.get(TOKEN_VARIABLE, "")},
             )
             if not client.is_allowed:
                 raise refused
@@ -485,8 +480,18 @@ class BrokerLedgers:
         except SourceMismatch as error:
             raise LedgerMismatch(error.message, hint=error.hint) from error
         self._recorder.add("broker_filled_entries_total", stored, stream=stream)
-        extra = {"event": "broker_filled", "stream": stream, "ledger": ledger_id, "entries": stored, "by": caller.name}
-        _log.info("%s: a broker sent %d that readers aren't given", where, stored, extra=extra)
+        _log.info(
+            "%s: a broker sent %d that readers aren't given",
+            where,
+            stored,
+            extra={
+                "event": "broker_filled",
+                "stream": stream,
+                "ledger": ledger_id,
+                "entries": stored,
+                "by": caller.name,
+            },
+        )
         return {"stored": stored}
 
     def _record_front(self, log: ManifestLog, ledger_id: int, entry_id: int) -> None:
@@ -503,8 +508,19 @@ class BrokerLedgers:
     def attempt_deleted(self, stream: str, ledger_id: int, *, uuid: UUID | None, caller: BrokerCaller) -> None:
         """Takes note that a broker forgets an attempt. All attempts share one copy: nothing is deleted."""
         self._recorder.add("broker_delete_requests_total")
-        extra = {"event": "broker_deleted", "stream": stream, "ledger": ledger_id, "uuid": str(uuid), "by": caller.name}
-        _log.info("stream %s, ledger %d: a broker forgets attempt %s", stream, ledger_id, uuid, extra=extra)
+        _log.info(
+            "stream %s, ledger %d: a broker forgets attempt %s",
+            stream,
+            ledger_id,
+            uuid,
+            extra={
+                "event": "broker_deleted",
+                "stream": stream,
+                "ledger": ledger_id,
+                "uuid": str(uuid),
+                "by": caller.name,
+            },
+        )
 
     def _broker(self, caller: BrokerCaller) -> str:
         """Label of a broker's metrics."""
@@ -538,11 +554,6 @@ def _chunk_document(chunk: Chunk) -> dict[str, Any]:
         "stop": chunk.stop,
         "blocks": chunk.blocks,
     }
-
-
-def _begun(pieces: Iterator[Buffer]) -> Generator[Buffer, None, None]:
-    """The same pieces, the first of which is made already: its errors are raised here."""
-    return _after(next(pieces), pieces)
 
 
 def _after(first: Buffer, pieces: Iterator[Buffer]) -> Generator[Buffer, None, None]:

@@ -47,27 +47,27 @@ class Reach:
         return {"up": self.is_up, "why": self.why or None, "since_ms": self.since_ms}
 
 
-class _Attempt:
+class _Attempt(threading.Thread):
     """One probe under way, on a thread of its own that nobody waits for longer than ``PROBE_ANSWER_S``."""
 
     def __init__(self, check: Callable[[], object]) -> None:
-        self.done = threading.Event()
-        self.error: Exception | None = None
+        super().__init__(name="offloader-probe-request", daemon=True)
         self._check = check
-        threading.Thread(target=self._run, name="offloader-probe-request", daemon=True).start()
+        self._error: Exception | None = None
+        self.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._check()
         except Exception as error:
-            self.error = error
-        self.done.set()
+            self._error = error
 
     def failure(self, answer_s: float) -> str:
-        """Why there is no answer; empty: there is one."""
-        if not self.done.is_set():
+        """Waits; why there is no answer within that time; empty: there is one."""
+        self.join(answer_s)
+        if self.is_alive():
             return f"no answer within {answer_s:g} s"
-        return "" if self.error is None else plain_reason(self.error, answer_s)
+        return "" if self._error is None else plain_reason(self._error, answer_s)
 
 
 class Probe:
@@ -123,8 +123,9 @@ class Probe:
         text = self.outage
         if not text:
             return None
-        since_ms = self._reach.since_ms
-        return ProviderProblem(where=self.where, what=text, hint=self._hint, since_ms=since_ms, blocks_ready=True)
+        return ProviderProblem(
+            where=self.where, what=text, hint=self._hint, since_ms=self._reach.since_ms, blocks_ready=True
+        )
 
     def start(self) -> None:
         """Starts to ask; returns at once."""
@@ -138,13 +139,12 @@ class Probe:
     def _run(self) -> None:
         open_attempts: list[_Attempt] = []
         while not self._stopped.is_set():
-            open_attempts = [each for each in open_attempts if not each.done.is_set()]
+            open_attempts = [each for each in open_attempts if each.is_alive()]
             if len(open_attempts) < PROBES_OPEN_MAX:
                 open_attempts.append(_Attempt(self._check))
-            newest = open_attempts[-1]
-            newest.done.wait(self._answer_s)
+            failure = open_attempts[-1].failure(self._answer_s)
             if not self._stopped.is_set():
-                self._see(newest.failure(self._answer_s))
+                self._see(failure)
             self._stopped.wait(self._period_s)
 
     def _see(self, why: str) -> None:
@@ -154,13 +154,17 @@ class Probe:
             return
         self._reach = Reach(is_up, why, now_ms)
         if not is_up:
-            touched = self._touched()
-            text = f"{self.where}: {self.outage}{f'; {touched}' if touched else ''}"
+            text = "; ".join(filter(None, (f"{self.where}: {self.outage}", self._touched())))
             _log.warning("%s", text, extra={"event": "outage", "target": self.kind, "why": why})
         elif before.is_up is False:
             lasted_s = (now_ms - (before.since_ms or now_ms)) / 1000
-            extra = {"event": "outage_over", "target": self.kind, "seconds": round(lasted_s, 1)}
-            _log.warning("%s: %s answers again after %.0f s", self.where, self._target, lasted_s, extra=extra)
+            _log.warning(
+                "%s: %s answers again after %.0f s",
+                self.where,
+                self._target,
+                lasted_s,
+                extra={"event": "outage_over", "target": self.kind, "seconds": round(lasted_s, 1)},
+            )
 
 
 def probe_settings(settings: StoreSettings) -> StoreSettings:
@@ -186,15 +190,19 @@ def ask_store(store: ObjectStore) -> None:
 
 def probe_client(settings: PulsarSettings, clock: Clock) -> PulsarClient:
     """A client for ``ask_broker``: one attempt a request, at once, within the time for an answer."""
-    limits = ClientLimits(
-        connect_s=PROBE_ANSWER_S,
-        request_s=PROBE_ANSWER_S,
-        keep_alive_s=2 * PROBE_ANSWER_S,
-        retry_s=0.0,
-        delay_first_s=0.0,
-        delay_s_max=0.0,
+    return PulsarClient(
+        settings.service_url,
+        security=security_of(settings),
+        limits=ClientLimits(
+            connect_s=PROBE_ANSWER_S,
+            request_s=PROBE_ANSWER_S,
+            keep_alive_s=2 * PROBE_ANSWER_S,
+            retry_s=0.0,
+            delay_first_s=0.0,
+            delay_s_max=0.0,
+        ),
+        clock=clock,
     )
-    return PulsarClient(settings.service_url, security=security_of(settings), limits=limits, clock=clock)
 
 
 def ask_broker(client: PulsarClient) -> None:

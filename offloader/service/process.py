@@ -82,16 +82,17 @@ def reloaded(old: SettingsFile, new: SettingsFile) -> Reloaded:
         layers[scope] |= {name: value for name, value in before.items() if name in kept}
     mixed = SettingsFile(new.name, layers)
     if problems := "; ".join(conflicts(mixed)):
-        why = f"{new.name}: {problems}: not in force before a restart: {', '.join(fixed)}"
-        raise InvalidCall(why, hint="nothing was changed; restart the process, or give values that fit the old ones")
+        raise InvalidCall(
+            f"{new.name}: {problems}: not in force before a restart: {', '.join(fixed)}",
+            hint="nothing was changed; restart the process, or give values that fit the old ones",
+        )
     return Reloaded(mixed, tuple(changed), tuple(fixed))
 
 
 def is_live(name: str) -> bool:
     """Whether a running process applies a change of a setting."""
-    section = name.partition(".")[0]
-    fixed = section in PROCESS_SECTIONS | FIXED_SECTIONS or name in PROCESS_SETTINGS
-    return name in ASKED_EACH_TIME or not fixed
+    is_fixed = name.partition(".")[0] in PROCESS_SECTIONS | FIXED_SECTIONS or name in PROCESS_SETTINGS
+    return name in ASKED_EACH_TIME or not is_fixed
 
 
 def _place(scope: str, name: str) -> str:
@@ -288,8 +289,11 @@ class ServingProcess:
             self.upkeep.start(self._workers.call_after)
         for feed in self._feeds:
             self._start(feed, FEED_RETRY_S, must=True)
-        extra = {"event": "started", "feeds": [feed.name for feed in self._feeds]}
-        _log.info("serving %s", self._offloader.store.url, extra=extra)
+        _log.info(
+            "serving %s",
+            self._offloader.store.url,
+            extra={"event": "started", "feeds": [feed.name for feed in self._feeds]},
+        )
 
     def stop(self, *, drain: bool = True) -> int:
         """Stops the providers, completes the current segments, ends the streams, then closes listeners, providers and
@@ -332,19 +336,17 @@ class ServingProcess:
         # Check everything before anything is in force.
         pulsar = found.file.settings_of("").pulsar
         TopicPatterns.of(pulsar.topics, pulsar.exclude)
-        prepared = [self._credentials.read(), *(door.prepare_reload() for door in self._doors)]
-        for put_in_force in prepared:
+        for put_in_force in [self._credentials.read(), *(door.prepare_reload() for door in self._doors)]:
             put_in_force()
         self.streams.use(found.file)
+        problem = ProviderProblem(
+            where=f"settings {new.name}",
+            what=f"not in force before a restart: {', '.join(found.needs_restart)}",
+            hint="restart the process, or put the old values back",
+            since_ms=self._clock.now_ms(),
+        )
         with self._lock:
-            self._reload_problem = None
-            if found.needs_restart:
-                self._reload_problem = ProviderProblem(
-                    where=f"settings {new.name}",
-                    what=f"not in force before a restart: {', '.join(found.needs_restart)}",
-                    hint="restart the process, or put the old values back",
-                    since_ms=self._clock.now_ms(),
-                )
+            self._reload_problem = problem if found.needs_restart else None
         return found
 
     def refused_reload(self, error: OffloaderError) -> None:
@@ -363,11 +365,17 @@ class ServingProcess:
             return
         if must and error.kind is ErrorKind.INVALID_REQUEST:
             raise error
-        extra = {"event": "feed_failed", "feed": feed.name}
-        _log.warning("feed %s can't be started: %s; again in %.0f s", feed.name, error, wait_s, extra=extra)
-        problem = ProviderProblem.of(f"feed {feed.name}", error, self._clock.now_ms(), blocks_ready=True)
+        _log.warning(
+            "feed %s can't be started: %s; again in %.0f s",
+            feed.name,
+            error,
+            wait_s,
+            extra={"event": "feed_failed", "feed": feed.name},
+        )
         with self._lock:
-            self._waiting[feed.name] = problem
+            self._waiting[feed.name] = ProviderProblem.of(
+                f"feed {feed.name}", error, self._clock.now_ms(), blocks_ready=True
+            )
             if self._stopping:
                 return
         self._workers.call_after(wait_s, partial(self._start, feed, min(2 * wait_s, FEED_RETRY_S_MAX)))
@@ -382,23 +390,21 @@ class ServingProcess:
     def document(self) -> Mapping[str, Any]:
         """The status document, at most ``DOCUMENT_AGE_S_MAX`` old; older if a source doesn't respond soon. Its stream
         rows also have ``feed``, ``active`` and ``method``."""
-        is_first = self._documents.kept("") is None  # which is waited for
-        deadline_s = None if is_first else self._clock.monotonic_s() + LOOK_WAIT_S_MAX
+        # The first one is waited for.
+        deadline_s = None if self._documents.kept("") is None else self._clock.monotonic_s() + LOOK_WAIT_S_MAX
         return self._documents.get("", self._offloader.status, age_s_max=DOCUMENT_AGE_S_MAX, deadline_s=deadline_s)
 
     def problems(self) -> Sequence[ProviderProblem]:
         """Current problems of the process, its providers and streams; fast, without I/O."""
         with self._lock:
-            found = list(self._waiting.values())
-            if self._reload_problem is not None:
-                found.append(self._reload_problem)
+            found = [*self._waiting.values(), *filter(None, [self._reload_problem])]
             if self._stopping:
                 found.append(ProviderProblem(where="process", what="is stopping", blocks_ready=True))
         found += [problem for probe in self._probes.values() if (problem := probe.problem()) is not None]
         found += [problem for feed in self._feeds for problem in feed.problems()]
         found += self.streams.problems()
-        stalled = sorted(self._offloader.observation.stalled.items())
-        found += [ProviderProblem(where=f"stream {name}", what=reason) for name, reason in stalled[:STALLED_NAMED_MAX]]
+        stalled = sorted(self._offloader.observation.stalled.items())[:STALLED_NAMED_MAX]
+        found += [ProviderProblem(where=f"stream {name}", what=reason) for name, reason in stalled]
         runs = {} if self.upkeep is None else self.upkeep.latest
         found += [ProviderProblem.of(name, run.error, run.at_ms) for name, run in runs.items() if run.error is not None]
         return found
@@ -407,8 +413,10 @@ class ServingProcess:
         """Whether the store and the feeds' sources answer: ``{"store": {"up", "why", "since_ms"}, "sources": {FEED: the
         same}}``; ``up`` is ``None`` where that isn't known, and ``store`` where nothing asks."""
         store = self._probes.get("")
-        sources = {feed.name: self._reach_of(feed).as_json() for feed in self._feeds}
-        return {"store": None if store is None else store.reach.as_json(), "sources": sources}
+        return {
+            "store": None if store is None else store.reach.as_json(),
+            "sources": {feed.name: self._reach_of(feed).as_json() for feed in self._feeds},
+        }
 
     def _reach_of(self, feed: StreamProvider) -> Reach:
         """Whether a feed's source answers; without a probe the feed's own blocking problem says so."""
@@ -442,10 +450,10 @@ class ServingProcess:
     def _outage_of(self, name: str) -> Outage:
         """What can't be reached of what a stream needs."""
         stream, store = self.streams.get(name), self._probes.get("")
-        probe = None if stream is None else self._probes.get(stream.feed)
-        source = "" if probe is None else probe.outage
-        if not source and stream is not None:
-            source = stream.source_outage
+        source = ""
+        if stream is not None:
+            probe = self._probes.get(stream.feed)
+            source = ("" if probe is None else probe.outage) or stream.source_outage
         return Outage(source=source, store="" if store is None else store.outage)
 
     def _with_outage(self, row: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import json
 import logging
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import asdict, dataclass
@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, OffloaderError
-from offloader.gc.orphans import Garbage
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
@@ -256,8 +255,8 @@ class ServiceView:
         """Current problems of the process, its providers and streams."""
         found = sorted(self._process.problems(), key=lambda each: not each.blocks_ready)
         # Other problems than a stream's own may name any stream.
-        shown = [each for each in found if self._shows(each.where.partition("stream ")[2])]
-        return Readiness(not any(each.blocks_ready for each in found), tuple(shown))
+        shown = tuple(each for each in found if self._shows(each.where.partition("stream ")[2]))
+        return Readiness(not any(each.blocks_ready for each in found), shown)
 
     def errors(self, *, stream: str | None = None, limit: int = LIMIT_MAX) -> list[dict[str, Any]]:
         """The newest warnings and errors, the newest first; ``stream``: only of that stream or topic."""
@@ -271,8 +270,11 @@ class ServiceView:
         if self.sees is None:
             return document
         # The settings name topics and places of tokens.
-        rows = [row for row in document["streams"] if self._shows(row["stream"])]
-        return {**document, "settings": {}, "streams": rows}
+        return {
+            **document,
+            "settings": {},
+            "streams": [row for row in document["streams"] if self._shows(row["stream"])],
+        }
 
     def config(self, topic: str = "") -> list[dict[str, Any]]:
         """Every effective setting of a topic, or of the process, with its source."""
@@ -303,7 +305,7 @@ class ServiceView:
         names = set(served)
         if not served_only:
             ask = partial(list_streams, self._store)
-            names |= set(self._names.get("", ask, age_s_max=NAMES_AGE_S_MAX, deadline_s=deadline_s))
+            names.update(self._names.get("", ask, age_s_max=NAMES_AGE_S_MAX, deadline_s=deadline_s))
         wanted = searched_name(contains).casefold()
         rows = [
             served.get(name) or {"stream": name, "lag": None, "stalled": None, "last_error": None}
@@ -311,9 +313,10 @@ class ServiceView:
             if wanted in name.casefold() and self._shows(name)
         ]
         page = page_of(rows, order, after=after, limit=min(limit, LIMIT_MAX))
-        if served_only:
-            return Page(tuple(map(self._remembered, page.items)), page.next_after, page.total)
-        return Page(tuple(at_once(partial(self._row, deadline_s), page.items)), page.next_after, page.total)
+        shown = (
+            map(self._remembered, page.items) if served_only else at_once(partial(self._row, deadline_s), page.items)
+        )
+        return Page(tuple(shown), page.next_after, page.total)
 
     def stream(self, name: str, *, served_only: bool = False) -> dict[str, Any]:
         """One stream's status document, with its manifest's recent state; with ``store_error`` if the store doesn't
@@ -341,20 +344,19 @@ class ServiceView:
         return topic_row(name, numbered(named.partitions, rows))
 
     def _one_stream(self, name: str, served: Mapping[str, Any] | None, *, served_only: bool) -> dict[str, Any]:
-        row = None if served is None else dict(served)
         if served_only:
-            if row is None:
+            if served is None:
                 raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask for all of its streams")
-            return self._remembered(row)
+            return self._remembered(served)
         try:
             manifest = self._stored(name, self._clock.monotonic_s() + STORE_WAIT_S_MAX, age_s_max=ONE_AGE_S_MAX)
         except OffloaderError as error:
-            if row is None:
+            if served is None:
                 raise
             # The process's own status matters most while the store doesn't respond.
             unknown = {} if isinstance(error, NotFound) else {"store_error": error.message}
-            return self._labelled({**row, **unknown})
-        return self._labelled(manifest if row is None else with_manifest(row, manifest))
+            return self._labelled({**served, **unknown})
+        return self._labelled(manifest if served is None else with_manifest(served, manifest))
 
     def _named(self, name: str) -> NamedStreams:
         """What a name means here. Raises ``InvalidCall``: more partitions than an answer is of."""
@@ -425,8 +427,7 @@ class ServiceView:
             source = self._streams.source_of(stream)
             return [] if source is None else [asdict(each) for each in source.ledgers()[-LIMIT_MAX:]]
 
-        named = resolve_name(name, [row["stream"] for row in self._process.document()["streams"]])
-        parts = named.partitions.items()
+        parts = resolve_name(name, [row["stream"] for row in self._process.document()["streams"]]).partitions.items()
         return [{**row, "stream": each, "partition": number} for number, each in parts for row in of(each)] or of(name)
 
     def timeline(self, name: str) -> dict[str, Any]:
@@ -471,7 +472,7 @@ class ServiceView:
         """The newest cycles of all streams in this process, the newest first, as text."""
         latest = {} if self._process.upkeep is None else self._process.upkeep.retention.latest
         shown = [each for each in latest.items() if self._shows(each[0])]
-        newest = sorted(shown, key=lambda each: each[1].at_ms, reverse=True)[: min(limit, LIMIT_MAX)]
+        shown.sort(key=lambda each: each[1].at_ms, reverse=True)
         return [
             {
                 "stream": stream,
@@ -482,15 +483,14 @@ class ServiceView:
                 "error": None if cycle.error is None else cycle.error.message,
                 "hint": "" if cycle.error is None else cycle.error.hint,
             }
-            for stream, cycle in newest
+            for stream, cycle in shown[: min(limit, LIMIT_MAX)]
             for decision in [None if cycle.outcome is None else cycle.outcome.decision]
         ]
 
     def subscribers(self, name: str) -> list[dict[str, object]]:
         """A stream's subscribers, with their positions and whether they hold data back."""
-        settings = self._streams.settings_of(name).retention
+        timeout_ms = int(self._streams.settings_of(name).retention.subscriber_timeout_minutes * 60_000) or None
         retention = open_retention(self._store, name, source_of=self._streams.source_of, clock=self._clock)
-        timeout_ms = int(settings.subscriber_timeout_minutes * 60_000) or None
         return [each.as_json() for each in retention.subscribers(timeout_ms=timeout_ms)]
 
     def cleanup_plan(self, name: str, *, limit: int = LIMIT_MAX) -> dict[str, Any]:
@@ -507,14 +507,13 @@ class ServiceView:
         plan = report.plan
         lines = [] if plan is None else [each.as_json() for each in itertools.islice(plan.lines(), limit + 1)]
         stop = global_hold(self._store)
-        upkeep = self._process.upkeep
         return {
             "stream": name,
             "plan": None if plan is None else plan.identity,
             "segments": 0 if plan is None else plan.doomed_segments(),
             "bytes": 0 if plan is None else plan.doomed_bytes(),
             "bytes_stored": 0 if plan is None else plan.state.sums.object_bytes,
-            "deletes": upkeep is not None and settings.cleanup.delete,
+            "deletes": self._process.upkeep is not None and settings.cleanup.delete,
             "grace_seconds": settings.cleanup.grace_hours * 3600,
             "held": report.held,
             "stopped": None if stop is None else {"by": stop.by, "reason": stop.reason},
@@ -536,22 +535,29 @@ class ServiceView:
         upkeep = self._process.upkeep
         if upkeep is None or self.sees is not None:  # the numbers are of the whole store
             return {"left": None, "jobs": {}}
-        jobs = {
-            name: {"at_ms": run.at_ms, "error": None if run.error is None else str(run.error)}
-            for name, run in upkeep.latest.items()
+        return {
+            "left": {owner: asdict(left) for owner, left in upkeep.leftovers.items()},
+            "jobs": {
+                name: {"at_ms": run.at_ms, "error": None if run.error is None else str(run.error)}
+                for name, run in upkeep.latest.items()
+            },
         }
-        return {"left": {owner: asdict(left) for owner, left in upkeep.leftovers.items()}, "jobs": jobs}
 
     def orphans_of(self, name: str, *, limit: int = 100) -> list[dict[str, object]]:
         """Orphaned objects under the stream's prefix, or those of a topic's partitions, from a dry run."""
-
-        def leftovers(stream: str) -> Iterator[Garbage]:
-            settings = self._streams.settings_of(stream).manifest
-            return Reconciliation(self._store, stream, clock=self._clock, settings=settings, delete=False).leftovers()
-
         now_ms = self._clock.now_ms()
-        found = itertools.chain.from_iterable(map(leftovers, self._named(name).streams))
-        return [each.as_json(now_ms) for each in itertools.islice(found, min(limit, LIMIT_MAX))]
+        found = (
+            each.as_json(now_ms)
+            for stream in self._named(name).streams
+            for each in Reconciliation(
+                self._store,
+                stream,
+                clock=self._clock,
+                settings=self._streams.settings_of(stream).manifest,
+                delete=False,
+            ).leftovers()
+        )
+        return list(itertools.islice(found, min(limit, LIMIT_MAX)))
 
     def _remembered(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A page's row of a stream that is served here, without a request to the store."""
@@ -571,8 +577,9 @@ class ServiceView:
         return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
 
     def _stored(self, name: str, deadline_s: float, *, age_s_max: float) -> dict[str, Any]:
-        ask = partial(_manifest_of, self._store, name)
-        found = self._rows.get(name, ask, age_s_max=age_s_max, deadline_s=deadline_s)
+        found = self._rows.get(
+            name, partial(_manifest_of, self._store, name), age_s_max=age_s_max, deadline_s=deadline_s
+        )
         if isinstance(found, NotFound):
             raise NotFound(found.message, hint=found.hint)
         return found
@@ -701,8 +708,9 @@ class ServiceControl:
         Raises: as ``StreamRetention.add``.
         """
         retention = self._retention(name)
-        begin = None if start is None else _cut(retention, start, "start")
-        found = retention.add(subscriber, generation=generation, start=begin)
+        found = retention.add(
+            subscriber, generation=generation, start=None if start is None else _cut(retention, start, "start")
+        )
         _tell("subscribe", name, by, subscriber)
         return {"stream": name, **found.as_json()}
 
@@ -750,8 +758,7 @@ class ServiceControl:
         changed = change(self._process.history, name)
         if changed:
             _tell(what, name, by)
-            served = self._process.streams.get(name)
-            if served is not None:
+            if (served := self._process.streams.get(name)) is not None:
                 served.wake()
         state = load_stream(self._store, name)
         committed = state.committed_end()
@@ -794,5 +801,10 @@ def _position(text: str, what: str) -> Position:
 
 
 def _tell(what: str, stream: str, by: str, subscriber: str = "") -> None:
-    extra = {"event": "asked", "stream": stream, "command": what, "by": by, "subscriber": subscriber}
-    _log.info("%s of stream %s, asked by %s", what, stream, by, extra=extra)
+    _log.info(
+        "%s of stream %s, asked by %s",
+        what,
+        stream,
+        by,
+        extra={"event": "asked", "stream": stream, "command": what, "by": by, "subscriber": subscriber},
+    )

@@ -266,8 +266,7 @@ class StreamSupervisor:
 
     def request_drain(self) -> None:
         """Requests a flush up to the newest entry, if it is running."""
-        offload = self._offload
-        if offload is not None:
+        if (offload := self._offload) is not None:
             offload.request_offload()
 
     def drain(self, within_s: float) -> None:
@@ -373,8 +372,13 @@ class StreamSupervisor:
             self.error, self._retry_s = error, self._clock.monotonic_s() + wait_s
         if not self._ended:
             self._workers.call_after(wait_s, self._task.schedule)
-        extra = {"event": "stream_restarts", "stream": self.name}
-        _log.warning("stream %s isn't offloaded: %s; again in %.0f s", self.name, error, wait_s, extra=extra)
+        _log.warning(
+            "stream %s isn't offloaded: %s; again in %.0f s",
+            self.name,
+            error,
+            wait_s,
+            extra={"event": "stream_restarts", "stream": self.name},
+        )
 
 
 #: Interval of the check for streams that stopped on an error.
@@ -544,8 +548,8 @@ class ServedStreams:
             draining = [stream for stream in streams if stream.has_to_drain]
             for stream in draining:
                 stream.request_drain()
-            deadline_s = self._clock.monotonic_s()
-            deadline_s += max((each.settings.offload.drain_seconds_max for each in draining), default=0.0)
+            drain_s = max((each.settings.offload.drain_seconds_max for each in draining), default=0.0)
+            deadline_s = self._clock.monotonic_s() + drain_s
             for stream in draining:
                 left += not self._drain(stream, max(deadline_s - self._clock.monotonic_s(), 0.0))
         for stream in streams:
@@ -559,8 +563,12 @@ class ServedStreams:
         except (StreamPaused, Fenced):
             pass  # ended on request or by another process; the hot tier keeps the rest
         except OffloaderError as error:
-            extra = {"event": "drain_failed", "stream": stream.name}
-            _log.warning("stream %s isn't drained: %s", stream.name, error, extra=extra)
+            _log.warning(
+                "stream %s isn't drained: %s",
+                stream.name,
+                error,
+                extra={"event": "drain_failed", "stream": stream.name},
+            )
             return False
         return True
 

@@ -145,10 +145,9 @@ class EmbeddedProvider:
 
     def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
-            found = [] if self._problem is None else [self._problem]
             stopped = [*self._refused.items(), *self._damaged.items()]
-            found += [ProviderProblem(where=f"stream {name}", what=what) for name, what in stopped]
-        return found
+            of_streams = [ProviderProblem(where=f"stream {name}", what=what) for name, what in stopped]
+            return of_streams if self._problem is None else [self._problem, *of_streams]
 
     def look(self, streams: ServedStreams) -> None:
         """Polls once. Raises ``OffloaderError``: the database can't be used; the next poll retries."""

@@ -107,16 +107,14 @@ class PulsarSubscribers:
         # Query the broker first: its acknowledged positions are then in the cuts, or rounded down to them.
         seen = {number: (self._admin.internals(each), self._admin.stats(each)) for number, each in topics.items()}
         own = retention.cuts(found, ahead=topics)
-        wanted: dict[str, Followed] = {}
         subscriptions = self._subscriptions(seen)
-        for subscription in subscriptions:
-            cut = _cut_of(subscription, seen, own)
-            if cut is not None:
-                is_used = any(_consumers(stats, subscription) for _, stats in seen.values())
-                wanted[subscriber_name(subscription)] = Followed(cut, is_used)
-        present = {subscriber_name(each) for each in subscriptions}
+        wanted = {
+            subscriber_name(each): Followed(cut, any(_consumers(stats, each) for _, stats in seen.values()))
+            for each in subscriptions
+            if (cut := _cut_of(each, seen, own)) is not None
+        }
         registry = retention.registry(found)
-        gone = self._gone(place, registry, present)
+        gone = self._gone(place, registry, {subscriber_name(each) for each in subscriptions})
         before = {name: registry.subscribers[name].cut for name in wanted if name in registry.subscribers}
         retention.follow(wanted, gone=gone, renew_ms=None if timeout_ms is None else timeout_ms // 3)
         for name, each in wanted.items():
@@ -388,8 +386,11 @@ class PulsarProvider:
         with self._lock:
             found = [*self._problems.values(), *filter(None, [self._turns.problem])]
             topics, refused = list(self._topics.values()), dict(self._refused)
-            warnings = [(namespace, each) for namespace, words in self._warnings.items() for each in words]
-            found += [ProviderProblem(where=f"namespace {namespace}", what=each) for namespace, each in warnings]
+            found += [
+                ProviderProblem(where=f"namespace {namespace}", what=each)
+                for namespace, words in self._warnings.items()
+                for each in words
+            ]
         failing = [(each.source.stream, error) for each in topics if (error := each.source.problem) is not None]
         failing += [(stream_of_topic(topic), error) for topic, error in refused.items()]
         untriggered = [(stream_of_topic(topic), error) for topic, error in self._triggers.problems()]
@@ -412,8 +413,7 @@ class PulsarProvider:
             self._enders.submit(partial(self._wind_down, streams, topic))
         with self._lock:
             refused, self._refused = self._refused, {}
-        again = [topic for topic in refused if topic in self._roster.topics]
-        for topic in [*new, *again]:
+        for topic in [*new, *(topic for topic in refused if topic in self._roster.topics)]:
             if self._stopped.is_set():
                 return
             self._open(streams, topic, is_new=topic not in refused)
@@ -429,8 +429,9 @@ class PulsarProvider:
             self._refuse(topic, error, is_new=is_new)
             return
         try:
-            adjust = partial(_with_gap_policy, streams)
-            control = streams.add(source.stream, source, feed=self.name, adjust=adjust, active=None)
+            control = streams.add(
+                source.stream, source, feed=self.name, adjust=partial(_with_gap_policy, streams), active=None
+            )
         except OffloaderError as error:
             source.close()
             if not isinstance(error, Closed):  # the process is stopping
@@ -583,20 +584,18 @@ class PulsarProvider:
             if error is None:
                 return
             text = f"{what}: {error.message}"
-            since_ms = self._clock.now_ms() if before is None else before.since_ms
-            # Known topics are still offloaded.
-            blocks = what == "topics" and not self._roster.topics
             self._problems[what] = ProviderProblem(
-                where=f"feed {self.name}", what=text, hint=error.hint, since_ms=since_ms, blocks_ready=blocks
+                where=f"feed {self.name}",
+                what=text,
+                hint=error.hint,
+                since_ms=self._clock.now_ms() if before is None else before.since_ms,
+                blocks_ready=what == "topics" and not self._roster.topics,  # known topics are still offloaded
             )
-        if before is not None:
-            return
-        is_away = isinstance(error, StoreUnavailable)
-        extra = {"event": "retry" if is_away else "feed_failed", "feed": self.name}
-        _log.warning("feed %s: %s", self.name, text, extra=extra)
+        if before is None:
+            event = "retry" if isinstance(error, StoreUnavailable) else "feed_failed"
+            _log.warning("feed %s: %s", self.name, text, extra={"event": event, "feed": self.name})
 
 
 def _with_gap_policy(streams: ServedStreams, settings: Settings) -> Settings:
     """Topics have their own policy: waiting would only let the broker expire more."""
-    on_gap = streams.settings_of("").pulsar.on_gap
-    return replace(settings, offload=replace(settings.offload, on_gap=on_gap))
+    return replace(settings, offload=replace(settings.offload, on_gap=streams.settings_of("").pulsar.on_gap))
