@@ -32,6 +32,7 @@ ENDS_MAX = 1024
 PRODUCER_CHARS_MAX = 200
 _INT64_MAX = 2**63 - 1
 _Value = TypeVar("_Value")
+_Number = TypeVar("_Number", bound=float)
 
 
 class Fields:
@@ -51,18 +52,11 @@ class Fields:
 
     def whole(self, name: str, default: int | None = None) -> int | None:
         """An integer from 0."""
-        value = self._values.pop(name, default)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63):
-            raise self._wrong(name, value, "a whole number")
-        return value
+        return self._number(name, default, (int,), 2**63, "a whole number")
 
     def seconds(self, name: str, default: float | None = None) -> float | None:
         """A number of seconds, 0 or more."""
-        value = self._values.pop(name, default)
-        good = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9)
-        if not good:
-            raise self._wrong(name, value, "a number of seconds")
-        return None if value is None else float(value)
+        return self._number(name, default, (int, float), 1e9, "a number of seconds")
 
     def position(self, name: str) -> Position | None:
         """A position, ``"7:12"``."""
@@ -79,10 +73,18 @@ class Fields:
     def end(self) -> None:
         """Raises ``InvalidCall`` when a field is left."""
         if self._values:
-            name = min(self._values)
             raise InvalidCall(
-                f"{self._what}: no such field: {ascii(name)[:80]}", hint="docs/reference/flight.md lists them"
+                f"{self._what}: no such field: {ascii(min(self._values))[:80]}",
+                hint="docs/reference/flight.md lists them",
             )
+
+    def _number(
+        self, name: str, default: _Number | None, kinds: tuple[type[_Number], ...], limit: float, wanted: str
+    ) -> _Number | None:
+        value: _Number | None = self._values.pop(name, default)
+        if value is None or (isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < limit):
+            return value
+        raise self._wrong(name, value, wanted)
 
     def _made(self, name: str, make: Callable[[str], _Value], wanted: str) -> _Value | None:
         value = self._values.pop(name, None)
@@ -266,19 +268,20 @@ class Answer:
     error: str = ""
 
     def encode(self) -> bytes:
-        values: dict[str, Any] = {
-            "taken": None if self.taken is None else str(self.taken),
-            "durable": None if self.durable is None else str(self.durable),
+        of_batch = {"batch": self.batch, "entries": self.entries, "repeated": self.repeated}
+        more: dict[str, Any] = {
+            **(of_batch if self.batch is not None else {}),
+            "positions": [[str(first), str(last)] for first, last in self.positions] or None,
+            "sequence": self.sequence,
+            "error": self.error or None,
         }
-        if self.batch is not None:
-            values |= {"batch": self.batch, "entries": self.entries, "repeated": self.repeated}
-        if self.positions:
-            values["positions"] = [[str(first), str(last)] for first, last in self.positions]
-        if self.sequence is not None:
-            values["sequence"] = self.sequence
-        if self.error:
-            values["error"] = self.error
-        return encoded(values)
+        return encoded(
+            {
+                "taken": None if self.taken is None else str(self.taken),
+                "durable": None if self.durable is None else str(self.durable),
+                **{name: value for name, value in more.items() if value is not None},
+            }
+        )
 
 
 #: Schema of pushed and read entries; times are milliseconds, null if unknown.

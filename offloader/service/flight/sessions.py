@@ -88,7 +88,7 @@ class Proof:
             if durable is not None and first <= durable:
                 again = batch.between(first, min(last, durable))
                 self._compare(again)
-                self._proven = again.last if self._proven is None else max(self._proven, again.last)
+                self._proven = max(self._proven or again.last, again.last)
             if self._wanted is not None and last > self._wanted and not self._is_proven:
                 raise OutOfOrder(
                     f"stream {self._source.stream}: {first} was pushed, and nothing shows that this log has what is "
@@ -123,13 +123,11 @@ class Proof:
     def _limited(self, news: PushNews) -> PushNews:
         if self._is_proven:
             return news
-        proven = self._proven
-        return PushNews(*(each and proven and min(each, proven) for each in (news.taken, news.durable)))
+        return PushNews(*(each and self._proven and min(each, self._proven) for each in news))
 
     def _compare(self, again: EntryBatch) -> None:
         for stored in self._stored(again.first, again.last):
-            pushed = again.between(stored.first, stored.last)
-            at = first_difference(pushed.payloads, stored.payloads)
+            at = first_difference(again.between(stored.first, stored.last).payloads, stored.payloads)
             if at is not None:
                 other = Position(stored.ledger_id, stored.first.entry_id + at)
                 raise another_log(self._source.stream, f"{other} was pushed again with other bytes")
@@ -147,9 +145,9 @@ class Proof:
 
 def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMismatch:
     """The error for a producer whose log isn't the stored one."""
-    of = "" if known is None else f" of log {known}"
     return SourceMismatch(
-        f"stream {stream}: what is stored{of} isn't this producer's: {why}. Nothing was taken",
+        f"stream {stream}: what is stored{'' if known is None else f' of log {known}'} isn't this producer's: {why}. "
+        "Nothing was taken",
         hint="go on with the log that was pushed before; or push this one to another stream",
     )
 
@@ -362,7 +360,7 @@ class ProducerSession:
             self.stream.seat = None
         self.stream.source.wake()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Ends the session with its call."""
         if self.proof is not None:
             self.proof.close()
@@ -437,8 +435,7 @@ class ProducerSessions:
                     # A stopped stream restarts from the manifest: the producer's process is the one to offload it.
                     self._wind_down(stream, drain=stream.offered().error is None)
                     stream = None
-            if stream is None:
-                stream = self._open(request)
+            stream = stream or self._open(request)
             proof = self._proof(stream, request)
             seat = stream.seat = ProducerSession(stream, request.producer, peer, self._clock, proof)
             if self._closing:
@@ -473,8 +470,12 @@ class ProducerSessions:
                     if self.find(name) is None:
                         self._open(PutRequest(name, "append"))
             except OffloaderError as error:
-                extra = {"event": "flight_not_opened", "stream": name}
-                _log.warning("stream %s isn't offloaded before the next append: %s", name, error, extra=extra)
+                _log.warning(
+                    "stream %s isn't offloaded before the next append: %s",
+                    name,
+                    error,
+                    extra={"event": "flight_not_opened", "stream": name},
+                )
 
     def stop(self) -> None:
         """Ends all sessions, and refuses new ones."""
@@ -542,8 +543,7 @@ class ProducerSessions:
             )
         state = load_stream(self._store, name, may_be_absent=True)
         # A manifest with a known hot tier has it as ``source``.
-        known = state.source
-        _require_log(request, None if known is None else known.uuid)
+        _require_log(request, None if state.source is None else state.source.uuid)
         kind = PushedLedgers if request.source is None else partial(IdentifiedLedgers, source=request.source)
         return kind(
             name,

@@ -90,7 +90,7 @@ _FIELDS: Mapping[str, Mapping[str, Callable[[Fields, str], Any]]] = {
         "stream": Fields.text,
         "subscriber": Fields.text,
         "start": Fields.any,
-        "generation": partial(Fields.whole, default=0),
+        "generation": lambda fields, name: fields.whole(name) or 0,
     },
     "truncate": {"stream": Fields.text, "before": Fields.position},
 }
@@ -109,8 +109,8 @@ class Actions:
             "status": self._status,
             "offload": self._offload,
             "close-ledger": self._close_ledger,
-            "publish": self._publish,
-            "subscribe": self._subscribe,
+            "publish": lambda by, stream, **given: control.publish(stream, by=by.name, **given),
+            "subscribe": lambda by, stream, **given: control.subscribe(stream, by=by.name, **given),
             "truncate": self._truncate,
         }
 
@@ -125,9 +125,7 @@ class Actions:
         if name not in ACTIONS:
             raise InvalidCall(f"no such action: {ascii(name)[:80]}", hint=f"there are {', '.join(ACTIONS)}")
         operation = OPERATION_OF_ACTION[name]
-        # Only the body names the token's subscriber.
-        is_bound = operation.is_of_subscriber and bool(caller.subscribers)
-        if not is_bound:
+        if not (operation.is_of_subscriber and caller.subscribers):  # only the body names a token's subscriber
             caller.may(operation)
         fields = fields_of(body, f"action {name}")
         given = {field: read(fields, field) for field, read in _FIELDS[name].items()}
@@ -141,8 +139,8 @@ class Actions:
         return _document(self._there(stream))
 
     def _offload(self, by: Caller, stream: str, until: str, timeout_s: float | None) -> dict[str, Any]:
-        timeout_s = min(timeout_s or 0.0, OFFLOAD_WAIT_S_MAX)
-        return self._control.offload(stream, until=until, timeout_s=timeout_s, by=by.name)
+        wait_s = min(timeout_s or 0.0, OFFLOAD_WAIT_S_MAX)
+        return self._control.offload(stream, until=until, timeout_s=wait_s, by=by.name)
 
     def _close_ledger(self, _: Caller, stream: str) -> dict[str, Any]:
         source = self._there(stream).source
@@ -153,14 +151,6 @@ class Actions:
             )
         closed = source.close_ledger()
         return {"stream": stream, "closed": None if closed is None else closed.ledger_id}
-
-    def _publish(self, by: Caller, stream: str, subscriber: str, at: object, generation: int | None) -> dict[str, Any]:
-        return self._control.publish(stream, subscriber, at, generation=generation, by=by.name)
-
-    def _subscribe(
-        self, by: Caller, stream: str, subscriber: str, start: object, generation: int | None
-    ) -> dict[str, Any]:
-        return self._control.subscribe(stream, subscriber, start=start, generation=generation or 0, by=by.name)
 
     def _truncate(self, _: Caller, stream: str, before: Position | None) -> dict[str, Any]:
         if before is None:
@@ -222,15 +212,18 @@ class Gets:
     def entries(self, request: GetRequest) -> fl.FlightDataStream:
         """The entries of a ticket, a batch at a time. Raises ``NotFound``, ``Trimmed``, ``BeyondEnd``, ``InvalidCall``
         and other errors of a reader: at once where possible."""
-        source = self._source_of(request.stream)
-        reader = open_stream_reader(
-            self._store, request.stream, settings=self._settings, source=source, lease_seconds=LEASE_S
-        )
-        try:
+        with contextlib.ExitStack() as stack:
+            reader = stack.enter_context(
+                open_stream_reader(
+                    self._store,
+                    request.stream,
+                    settings=self._settings,
+                    source=self._source_of(request.stream),
+                    lease_seconds=LEASE_S,
+                )
+            )
             batches = self._scan(reader, request)
-        except BaseException:
-            reader.close()
-            raise
+            stack.pop_all()
         return fl.GeneratorStream(ENTRY_SCHEMA, _sent(reader, batches))
 
     def info(self, name: str) -> fl.FlightInfo:
@@ -270,8 +263,9 @@ def _sent(reader: Reader, batches: Iterator[EntryBatch]) -> Iterator[pa.RecordBa
 
 def _info(name: str, entries: int, size_bytes: int, known: bytes) -> fl.FlightInfo:
     endpoint = fl.FlightEndpoint(GetRequest(name).encode(), [])
-    descriptor = fl.FlightDescriptor.for_path(name)
-    return fl.FlightInfo(ENTRY_SCHEMA, descriptor, [endpoint], entries, size_bytes, app_metadata=known)
+    return fl.FlightInfo(
+        ENTRY_SCHEMA, fl.FlightDescriptor.for_path(name), [endpoint], entries, size_bytes, app_metadata=known
+    )
 
 
 def take_batches(
@@ -377,8 +371,9 @@ def require_free(address: ListenAddress) -> None:
         InvalidCall: no address of this machine.
     """
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, place = found[0]
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
@@ -534,10 +529,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             seat = self._seats.take(request, context.peer())
             extra = {"event": "flight_put", "stream": request.stream, "producer": request.producer, "by": caller.name}
             _log.info("stream %s: %s sends from %s", request.stream, caller.name, context.peer(), extra=extra)
-            try:
+            with contextlib.closing(seat):
                 take_batches(seat, reader, writer, self._settings)
-            finally:
-                seat.leave()
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with admitted(context, "DoGet") as caller:
@@ -565,8 +558,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[fl.Result]:
         with admitted(context, "DoAction", has_role=False) as caller:
-            answer = self._actions.run(action.type, action.body.to_pybytes(), caller)
-            return [fl.Result(pa.py_buffer(answer))]
+            return [fl.Result(pa.py_buffer(self._actions.run(action.type, action.body.to_pybytes(), caller)))]
 
     def do_exchange(self, context: fl.ServerCallContext, *_: object) -> None:
         with admitted(context, "DoExchange"):
@@ -620,8 +612,7 @@ class FlightProvider:
     @property
     def address(self) -> ListenAddress:
         """Its listen address; port 0 until it listens, if any port will do."""
-        server = self._server
-        return self._wanted if server is None else ListenAddress(self._wanted.host, server.port)
+        return self._wanted if self._server is None else ListenAddress(self._wanted.host, self._server.port)
 
     def start(self, streams: ServedStreams) -> None:
         """Listens.
@@ -638,15 +629,18 @@ class FlightProvider:
         gets = Gets(self._store, self._settings.read, seats.appended)
         actions = Actions(self._store, seats, self._control, self._clock)
         tls = _tls_of(self._settings.access)
-        scheme = "grpc+tls" if tls else "grpc"
+        location = f"{'grpc+tls' if tls else 'grpc'}://{self._wanted}"
         try:
-            self._server = FlightServer(f"{scheme}://{self._wanted}", self._calls, seats, gets, actions, flight, **tls)
+            self._server = FlightServer(location, self._calls, seats, gets, actions, flight, **tls)
         except (pa.ArrowException, fl.FlightError, OSError) as cause:
             raise StoreUnavailable(f"flight.listen: can't listen on {self._wanted}: {str(cause)[:200]}") from cause
         self._seats = seats
         seats.open_appended()
-        extra = {"event": "flight_listens", "address": str(self.address), "tls": bool(tls)}
-        _log.info("Arrow Flight listens on %s", self.address, extra=extra)
+        _log.info(
+            "Arrow Flight listens on %s",
+            self.address,
+            extra={"event": "flight_listens", "address": str(self.address), "tls": bool(tls)},
+        )
 
     def stop(self, within_s: float) -> None:
         server, seats = self._server, self._seats
