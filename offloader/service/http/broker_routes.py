@@ -77,18 +77,14 @@ def _broker(
     )
 
 
-def _uuid(
+def uuid_of(
     uuid: Annotated[str, Query(max_length=100, description="Of the broker's attempt to offload it.")] = "",
 ) -> UUID | None:
-    return uuid_of(uuid)
-
-
-def uuid_of(text: str) -> UUID | None:
     """The uuid of an attempt; ``None``: none was given. Raises ``InvalidCall``: another text."""
     try:
-        return UUID(text) if text else None
+        return UUID(uuid) if uuid else None
     except ValueError as cause:
-        raise InvalidCall(f"uuid: {ascii(text)[:100]} is none", hint="give the attempt's, or none") from cause
+        raise InvalidCall(f"uuid: {ascii(uuid)[:100]} is none", hint="give the attempt's, or none") from cause
 
 
 async def _body(request: Request) -> bytes:
@@ -97,7 +93,7 @@ async def _body(request: Request) -> bytes:
 
 Broker = Annotated[BrokerCaller, Depends(_broker)]
 LedgerId = Annotated[int, Path(ge=0, le=_ID_MAX, description="Decimal.")]
-AttemptId = Annotated[UUID | None, Depends(_uuid)]
+AttemptId = Annotated[UUID | None, Depends(uuid_of)]
 Frames = Annotated[bytes, Depends(_body)]
 
 
@@ -139,8 +135,9 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
         last: Annotated[int, Query(alias="to", ge=0, le=_ID_MAX)],
     ) -> Response:
         """Entries of a ledger as frames, and an end mark: what has none is incomplete."""
-        begin = partial(ledgers.entries, name, ledger, first, last, uuid=uuid, caller=broker)
-        pieces = await _in(threads.streams, begin)
+        pieces = await _in(
+            threads.streams, partial(ledgers.entries, name, ledger, first, last, uuid=uuid, caller=broker)
+        )
         return StreamingResponse(_sent(threads.streams, pieces, f"{name}, ledger {ledger}"), media_type=FRAMES)
 
     @router.post("/offload")
@@ -158,8 +155,7 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
         wait_s = min(body.wait_seconds, answer_s * _WAIT_SHARE)
         wait = partial(ledgers.offload, name, ledger, facts, wait_s=wait_s, caller=broker)
         with contextlib.suppress(TimeoutError):
-            found = await asyncio.wait_for(_in(threads.waits, wait), wait_s + _LATE_S)
-            return shown(LedgerOffloaded, found)
+            return shown(LedgerOffloaded, await asyncio.wait_for(_in(threads.waits, wait), wait_s + _LATE_S))
         return LedgerOffloaded(committed=False, missing=[])
 
     @router.put("/missing", openapi_extra={"requestBody": {"required": True, "content": {FRAMES: {}}}})

@@ -128,8 +128,8 @@ def problem_of(error: Exception) -> dict[str, Any] | None:
     found = problem_document(
         status, error.message, kind=error.kind, hint=error.hint, error=type(error).__name__, **more
     )
-    of_broker = next((name for kind, name in _BROKER_KINDS if isinstance(error, kind)), None)
-    return found if of_broker is None else {**found, "kind": of_broker}
+    of_broker = next((name for kind, name in _BROKER_KINDS if isinstance(error, kind)), found["kind"])
+    return {**found, "kind": of_broker}
 
 
 #: For an unexpected error; its details are only in the log.
@@ -203,9 +203,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 CALLER = "caller"
 #: Key of the client's certificate names in a request's state; ``None`` there: it presented none.
 CERTIFICATE_NAMES = "certificate_names"
-#: Monitoring paths: they have concurrency limits of their own, so that a busy process still responds; a scrape doesn't
-#: delay the other two.
-PROBES, SCRAPES = frozenset({"/healthz", "/readyz"}), frozenset({"/metrics"})
+#: Limits of monitoring requests: they have their own, so that a busy process still responds; a scrape doesn't delay the
+#: probes, which are ``SHORT``.
 PROBES_MAX, SCRAPES_MAX = 4, 2
 #: Paths of brokers' requests, which have limits of their own; the last part, if any.
 _LEDGER = re.compile(r"/v1/streams/[^/]+/ledgers/[^/]+(?:/(?P<what>[a-z]+))?")
@@ -226,9 +225,9 @@ class Work(enum.Enum):
     @classmethod
     def of(cls, head: Head) -> Work:
         """The kind of a request."""
-        if head.path in PROBES:
+        if head.path in SHORT:
             return cls.PROBE
-        if head.path in SCRAPES:
+        if head.path == "/metrics":
             return cls.SCRAPE
         found = _LEDGER.fullmatch(head.path)
         if found is None:
@@ -274,16 +273,15 @@ class Gate:
         self._clock, self._recorder, self._unsent_bytes = clock, recorder, unsent_bytes
         self._open = SHORT.union(pages)
         self._names = frozenset(name.lower() for name in (*names, address.host) if name)
-        most = {
-            Work.PROBE: PROBES_MAX,
-            Work.SCRAPE: SCRAPES_MAX,
-            Work.OTHER: settings.requests_max,
-            Work.BROKER: brokers.requests_max,
-            Work.BROKER_WAIT: brokers.waits_max,
-            Work.BROKER_STREAM: brokers.streams_max,
-        }
         #: What may still be worked on at once.
-        self._free = {work: asyncio.Semaphore(limit) for work, limit in most.items()}
+        self._free = {
+            Work.PROBE: asyncio.Semaphore(PROBES_MAX),
+            Work.SCRAPE: asyncio.Semaphore(SCRAPES_MAX),
+            Work.OTHER: asyncio.Semaphore(settings.requests_max),
+            Work.BROKER: asyncio.Semaphore(brokers.requests_max),
+            Work.BROKER_WAIT: asyncio.Semaphore(brokers.waits_max),
+            Work.BROKER_STREAM: asyncio.Semaphore(brokers.streams_max),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(send, self._clock)
@@ -311,27 +309,25 @@ class Gate:
         body = await _body(receive, self._body_bytes_max(head))
         if body is None:
             return
-        if len(body) > self._body_bytes_max(head):
-            await answer.problem(self._too_long(head))
-            return
         work = Work.of(head)
         unsent = head.path not in SHORT and self._unsent_bytes() > self._settings.unsent_bytes_max
-        if unsent or not await self._begins(work):
-            busy = problem_document(503, "as much is asked for as is worked on at once", hint="come again in a second")
-            await answer.problem(busy)
-            return
-        await self._work(scope, _replay(body, receive), answer, work)
+        if len(body) > self._body_bytes_max(head):
+            await answer.problem(self._too_long(head))
+        elif unsent or not await self._begins(work):
+            await answer.problem(
+                problem_document(503, "as much is asked for as is worked on at once", hint="come again in a second")
+            )
+        else:
+            await self._work(scope, _replay(body, receive), answer, work)
 
     async def _begins(self, work: Work) -> bool:
         """Whether there is room for one more of its kind, which is taken."""
         if work is not Work.BROKER_STREAM and self._free[work].locked():
             return False
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STREAM_WAIT_S):
-                await self._free[work].acquire()
-        except TimeoutError:
-            return False
-        return True
+                return await self._free[work].acquire()
+        return False
 
     def _problem(self, head: Head) -> dict[str, Any] | None:
         """The problem of a head; ``None``: none."""
@@ -344,8 +340,11 @@ class Gate:
             return problem_document(400, "the body's length is said in two ways")
         if self._guard.anonymous is not None and not is_our_host(head.headers.get("host", ""), self._names):
             # DNS rebinding: a web page whose name resolves to our address would have an anonymous caller's permissions.
-            hint = "ask by this process's address, or list the name in access.hosts"
-            return problem_document(421, "the header Host names another server", hint=hint)
+            return problem_document(
+                421,
+                "the header Host names another server",
+                hint="ask by this process's address, or list the name in access.hosts",
+            )
         changes = head.method not in _READ_ONLY
         if is_other_site(head.headers) and (changes or head.path not in self._open):
             return problem_document(403, "a web page of another site may ask for nothing here")
@@ -378,8 +377,13 @@ class Gate:
         if is_stream:
             task.cancel()  # or it would go on with pieces that nobody gets
         if not answer.status:
-            detail = f"no answer within {self._settings.answer_seconds_max:g} s"
-            await answer.problem(problem_document(504, detail, hint="what was begun may go on: look first"))
+            await answer.problem(
+                problem_document(
+                    504,
+                    f"no answer within {self._settings.answer_seconds_max:g} s",
+                    hint="what was begun may go on: look first",
+                )
+            )
         task.add_done_callback(_forget)
         answer.close()
 
@@ -395,8 +399,11 @@ class Gate:
         problem = problem_of(error)
         if problem is None:
             # The path may contain anything; the method and the time identify the request.
-            extra = {"event": "http_failed", "method": scope["method"]}
-            _log.error("a request failed unexpectedly", exc_info=error, extra=extra)
+            _log.error(
+                "a request failed unexpectedly",
+                exc_info=error,
+                extra={"event": "http_failed", "method": scope["method"]},
+            )
             problem = BUG
         if not answer.status:
             await answer.problem(problem)

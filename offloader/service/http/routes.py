@@ -49,7 +49,6 @@ from offloader.service.http.schemas import (
     SubscribeRequest,
     SubscriberName,
     SubscriberRow,
-    caller_of,
     place_of,
     require_allowed,
     shown,
@@ -155,14 +154,12 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
         return Health(status="ok")
 
     @router.get("/readyz", responses={503: {"model": Ready, "description": "Something is missing."}})
-    def readyz(request: Request, response: Response) -> Ready:
+    def readyz(caller: Known, response: Response) -> Ready:
         """Whether the process does its work, and what is missing."""
         found = view.readiness()
-        caller = caller_of(request)
         response.status_code = 200 if found.ready else 503
         is_told = caller.role is not None and caller.role >= Role.READ and caller.streams is None
-        problems = [asdict(each) for each in found.problems] if is_told else None
-        return Ready.model_validate({"ready": found.ready, "problems": problems})
+        return Ready.model_validate(asdict(found) if is_told else {"ready": found.ready, "problems": None})
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics(caller: Known) -> Response:
@@ -245,7 +242,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
         page = _seen(view, caller).streams(
             order=order, contains=contains, after=place_of(cursor, *of), limit=limit, served_only=served
         )
-        return _page(ListPage[StreamRow], page, of)
+        return _page(ListPage[StreamRow], page, *of)
 
     @router.get("/{stream}", response_model_exclude_unset=True)
     def stream(name: StreamName, served: Served = False) -> StreamRow:
@@ -255,9 +252,8 @@ def stream_routes(view: ServiceView) -> APIRouter:
     @router.get("/{stream}/segments", response_model_exclude_unset=True)
     def segments(name: StreamName, cursor: Cursor = "", limit: Limit = 100) -> ListPage[SegmentRow]:
         """Its segments in the stream's order; of a topic with partitions all, one partition after the other."""
-        of = ("segments", name)
-        page = view.segments(name, after=place_of(cursor, *of), limit=limit)
-        return _page(ListPage[SegmentRow], page, of)
+        page = view.segments(name, after=place_of(cursor, "segments", name), limit=limit)
+        return _page(ListPage[SegmentRow], page, "segments", name)
 
     @router.get("/{stream}/entries", response_model_exclude_unset=True)
     def entries(
@@ -304,9 +300,9 @@ def _answering(view: ServiceView, what: str, shape: type[BaseModel] | None) -> C
     return answer
 
 
-def _page(shape: type[_Page], page: Page[_Row], of: tuple[str, ...]) -> _Page:
-    next_cursor = write_cursor(page.next_after, *of)
-    return shown(shape, {"items": list(page.items), "next_cursor": next_cursor, "total": page.total})
+def _page(shape: type[_Page], page: Page[_Row], *of: str) -> _Page:
+    document = {"items": list(page.items), "next_cursor": write_cursor(page.next_after, *of), "total": page.total}
+    return shown(shape, document)
 
 
 _TYPES = {
@@ -415,13 +411,12 @@ def make_application(
         },
     )
     allowed = [Depends(require_allowed)]
-    routers = (
+    for router in (
         process_routes(view, exposition),
         stream_routes(view),
         command_routes(control, answer_s=answer_s),
         broker_routes(ledgers, threads, answer_s=answer_s),
-    )
-    for router in routers:
+    ):
         app.include_router(router, dependencies=allowed)
     app.include_router(page_routes())
 
@@ -466,6 +461,10 @@ def _invalid(_: Request, error: Exception) -> JSONResponse:
     problems: list[dict[str, Any]] = [
         {"where": ".".join(map(str, each["loc"]))[:200], "what": each["msg"]} for each in error.errors()[:_PROBLEMS_MAX]
     ]
-    detail = "; ".join(f"{each['where']}: {each['what']}" for each in problems)
-    document = problem_document(400, detail, hint=f"{DESCRIPTION} describes what there is", problems=problems)
+    document = problem_document(
+        400,
+        "; ".join(f"{each['where']}: {each['what']}" for each in problems),
+        hint=f"{DESCRIPTION} describes what there is",
+        problems=problems,
+    )
     return JSONResponse(document, 400, media_type=PROBLEM_JSON)

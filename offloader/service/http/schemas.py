@@ -8,7 +8,7 @@ import hmac
 import logging
 import zlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Depends, Path, Request
@@ -27,8 +27,7 @@ _PART_CHARS_MAX = 3 * STREAM_BYTES_MAX
 
 def caller_of(request: Request) -> Caller:
     """The caller, set by the middleware."""
-    caller: Caller = request.scope["state"][CALLER]
-    return caller
+    return cast(Caller, request.scope["state"][CALLER])
 
 
 def require_allowed(request: Request) -> None:
@@ -400,8 +399,12 @@ def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
         return shape.model_validate(document)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
-        extra = {"event": "http_shape", "shape": shape.__name__}
-        _log.warning("an answer isn't as described: %s: %s", shape.__name__, problems, extra=extra)
+        _log.warning(
+            "an answer isn't as described: %s: %s",
+            shape.__name__,
+            problems,
+            extra={"event": "http_shape", "shape": shape.__name__},
+        )
         return shape.model_construct(**document)
 
 

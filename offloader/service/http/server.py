@@ -277,8 +277,7 @@ class OffloadHttp:
         self._settings, self._recorder = settings, recorder
         wanted = parse_listen(settings.http.listen, setting="http.listen")
         self._tls = server_tls(settings.access)
-        has_tls = self._tls is not None
-        guard = guard_for(wanted, credentials, settings.access, has_tls=has_tls, setting="http.listen")
+        guard = guard_for(wanted, credentials, settings.access, has_tls=self._tls is not None, setting="http.listen")
         self._ledgers, self._threads = ledgers, BrokerThreads(settings.broker)
         application = make_application(
             view,
@@ -395,15 +394,13 @@ class OffloadHttp:
         await self._stopping.wait()
         loop.remove_reader(listener)
         listener.close()
-        tasks = self._connections
         for connection in list(self._state.connections):
             connection.shutdown()
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._within_s)
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=self._within_s)
         for connection in list(self._state.connections):
             connection.transport.abort()
-        handshakes = [task for task in tasks if not task.done()]
-        if handshakes:
+        if handshakes := [task for task in self._connections if not task.done()]:
             _, handshakes_left = await asyncio.wait(handshakes, timeout=_CUT_S)
             for task in handshakes_left:
                 task.cancel()
@@ -444,10 +441,12 @@ class OffloadHttp:
     async def _connect(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         connection = Connection(self._config, self._state, self._settings.http, self._refused)
-        timeout_s = self._settings.http.request_seconds_max if self._tls is not None else None
         try:
             await loop.connect_accepted_socket(
-                lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=timeout_s
+                lambda: connection,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self._settings.http.request_seconds_max,
             )
         except (OSError, TimeoutError):  # includes ssl.SSLError
             self._refused("handshake")
