@@ -185,6 +185,15 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         raise Unsupported(text, hint=install_hint(extra)) from error
 
 
+@contextmanager
+def parsing(message: str, hint: str = "") -> Iterator[None]:
+    """Context that reads what a caller gave. Raises ``InvalidCall`` with this message instead of a ``ValueError``."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidCall(message, hint=hint) from error
+
+
 class LimitReached(InvalidCall):
     """A named limit would be exceeded."""
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from offloader.errors import AccessDenied, InvalidCall, NotFound
+from offloader.errors import AccessDenied, InvalidCall, NotFound, parsing
 from offloader.settings import AccessSettings
 from offloader.stream_names import partition_of, require_stream_name
 
@@ -34,20 +34,18 @@ class ListenAddress:
     @property
     def is_loopback(self) -> bool:
         """Whether it is reachable from this machine only. A name never counts: its address may change."""
-        try:
+        with suppress(ValueError):
             address = ipaddress.ip_address(self.host)
-        except ValueError:
-            return False
-        # ::ffff:127.0.0.1, which is_loopback recognizes only since 3.13
-        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+            # ::ffff:127.0.0.1, which is_loopback recognizes only since 3.13
+            return bool((getattr(address, "ipv4_mapped", None) or address).is_loopback)
+        return False
 
     @property
     def is_every(self) -> bool:
         """Whether it means all addresses of the machine."""
-        try:
+        with suppress(ValueError):
             return ipaddress.ip_address(self.host).is_unspecified
-        except ValueError:
-            return False
+        return False
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -71,10 +69,8 @@ def parse_listen(text: str, *, setting: str = "listen") -> ListenAddress:
         )
     host = found["v6"] or found["name"] or "0.0.0.0"  # noqa: S104 - what ":8080" says; it is refused without tokens
     if found["v6"]:
-        try:
+        with parsing(f"{setting}: {host!a} is no IPv6 address", hint="give [::1]:8080"):
             ipaddress.IPv6Address(host)
-        except ValueError:
-            raise InvalidCall(f"{setting}: {host!a} is no IPv6 address", hint="give [::1]:8080") from None
     return ListenAddress("127.0.0.1" if host == "localhost" else host, port)
 
 
@@ -298,8 +294,7 @@ class Caller:
         self.require_known()
         is_own = scoped and subscriber in self.subscribers
         self._require_in_scope(operation, stream, is_own)
-        has_role = self.role is not None and self.role >= role
-        if has_role or is_own or (operation.is_of_broker and self.is_broker):
+        if (self.role is not None and self.role >= role) or is_own or (operation.is_of_broker and self.is_broker):
             return
         own = "no role" if self.role is None else f"the role {self.role.name.lower()}"
         other = ", or a token that is bound to that subscriber" if scoped else ""
@@ -345,9 +340,12 @@ class Operation:
     @property
     def who(self) -> str:
         """The role as text; ``-``: none required."""
-        scopes = [", subscriber"] * self.is_of_subscriber + [f", {BROKER_SCOPE}"] * self.is_of_broker
-        scopes += [f", {STREAMS_SCOPE}"] * self.is_of_streams
-        return "-" if self.role is None else "".join([self.role.name.lower(), *scopes])
+        scopes = {
+            "subscriber": self.is_of_subscriber,
+            BROKER_SCOPE: self.is_of_broker,
+            STREAMS_SCOPE: self.is_of_streams,
+        }
+        return "-" if self.role is None else ", ".join([self.role.name.lower(), *filter(scopes.get, scopes)])
 
 
 _STREAM = "/v1/streams/{stream}"

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -17,7 +18,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
-from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.errors import InvalidCall, NotFound, OffloaderError, parsing
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
@@ -123,12 +124,10 @@ def _key(row: Mapping[str, Any], order: StreamOrder) -> _Key:
 def _place(after: str, order: StreamOrder) -> _Key | None:
     if not after:
         return None
-    try:
+    with suppress(ValueError, TypeError, OverflowError, RecursionError):
         given, trouble, seconds, size_bytes, name = json.loads(after)
         if given == order.value and isinstance(name, str):
             return int(trouble), float(seconds), int(size_bytes), name
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        pass
     raise InvalidCall(f"{after[:100]!r} is no place in the order {order.value}", hint="begin with the first page")
 
 
@@ -145,12 +144,8 @@ def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
     if not after:
         return 0
     begin, _, uuid = after.partition(" ")
-    try:
+    with parsing(f"{ascii(after)[:100]} is no place among segments", hint="begin with the first page"):
         position = Position.parse(begin)
-    except ValueError as cause:
-        raise InvalidCall(
-            f"{ascii(after)[:100]} is no place among segments", hint="begin with the first page"
-        ) from cause
     start, stop = (side(segments, position, key=lambda record: record.begin) for side in (bisect_left, bisect_right))
     return next((number + 1 for number in range(start, stop) if str(segments[number].uuid) == uuid), start)
 
@@ -444,10 +439,9 @@ class ServiceView:
 
     def _timeline_of(self, name: str) -> dict[str, Any]:
         state = load_stream(self._store, name)
-        try:
+        with suppress(NotFound):
             return timeline_document(timeline_of(state))
-        except NotFound:
-            return timeline_document(StreamTimeline(name, [], [], []))
+        return timeline_document(StreamTimeline(name, [], [], []))
 
     def retention(self, name: str) -> dict[str, Any]:
         """The next cycle's decision with its reasons: facts, and the same as lines of text (``words``).
@@ -527,8 +521,14 @@ class ServiceView:
 
     def _awaited(self, plan: CleanupPlan) -> dict[str, Any] | None:
         found = awaited_approval(self._store, plan)
-        hint = f"`offloader cleanup run {plan.state.stream} --yes`, or cleanup.allow_large_delete = true"
-        return None if found is None else {**asdict(found), "hint": hint}
+        return (
+            None
+            if found is None
+            else {
+                **asdict(found),
+                "hint": f"`offloader cleanup run {plan.state.stream} --yes`, or cleanup.allow_large_delete = true",
+            }
+        )
 
     def orphans(self) -> dict[str, Any]:
         """Orphans that this process's newest search left, by owner, and the ends of the last cleanup and search."""
@@ -755,8 +755,7 @@ class ServiceControl:
         }
 
     def _record(self, name: str, what: str, change: Callable[[BackfillService, str], bool], by: str) -> dict[str, Any]:
-        changed = change(self._process.history, name)
-        if changed:
+        if changed := change(self._process.history, name):
             _tell(what, name, by)
             if (served := self._process.streams.get(name)) is not None:
                 served.wake()

@@ -18,7 +18,7 @@ import pyarrow.flight as fl
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
-from offloader.errors import ErrorKind, InvalidCall, LimitReached, OffloaderError
+from offloader.errors import ErrorKind, InvalidCall, LimitReached, OffloaderError, parsing
 from offloader.ledgers.pushed import LedgerEnd
 from offloader.ledgers.sqlite.chunks import require_times
 from offloader.manifest.names import stream_name
@@ -43,8 +43,7 @@ class Fields:
 
     def text(self, name: str, default: str | None = None, *, chars_max: int = 1024) -> str:
         """A text; required without a default."""
-        value = self._values.pop(name, default)
-        if value is None:
+        if (value := self._values.pop(name, default)) is None:
             raise InvalidCall(f"{self._what}: {name} is missing", hint="docs/reference/flight.md has examples")
         if not isinstance(value, str) or len(value) > chars_max or (value and not value.isprintable()):
             raise self._wrong(name, value, f"a text of up to {chars_max} characters")
@@ -176,16 +175,6 @@ class GetRequest:
     from_time_ms: int | None = None
     batch_bytes: int | None = None
 
-    def encode(self) -> bytes:
-        values = {
-            "stream": self.stream,
-            "from": self.first and str(self.first),
-            "to": self.last and str(self.last),
-            "from_time_ms": self.from_time_ms,
-            "batch_bytes": self.batch_bytes,
-        }
-        return encoded({name: value for name, value in values.items() if value is not None})
-
 
 def get_request(ticket: bytes) -> GetRequest:
     """From a ticket. Raises ``InvalidCall``: an invalid one."""
@@ -299,19 +288,16 @@ def require_columns(schema: pa.Schema, mode: str) -> None:
     Raises:
         InvalidCall: a column is missing, unknown, duplicate, or of another type.
     """
-    try:
+    with parsing(f"columns of a {mode}: a name isn't UTF-8", hint="docs/reference/flight.md has the columns"):
         names = list(schema.names)
-    except UnicodeDecodeError as error:
-        raise InvalidCall(
-            f"columns of a {mode}: a name isn't UTF-8", hint="docs/reference/flight.md has the columns"
-        ) from error
     problems = [f"{name} is missing" for name in _NEEDED[mode] if name not in names]
     problems += [f"{ascii(name)[:80]} is unknown" for name in sorted(set(names) - set(_KNOWN[mode]))]
     problems += [f"{name} comes twice" for name in sorted(set(names)) if names.count(name) > 1]
-    for name in set(names) & set(_KNOWN[mode]) if len(names) == len(set(names)) else ():
-        found, wanted = schema.field(name).type, ENTRY_SCHEMA.field(name).type
-        if found != wanted:
-            problems.append(f"{name} is {found}, not {wanted}")
+    problems += [
+        f"{name} is {schema.field(name).type}, not {ENTRY_SCHEMA.field(name).type}"
+        for name in (set(names) & set(_KNOWN[mode]) if len(names) == len(set(names)) else ())
+        if schema.field(name).type != ENTRY_SCHEMA.field(name).type
+    ]
     if problems:
         raise InvalidCall(
             f"columns of a {mode}: {'; '.join(sorted(problems))[:1000]}",

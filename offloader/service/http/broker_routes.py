@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from formats.entries import Buffer, byte_array
-from offloader.errors import InvalidCall, OffloaderError
+from offloader.errors import OffloaderError, parsing
 from offloader.owner_client import FORWARDED
 from offloader.read.ledger_plan import BrokerFacts
 from offloader.service.broker_ledgers import BrokerCaller, BrokerLedgers
@@ -39,8 +39,8 @@ _log = logging.getLogger("offloader.service.broker")
 
 #: Media type of frames.
 FRAMES = "application/octet-stream"
-#: Share of the response deadline that an offload may wait.
-_WAIT_SHARE = 0.8
+#: Share of the response deadline that an offload, or another command, may wait.
+WAIT_SHARE = 0.8
 #: An offload that takes so much longer than it was to wait goes on, and its broker asks again.
 _LATE_S = 4.0
 _ID_MAX = 2**63 - 1
@@ -81,10 +81,8 @@ def uuid_of(
     uuid: Annotated[str, Query(max_length=100, description="Of the broker's attempt to offload it.")] = "",
 ) -> UUID | None:
     """The uuid of an attempt; ``None``: none was given. Raises ``InvalidCall``: another text."""
-    try:
+    with parsing(f"uuid: {ascii(uuid)[:100]} is none", hint="give the attempt's, or none"):
         return UUID(uuid) if uuid else None
-    except ValueError as cause:
-        raise InvalidCall(f"uuid: {ascii(uuid)[:100]} is none", hint="give the attempt's, or none") from cause
 
 
 async def _body(request: Request) -> bytes:
@@ -152,7 +150,7 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
             entries=body.entries,
             created_ms=body.created_ms,
         )
-        wait_s = min(body.wait_seconds, answer_s * _WAIT_SHARE)
+        wait_s = min(body.wait_seconds, answer_s * WAIT_SHARE)
         wait = partial(ledgers.offload, name, ledger, facts, wait_s=wait_s, caller=broker)
         with contextlib.suppress(TimeoutError):
             return shown(LedgerOffloaded, await asyncio.wait_for(_in(threads.waits, wait), wait_s + _LATE_S))

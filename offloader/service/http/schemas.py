@@ -15,7 +15,7 @@ from fastapi import Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from formats.keys import STREAM_BYTES_MAX
-from offloader.errors import InvalidCall, LimitReached
+from offloader.errors import InvalidCall, LimitReached, parsing
 from offloader.manifest.names import stream_name
 from offloader.service.auth import OPERATION_OF_ROUTE, Caller
 from offloader.service.http.middleware import CALLER
@@ -35,10 +35,12 @@ def require_allowed(request: Request) -> None:
     ``NotAllowed``: the caller may not; ``NotFound``: its token is bound to other streams."""
     operation = OPERATION_OF_ROUTE[f"{request.method} {request.scope['route'].path}"]
     subscriber = request.path_params.get("subscriber")
-    named = None if subscriber is None else decoded(subscriber, "subscriber's name")
     stream = request.path_params.get("stream")
-    name = None if stream is None else stream_name(decoded(stream, "stream's name"))
-    caller_of(request).may(operation, subscriber=named, stream=name)
+    caller_of(request).may(
+        operation,
+        subscriber=None if subscriber is None else decoded(subscriber, "subscriber's name"),
+        stream=None if stream is None else stream_name(decoded(stream, "stream's name")),
+    )
 
 
 Known = Annotated[Caller, Depends(caller_of)]
@@ -46,10 +48,8 @@ Known = Annotated[Caller, Depends(caller_of)]
 
 def decoded(part: str, what: str) -> str:
     """A part of a path. Raises ``InvalidCall``: it isn't UTF-8."""
-    try:
+    with parsing(f"the {what} in the path isn't UTF-8", hint="percent-encode its UTF-8 bytes"):
         return unquote_to_bytes(part).decode()
-    except UnicodeDecodeError:
-        raise InvalidCall(f"the {what} in the path isn't UTF-8", hint="percent-encode its UTF-8 bytes") from None
 
 
 def _stream_name(

@@ -26,7 +26,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, parsing
 from offloader.runtime.clock import Clock
 from offloader.service.auth import Credentials, ListenAddress, certificate_names, guard_for, parse_listen, server_tls
 from offloader.service.broker_ledgers import BrokerLedgers
@@ -275,9 +275,11 @@ class OffloadHttp:
         recorder: Recorder = NO_TELEMETRY,
     ) -> None:
         self._settings, self._recorder = settings, recorder
-        wanted = parse_listen(settings.http.listen, setting="http.listen")
+        self._wanted = parse_listen(settings.http.listen, setting="http.listen")
         self._tls = server_tls(settings.access)
-        guard = guard_for(wanted, credentials, settings.access, has_tls=self._tls is not None, setting="http.listen")
+        guard = guard_for(
+            self._wanted, credentials, settings.access, has_tls=self._tls is not None, setting="http.listen"
+        )
         self._ledgers, self._threads = ledgers, BrokerThreads(settings.broker)
         application = make_application(
             view,
@@ -292,7 +294,7 @@ class OffloadHttp:
             guard=guard,
             settings=settings.http,
             brokers=settings.broker,
-            address=wanted,
+            address=self._wanted,
             clock=clock,
             recorder=recorder,
             pages=page_files(),
@@ -313,7 +315,6 @@ class OffloadHttp:
             timeout_keep_alive=settings.http.idle_seconds_max,  # type: ignore[arg-type]  # asyncio takes fractions
             h11_max_incomplete_event_size=settings.http.header_bytes_max,
         )
-        self._wanted = wanted
         self._state = ServerState()
         self._connections: set[asyncio.Task[None]] = set()
         self._of_client: Counter[str] = Counter()
@@ -338,8 +339,7 @@ class OffloadHttp:
     def start(self) -> None:
         """Listens; connections are accepted on return. Raises ``InvalidCall``: the address can't be listened on."""
         listener = _listener(self._wanted)
-        host, port = listener.getsockname()[:2]
-        self._address = ListenAddress(host, port)
+        self._address = ListenAddress(*listener.getsockname()[:2])
         began = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(listener, began), name="offloader-http", daemon=True)
         self._thread.start()
@@ -386,8 +386,9 @@ class OffloadHttp:
 
     async def _accept_until_stopped(self, listener: socket.socket, began: threading.Event) -> None:
         self._stopping, loop = asyncio.Event(), asyncio.get_running_loop()
-        threads = self._settings.http.requests_max + self._settings.broker.requests_max + PROBES_MAX + SCRAPES_MAX
-        anyio.to_thread.current_default_thread_limiter().total_tokens = threads
+        anyio.to_thread.current_default_thread_limiter().total_tokens = (
+            self._settings.http.requests_max + self._settings.broker.requests_max + PROBES_MAX + SCRAPES_MAX
+        )
         self._config.load()
         loop.add_reader(listener, self._accept, listener)
         began.set()
@@ -483,8 +484,6 @@ def client_of(host: str) -> str:
 
 def _own_names(settings: Settings) -> Collection[str]:
     """Host names of this process: the settings' ones, and the machine's, which manifests contain."""
-    try:
+    with parsing(f"serve.url: {settings.serve.url[:200]!r} is no URL", hint="http://host:port"):
         served = urlsplit(settings.serve.url).hostname or ""
-    except ValueError:
-        raise InvalidCall(f"serve.url: {settings.serve.url[:200]!r} is no URL", hint="http://host:port") from None
     return {*settings.access.hosts, served, socket.gethostname()} - {""}
