@@ -67,9 +67,8 @@ class Workers:
         """Runs ``run`` on a worker after ``delay_s`` seconds."""
         timer = Timer(run)
         with self._lock:
-            if self._closed:
-                return timer
-            self._add_timer(delay_s, timer)
+            if not self._closed:
+                self._add_timer(delay_s, timer)
         return timer
 
     def _add_timer(self, delay_s: float, timer: Timer) -> None:
@@ -120,13 +119,13 @@ class Alarm:
     def __init__(self, workers: Workers, run: Callable[[], object]) -> None:
         self._workers, self._run = workers, run
         self._lock = threading.Lock()
-        self._timer: Timer | None = None
+        self._timer = Timer(run)  # none is set yet
         self.is_stopped = False
 
     def set(self, delay_s: float) -> None:
         """Calls ``run`` after ``delay_s`` seconds, instead of when it was to be called before."""
         with self._lock:
-            self._cancel()
+            self._timer.cancel()
             if not self.is_stopped:
                 self._timer = self._workers.call_after(delay_s, self._ring)
 
@@ -134,15 +133,11 @@ class Alarm:
         """No call is made after this returns, except one that has begun."""
         with self._lock:
             self.is_stopped = True
-            self._cancel()
+            self._timer.cancel()
 
     def _ring(self) -> None:
         if not self.is_stopped:  # while it waited for a worker
             self._run()
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 class SerialTask:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 
 from offloader.errors import needs_extra
@@ -36,13 +36,9 @@ SWEEPS_PER_LIFETIME = 60
 _log = logging.getLogger("offloader.telemetry.prometheus")
 
 _PREFIX = "offloader"
-_STREAM = ("namespace", "topic")
 #: Verbs by S3's billing classes; deletes and aborts are free.
 _WRITES = ("put", "begin_upload", "upload_part", "complete_upload", "list", "list_uploads", "list_parts")
 _READS = ("get", "head")
-_COST = "request_cost_estimate_dollars_total"
-_REFUSED = "label_sets_refused_total"
-_OFFLOADED = "bytes_offloaded_total"
 
 
 #: ``Metrics.exposition``.
@@ -83,8 +79,10 @@ class Metrics:
         #: Whether a metric's labels have the stream's namespace, and its name.
         self._shapes = {name: ("namespace" in names, "topic" in names) for name, names in self._names.items()}
         self._by_topic = self._settings.labels == "topic"
-        self._costs = dict.fromkeys(_WRITES, self._settings.write_cost_per_1000 / 1000)
-        self._costs |= dict.fromkeys(_READS, self._settings.read_cost_per_1000 / 1000)
+        self._costs = {
+            **dict.fromkeys(_WRITES, self._settings.write_cost_per_1000 / 1000),
+            **dict.fromkeys(_READS, self._settings.read_cost_per_1000 / 1000),
+        }
         # Guards the label sets. A leaf lock: no other lock or call is made while it is held.
         self._lock = threading.Lock()
         self._kept = {metric.name: self._new(metric) for metric in METRICS.values() if metric.kind != "gauge"}
@@ -98,12 +96,12 @@ class Metrics:
 
     def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
         cost = self._costs.get(label, 0.0) * amount if name == "requests_total" else 0.0
-        if name == _OFFLOADED:
+        if name == "bytes_offloaded_total":
             self.last_hour.add(amount, stream)
         with self._lock:
             self._child(name, stream, label).inc(amount)  # type: ignore[union-attr]
             if cost:
-                self._child(_COST, stream, "").inc(cost)  # type: ignore[union-attr]
+                self._child("request_cost_estimate_dollars_total", stream, "").inc(cost)  # type: ignore[union-attr]
 
     def observe(self, name: str, seconds: float, *, stream: str = "") -> None:
         with self._lock:
@@ -181,15 +179,14 @@ class Metrics:
         """The series of a value; the lock is held."""
         now_s = self._clock.monotonic_s()
         if self._by_topic and stream and self._shapes[name][1] and stream not in self._topics:
-            self._expect_topic(now_s)
+            topics_max = self._settings.topic_labels_max
+            if self._is_full(self._topics, topics_max, now_s):
+                self._forget_topics(f"more than {topics_max} topics")
         labels = self._labels(name, stream, label)
-        series = self._series.get((name, labels))
-        if series is None:
-            if len(self._series) >= self._settings.label_sets_max and now_s >= self._sweep_due_s:
-                self._drop_unused(set())
-            if len(self._series) >= self._settings.label_sets_max and self._shapes[name][0]:
+        if (series := self._series.get((name, labels))) is None:
+            if self._is_full(self._series, self._settings.label_sets_max, now_s) and self._shapes[name][0]:
                 labels = self._as_other(name, labels)
-                self._kept[_REFUSED].inc()  # type: ignore[union-attr]
+                self._kept["label_sets_refused_total"].inc()  # type: ignore[union-attr]
             series = self._series.get((name, labels))
         if series is None:
             series = self._new_series(name, labels, now_s)
@@ -211,12 +208,11 @@ class Metrics:
             if not self._topics[labels[1]]:
                 del self._topics[labels[1]]
 
-    def _expect_topic(self, now_s: float) -> None:
-        """Makes room for one more topic, or drops topic labels; the lock is held."""
-        if len(self._topics) >= self._settings.topic_labels_max and now_s >= self._sweep_due_s:
+    def _is_full(self, kept: Sized, size_max: int, now_s: float) -> bool:
+        """Whether one more would be too many, once unused label sets were dropped; the lock is held."""
+        if len(kept) >= size_max and now_s >= self._sweep_due_s:
             self._drop_unused(set())
-        if len(self._topics) >= self._settings.topic_labels_max:
-            self._forget_topics(f"more than {self._settings.topic_labels_max} topics")
+        return len(kept) >= size_max
 
     def _forget_topics(self, why: str) -> None:
         """Merges topic label sets into their namespaces', for the life of the process: labels that appear and disappear
@@ -236,7 +232,10 @@ class Metrics:
         _log.warning("%s: metrics are kept by namespace from here on", why, extra={"event": "topic_labels_off"})
 
     def _as_other(self, name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(OTHER if each in _STREAM else value for each, value in zip(self._names[name], labels, strict=True))
+        return tuple(
+            OTHER if each in ("namespace", "topic") else value
+            for each, value in zip(self._names[name], labels, strict=True)
+        )
 
     def _drop_unused(self, live: set[tuple[str, ...]]) -> None:
         """Drops label sets unused for their lifetime, except those of open streams."""
