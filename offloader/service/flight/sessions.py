@@ -138,9 +138,7 @@ class Proof:
             self.close()
             self._reader = open_stream_reader(self._store, self._source.stream, settings=self._settings)
         begin = self._reader.first_position
-        if begin is None or begin > last:
-            return []
-        return list(self._reader.scan(max(first, begin), last))
+        return [] if begin is None or begin > last else list(self._reader.scan(max(first, begin), last))
 
 
 def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMismatch:
@@ -240,9 +238,8 @@ class AppendedLedgers(TailingSource):
         """Closes the open ledger, so that the next append opens another."""
         return self._stream.close_ledger()
 
-    def end(self) -> None:
-        """Frees the entries in memory. Idempotent."""
-        self.close()
+    #: Frees the entries in memory. Idempotent.
+    end = TailingSource.close
 
     def release(self, position: Position) -> None:
         super().release(position)
@@ -293,14 +290,9 @@ class FlightStream:
     is_warned: bool = False
 
     @property
-    def settings(self) -> Settings:
-        """The settings in force, which a reload changes."""
-        return self.control.settings
-
-    @property
     def entry_bytes_max(self) -> int:
         """The largest entry that can be offloaded."""
-        offload = self.settings.offload
+        offload = self.control.settings.offload
         buffers = min(offload.offload_buffer_bytes_max, offload.offload_memory_bytes_max)
         return min(offload.entry_bytes_max, buffers - ENTRY_HEADER_BYTES)
 
@@ -312,8 +304,7 @@ class FlightStream:
 
     def offered(self) -> Offered:
         """State of the entries' offload."""
-        status = self.control.status()
-        if status is None:
+        if (status := self.control.status()) is None:
             return Offered()
         kind: Callable[[str], OffloaderError] = getattr(errors, status.error_kind, OffloaderError)
         return Offered(status.offered, status.committed, kind(status.error) if status.mode is Mode.STOPPED else None)
@@ -423,8 +414,7 @@ class ProducerSessions:
         """
         require_stream_name(request.stream)
         with self._opening[hash(request.stream) % _OPENING_LOCKS]:
-            stream = self.find(request.stream)
-            if stream is None:
+            if (stream := self.find(request.stream)) is None:
                 require_free_name(self._store, request.stream)
             else:
                 log = stream.source.source_id() if isinstance(stream.source, IdentifiedLedgers) else None
@@ -446,7 +436,7 @@ class ProducerSessions:
     def _proof(self, stream: FlightStream, request: PutRequest) -> Proof | None:
         if isinstance(stream.source, AppendedLedgers):
             return None
-        proof = Proof(stream.source, self._store, stream.settings.read, is_named=request.source is not None)
+        proof = Proof(stream.source, self._store, stream.control.settings.read, is_named=request.source is not None)
         if request.last is not None and request.crc32 is not None:
             try:
                 proof.begin(request.last, request.crc32)
@@ -503,8 +493,7 @@ class ProducerSessions:
                 hint="one producer sends a stream at a time; one that names itself in the descriptor may come again",
             )
         # Refuses another log first: that of the earlier call may be the right one.
-        proof = self._proof(stream, request)
-        if proof is not None:
+        if (proof := self._proof(stream, request)) is not None:
             proof.close()
         seat.take_away(f"{request.producer} came again, from {peer}")
 

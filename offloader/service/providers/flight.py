@@ -90,7 +90,7 @@ _FIELDS: Mapping[str, Mapping[str, Callable[[Fields, str], Any]]] = {
         "stream": Fields.text,
         "subscriber": Fields.text,
         "start": Fields.any,
-        "generation": lambda fields, name: fields.whole(name) or 0,
+        "generation": partial(Fields.whole, default=0),
     },
     "truncate": {"stream": Fields.text, "before": Fields.position},
 }
@@ -104,13 +104,17 @@ class Actions:
     """
 
     def __init__(self, store: ObjectStore, seats: ProducerSessions, control: ServiceControl, clock: Clock) -> None:
-        self._store, self._seats, self._control, self._clock = store, seats, control, clock
+        self._store, self._seats, self._clock = store, seats, clock
         self._run: dict[str, Callable[..., dict[str, Any]]] = {
             "status": self._status,
-            "offload": self._offload,
+            "offload": lambda by, stream, until, timeout_s: control.offload(
+                stream, until=until, timeout_s=min(timeout_s or 0.0, OFFLOAD_WAIT_S_MAX), by=by.name
+            ),
             "close-ledger": self._close_ledger,
             "publish": lambda by, stream, **given: control.publish(stream, by=by.name, **given),
-            "subscribe": lambda by, stream, **given: control.subscribe(stream, by=by.name, **given),
+            "subscribe": lambda by, stream, generation, **given: control.subscribe(
+                stream, generation=generation or 0, by=by.name, **given
+            ),
             "truncate": self._truncate,
         }
 
@@ -138,10 +142,6 @@ class Actions:
             return {"streams": [_document(each) for each in self._seats.held() if caller.sees(each.name)]}
         return _document(self._there(stream))
 
-    def _offload(self, by: Caller, stream: str, until: str, timeout_s: float | None) -> dict[str, Any]:
-        wait_s = min(timeout_s or 0.0, OFFLOAD_WAIT_S_MAX)
-        return self._control.offload(stream, until=until, timeout_s=wait_s, by=by.name)
-
     def _close_ledger(self, _: Caller, stream: str) -> dict[str, Any]:
         source = self._there(stream).source
         if not isinstance(source, AppendedLedgers):
@@ -156,10 +156,13 @@ class Actions:
         if before is None:
             raise InvalidCall("action truncate: before is missing", hint="the first position that stays")
         found = self._seats.find(stream)
-        log = ManifestLog(self._store, stream, clock=self._clock)
-        method = "streaming" if found is None else found.settings.offload.method
-        # A pushed stream has no hot tier here whose ledgers could be deleted.
-        done = truncate_stream(log, before, clock=self._clock, source=self._seats.appended(stream), method=method)
+        done = truncate_stream(
+            ManifestLog(self._store, stream, clock=self._clock),
+            before,
+            clock=self._clock,
+            source=self._seats.appended(stream),  # a pushed stream has no hot tier here whose ledgers could be deleted
+            method="streaming" if found is None else found.control.settings.offload.method,
+        )
         return {
             "stream": stream,
             "head": str(done.head),
@@ -170,8 +173,7 @@ class Actions:
         }
 
     def _there(self, name: str) -> FlightStream:
-        found = self._seats.find(name)
-        if found is None:
+        if (found := self._seats.find(name)) is None:
             raise NotFound(f"stream {name} didn't come in through Flight here", hint="the action status lists those")
         return found
 
@@ -262,7 +264,7 @@ def _sent(reader: Reader, batches: Iterator[EntryBatch]) -> Iterator[pa.RecordBa
 
 
 def _info(name: str, entries: int, size_bytes: int, known: bytes) -> fl.FlightInfo:
-    endpoint = fl.FlightEndpoint(GetRequest(name).encode(), [])
+    endpoint = fl.FlightEndpoint(encoded({"stream": name}), [])
     return fl.FlightInfo(
         ENTRY_SCHEMA, fl.FlightDescriptor.for_path(name), [endpoint], entries, size_bytes, app_metadata=known
     )
@@ -404,8 +406,6 @@ def cut_connections(port: int) -> int:
 
 #: Name of the middleware.
 CALL = "call"
-#: Header of the token.
-_AUTHORIZATION = "authorization"
 #: Methods without a role: the handshake, which begins no call of ours, and a response that is the same for all.
 _FOR_EVERYBODY = frozenset({fl.FlightMethod.HANDSHAKE, fl.FlightMethod.GET_SCHEMA})
 #: The operation of each call. Actions have their own.
@@ -427,6 +427,7 @@ class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
 
     Attributes:
         open: current calls.
+        is_closing: whether all further calls are refused.
     """
 
     def __init__(self, guard: Guard, calls_max: int) -> None:
@@ -434,21 +435,17 @@ class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         self._calls_max = calls_max
         self._lock = threading.Lock()
         self.open = 0
-        self._closing = False
-
-    def close(self) -> None:
-        """Refuses all further calls."""
-        self._closing = True
+        self.is_closing = False
 
     def start_call(self, info: fl.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Call:
         """Called before any message of a stream is read, so that a refused caller's data isn't received. (gRPC has
         received single messages, tickets and actions by now.)"""
-        text = next((values[0] for name, values in headers.items() if name.lower() == _AUTHORIZATION and values), None)
+        text = next((values[0] for name, values in headers.items() if name.lower() == "authorization" and values), None)
         with refusing(info.method.name):
             caller = self._known(info.method, text.decode("latin-1") if isinstance(text, bytes) else text)
         with self._lock:
-            if self._closing or self.open >= self._calls_max:
-                why = "the process is stopping" if self._closing else f"flight.calls_max = {self._calls_max} are open"
+            if self.is_closing or self.open >= self._calls_max:
+                why = "the process is stopping" if self.is_closing else f"flight.calls_max = {self._calls_max} are open"
                 raise refusal(StoreUnavailable(f"no further call: {why}", hint="try again later"))
             self.open += 1
         return _Call(self, caller)
@@ -527,8 +524,18 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         with admitted(context, "DoPut") as caller:
             request = put_request(descriptor.path, descriptor.command)
             seat = self._seats.take(request, context.peer())
-            extra = {"event": "flight_put", "stream": request.stream, "producer": request.producer, "by": caller.name}
-            _log.info("stream %s: %s sends from %s", request.stream, caller.name, context.peer(), extra=extra)
+            _log.info(
+                "stream %s: %s sends from %s",
+                request.stream,
+                caller.name,
+                context.peer(),
+                extra={
+                    "event": "flight_put",
+                    "stream": request.stream,
+                    "producer": request.producer,
+                    "by": caller.name,
+                },
+            )
             with contextlib.closing(seat):
                 take_batches(seat, reader, writer, self._settings)
 
@@ -601,9 +608,13 @@ class FlightProvider:
                 hint="give Flight a database of its own",
             )
         self._wanted = parse_listen(settings.flight.listen, setting="flight.listen")
-        # Also validates the files, which gRPC doesn't report.
-        has_tls = server_tls(settings.access) is not None
-        guard = guard_for(self._wanted, credentials, settings.access, has_tls=has_tls, setting="flight.listen")
+        guard = guard_for(
+            self._wanted,
+            credentials,
+            settings.access,
+            has_tls=server_tls(settings.access) is not None,  # also validates the files, which gRPC doesn't report
+            setting="flight.listen",
+        )
         self._calls = Calls(guard, settings.flight.calls_max)
         self._ledgers: EmbeddedLedgers | None = None
         self._seats: ProducerSessions | None = None
@@ -646,7 +657,7 @@ class FlightProvider:
         server, seats = self._server, self._seats
         if server is None or seats is None:
             return
-        self._calls.close()
+        self._calls.is_closing = True
         seats.stop()
         # Waits for every call without a limit; calls that haven't ended by then are cut.
         ending = threading.Thread(target=server.shutdown, name="offloader-flight-end", daemon=True)
