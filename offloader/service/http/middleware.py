@@ -104,11 +104,8 @@ def problem_document(
     }
 
 
-def problem_headers(document: Mapping[str, Any]) -> dict[str, str]:
-    """Headers for a problem's status."""
-    if document["status"] == HTTPStatus.UNAUTHORIZED:
-        return {"www-authenticate": "Bearer"}
-    return {"retry-after": "1"} if document["status"] == HTTPStatus.SERVICE_UNAVAILABLE else {}
+#: Status of a problem -> its headers; others have none.
+PROBLEM_HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}
 
 
 def problem_of(error: Exception) -> dict[str, Any] | None:
@@ -160,8 +157,8 @@ class Head:
         self.path: str = scope["raw_path"].decode("ascii")
         self.headers = dict(pairs)
         self.doubled = len(names) > len(set(names))
-        self.size_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in pairs)
-        self.size_bytes += len(scope["raw_path"]) + len(scope["query_string"])
+        headers_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in pairs)
+        self.size_bytes = headers_bytes + len(scope["raw_path"]) + len(scope["query_string"])
 
     @property
     def body_bytes(self) -> int:
@@ -185,10 +182,9 @@ def is_other_site(headers: Mapping[str, str]) -> bool:
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return True
     origin = headers.get("origin")
-    try:
+    with contextlib.suppress(ValueError):
         return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
-    except ValueError:
-        return True
+    return True
 
 
 _log = logging.getLogger("offloader.service.http")
@@ -229,8 +225,7 @@ class Work(enum.Enum):
             return cls.PROBE
         if head.path == "/metrics":
             return cls.SCRAPE
-        found = _LEDGER.fullmatch(head.path)
-        if found is None:
+        if (found := _LEDGER.fullmatch(head.path)) is None:
             return cls.OTHER
         kinds = {("POST", "offload"): cls.BROKER_WAIT, ("GET", "entries"): cls.BROKER_STREAM}
         return kinds.get((head.method, found["what"] or ""), cls.BROKER)
@@ -385,7 +380,7 @@ class Gate:
                 )
             )
         task.add_done_callback(_forget)
-        answer.close()
+        answer.is_closed = True
 
     def _caller(self, head: Head, certificate_names: Collection[str] | None) -> Caller:
         try:
@@ -396,8 +391,7 @@ class Gate:
             return Caller("anyone", None)
 
     async def _failed(self, scope: Scope, answer: _Answer, error: Exception) -> None:
-        problem = problem_of(error)
-        if problem is None:
+        if (problem := problem_of(error)) is None:
             # The path may contain anything; the method and the time identify the request.
             _log.error(
                 "a request failed unexpectedly",
@@ -407,7 +401,7 @@ class Gate:
             problem = BUG
         if not answer.status:
             await answer.problem(problem)
-        answer.close()
+        answer.is_closed = True
 
 
 class _Answer:
@@ -415,13 +409,14 @@ class _Answer:
 
     def __init__(self, send: Send, clock: Clock) -> None:
         self._send, self._clock = send, clock
-        self._closed = False
+        #: Drops the rest of the application's response: uvicorn closes the connection of one that ends early.
+        self.is_closed = False
         self.status = 0
         #: Messages that were sent.
         self.pieces = 0
 
     async def __call__(self, message: Message) -> None:
-        if self._closed:
+        if self.is_closed:
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -434,14 +429,14 @@ class _Answer:
 
     async def problem(self, document: Mapping[str, Any]) -> None:
         body = json.dumps(document, ensure_ascii=False).encode()
-        headers = [(b"content-type", PROBLEM_JSON.encode()), (b"content-length", str(len(body)).encode())]
-        headers += [(name.encode(), value.encode()) for name, value in problem_headers(document).items()]
-        await self({"type": "http.response.start", "status": document["status"], "headers": headers})
+        headers = {
+            "content-type": PROBLEM_JSON,
+            "content-length": str(len(body)),
+            **PROBLEM_HEADERS.get(document["status"], {}),
+        }
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": document["status"], "headers": pairs})
         await self({"type": "http.response.body", "body": body})
-
-    def close(self) -> None:
-        """Drops the rest of the application's response: uvicorn closes the connection of one that ends early."""
-        self._closed = True
 
 
 def is_frames(head: Head) -> bool:

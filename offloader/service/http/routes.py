@@ -20,8 +20,8 @@ from offloader.errors import OffloaderError
 from offloader.service import dashboard
 from offloader.service.auth import Caller, Role
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.http.broker_routes import BrokerThreads, broker_routes
-from offloader.service.http.middleware import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
+from offloader.service.http.broker_routes import WAIT_SHARE, BrokerThreads, broker_routes
+from offloader.service.http.middleware import BUG, PROBLEM_HEADERS, PROBLEM_JSON, problem_document, problem_of
 from offloader.service.http.schemas import (
     CURSOR_CHARS_MAX,
     POSITION,
@@ -58,9 +58,6 @@ from offloader.service.queries import LIMIT_MAX, Page, ServiceControl, ServiceVi
 from offloader.telemetry.prometheus import CONTENT_TYPE, Exposition
 from offloader.times import TIME_FORMS
 
-#: Share of the response deadline that a command may wait.
-_WAIT_SHARE = 0.8
-
 
 def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
     """Routes of the commands.
@@ -77,7 +74,7 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
         Of a topic with partitions: of all that are offloaded here, in `partitions`.
         """
         asked = body or OffloadRequest()
-        wait_s = min(asked.wait_seconds, answer_s * _WAIT_SHARE)
+        wait_s = min(asked.wait_seconds, answer_s * WAIT_SHARE)
         return shown(Committed, control.offload(name, until=asked.until, timeout_s=wait_s, by=caller.name))
 
     @router.post("/pause")
@@ -164,8 +161,9 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics(caller: Known) -> Response:
         """For Prometheus, in its text format (docs/how-to/observing.md)."""
-        found = exposition(None if caller.streams is None else caller.sees)
-        return Response(found, headers={"content-type": CONTENT_TYPE})
+        return Response(
+            exposition(None if caller.streams is None else caller.sees), headers={"content-type": CONTENT_TYPE}
+        )
 
     @router.get("/v1/overview", response_model_exclude_unset=True)
     def overview(caller: Known) -> Overview:
@@ -265,8 +263,14 @@ def stream_routes(view: ServiceView) -> APIRouter:
         limit: Limit = 100,
     ) -> EntryPage:
         """Its entries, of both tiers where it is served here; of a topic with partitions all, by publish time."""
-        place = place_of(cursor, "entries", name)
-        items, after = view.entries(name, first=first, from_time=from_time, to_time=to_time, after=place, limit=limit)
+        items, after = view.entries(
+            name,
+            first=first,
+            from_time=from_time,
+            to_time=to_time,
+            after=place_of(cursor, "entries", name),
+            limit=limit,
+        )
         return shown(EntryPage, {"items": items, "next_cursor": write_cursor(after, "entries", name)})
 
     for what, (shape, about) in _OF_STREAM.items():
@@ -301,8 +305,10 @@ def _answering(view: ServiceView, what: str, shape: type[BaseModel] | None) -> C
 
 
 def _page(shape: type[_Page], page: Page[_Row], *of: str) -> _Page:
-    document = {"items": list(page.items), "next_cursor": write_cursor(page.next_after, *of), "total": page.total}
-    return shown(shape, document)
+    return shown(
+        shape,
+        {"items": list(page.items), "next_cursor": write_cursor(page.next_after, *of), "total": page.total},
+    )
 
 
 _TYPES = {
@@ -346,8 +352,7 @@ def page_files() -> Mapping[str, PageFile]:
     no authentication."""
     found = {}
     for entry in resources.files(dashboard).iterdir():
-        media_type = _TYPES.get(entry.name.rpartition(".")[2])
-        if media_type is not None:
+        if (media_type := _TYPES.get(entry.name.rpartition(".")[2])) is not None:
             body = entry.read_bytes()
             path = "/" if entry.name == "index.html" else f"/dashboard/{entry.name}"
             found[path] = PageFile(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
@@ -438,8 +443,11 @@ def _description(app: FastAPI) -> dict[str, Any]:
         "description": "Roles: read, write, admin; or a broker's, or bound to a subscriber. Or a client certificate.",
     }
     found = app.openapi()
-    components = {**found["components"], "securitySchemes": {"token": token}}
-    return {**found, "security": [{"token": []}], "components": components}
+    return {
+        **found,
+        "security": [{"token": []}],
+        "components": {**found["components"], "securitySchemes": {"token": token}},
+    }
 
 
 def _http_problem(_: Request, error: Exception) -> JSONResponse:
@@ -452,7 +460,7 @@ def _http_problem(_: Request, error: Exception) -> JSONResponse:
 
 def _refused(_: Request, error: Exception) -> JSONResponse:
     document = problem_of(error) or BUG
-    return JSONResponse(document, document["status"], problem_headers(document), PROBLEM_JSON)
+    return JSONResponse(document, document["status"], PROBLEM_HEADERS.get(document["status"]), PROBLEM_JSON)
 
 
 def _invalid(_: Request, error: Exception) -> JSONResponse:
