@@ -58,15 +58,13 @@ class KeptAnswers(Generic[_Answer]):
             kept = self._kept.get(name)
         if kept is not None and kept[0] > now_s - age_s_max:
             return kept[1]
-        away = self._is_away()
-        if not away:
+        if not (away := self._is_away()):
             left_s = None if deadline_s is None else max(deadline_s - now_s, 0.0)
             try:
                 return self._begun(name, ask).result(left_s)
             except TimeoutError:
                 away = f"the store hasn't answered within {STORE_WAIT_S_MAX:g} s"
-        found = self.kept(name)
-        if found is None:
+        if (found := self.kept(name)) is None:
             raise StoreUnavailable(away, hint="what this process knows itself is shown; /readyz says what is wrong")
         return found
 

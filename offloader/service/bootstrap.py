@@ -216,27 +216,20 @@ def assemble(
     for feed in [] if read_only else (feeds or providers_of)(made):
         process.add_feed(feed)
     if not is_given:
-        process.add_probe(_store_probe(settings, clock))
+        process.probes[""] = _store_probe(settings, clock)
     if feeds is None and settings.pulsar.topics and not read_only:
-        process.add_probe(_broker_probe(process, settings, clock), feed=PulsarProvider.name)
+        process.probes[PulsarProvider.name] = _broker_probe(process, settings, clock)
     if settings.http.listen:
-        process.add_door(_http(made))
+        process.doors.append(_http(made))
     return made
 
 
 def _offloader(store: ObjectStore, settings: Settings, clock: Clock, *, read_only: bool) -> LedgerOffloader:
-    problems: Sequence[str] = ()
-    if not read_only:
-        # Two writers that both "win" would lose entries: check before the first write.
-        problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
-    return LedgerOffloader(
-        store,
-        settings,
-        clock=clock,
-        observe=True,
-        store_problems=problems,
-        writer_url=settings.serve.url or _listening_url(settings),
-    )
+    # Two writers that both "win" would lose entries: check before the first write.
+    single_writer = settings.store.single_writer
+    problems = () if read_only else require_conditional_puts(store, single_writer=single_writer).problems
+    url = settings.serve.url or _listening_url(settings)
+    return LedgerOffloader(store, settings, clock=clock, observe=True, store_problems=problems, writer_url=url)
 
 
 def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only: bool) -> ObjectStore:

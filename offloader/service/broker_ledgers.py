@@ -327,8 +327,7 @@ class BrokerLedgers:
             left_s = deadline_s - self._clock.monotonic_s()
             if found is not None or left_s <= 0 or self._closing.is_set():
                 return found or {"committed": False, "missing": []}
-            not_here = self._completed_here(stream, Position(ledger_id, facts.last), left_s)
-            if not_here is not None:
+            if (not_here := self._completed_here(stream, Position(ledger_id, facts.last), left_s)) is not None:
                 if state is None:
                     raise not_here
                 answer = self._forwarded(state, ledger_id, facts, min(left_s, FORWARDED_S_MAX), caller, not_here)
@@ -393,10 +392,9 @@ class BrokerLedgers:
 
     def _state_if_any(self, stream: str) -> ManifestState | None:
         """The newest manifest; ``None``: the stream has none, or not yet."""
-        try:
+        with suppress(NotFound):
             return self._views.get(stream).state
-        except NotFound:
-            return None
+        return None
 
     def _completed_here(self, stream: str, last: Position, wait_s: float) -> OffloaderError | None:
         """Has this process complete its segment, if it offloads the stream; else the reason why it can't."""
@@ -501,9 +499,8 @@ class BrokerLedgers:
         """
         for low, high in front_run(log.load(), ledger_id):
             if low <= entry_id <= high:
-                gap = Gap(Position(ledger_id, low), Position(ledger_id, high), NOT_DELIVERED)
                 with suppress(EditRefused):  # another request recorded it, or the head moved: the fill finds out
-                    log.commit_as_maintainer([gap])
+                    log.commit_as_maintainer([Gap(Position(ledger_id, low), Position(ledger_id, high), NOT_DELIVERED)])
 
     def attempt_deleted(self, stream: str, ledger_id: int, *, uuid: UUID | None, caller: BrokerCaller) -> None:
         """Takes note that a broker forgets an attempt. All attempts share one copy: nothing is deleted."""

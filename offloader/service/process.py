@@ -223,6 +223,8 @@ class ServingProcess:
         recent: log handler for recent errors.
 
     Attributes:
+        doors: listeners, started and stopped with the process; complete before ``start``.
+        probes: by the feed that needs the target, ``""`` of the store; started and closed likewise.
         history: records pauses in the manifest.
         started_ms: when it was made, ms since 1970 UTC.
     """
@@ -241,9 +243,8 @@ class ServingProcess:
         self._offloader, self._credentials, self._clock, self._last_hour = offloader, credentials, clock, last_hour
         self.history = offloader.history
         self._feeds: list[StreamProvider] = []
-        self._doors: list[HttpListener] = []
-        #: By the feed that needs the target; ``""``: of the store.
-        self._probes: dict[str, Probe] = {}
+        self.doors: list[HttpListener] = []
+        self.probes: dict[str, Probe] = {}
         self._troubles = TroubleLog()
         # For maintenance, whose runs are long, and one more for retries.
         self._workers = Workers(JOBS_AT_ONCE_MAX + 1, clock)
@@ -267,20 +268,12 @@ class ServingProcess:
             where=f"feed {feed.name}", what="isn't started yet", blocks_ready=True
         )
 
-    def add_door(self, door: HttpListener) -> None:
-        """Adds a listener, started and stopped with the process; before ``start``."""
-        self._doors.append(door)
-
-    def add_probe(self, probe: Probe, *, feed: str = "") -> None:
-        """Adds a probe of what a feed reads, or of the store, started and closed with the process; before ``start``."""
-        self._probes[feed] = probe
-
     def start(self) -> None:
         """Starts the listeners, then maintenance and the providers. Raises ``OffloaderError``: a listener can't start,
         or a provider's settings are wrong; call ``stop`` then."""
-        for door in self._doors:
+        for door in self.doors:
             door.start()
-        for probe in self._probes.values():
+        for probe in self.probes.values():
             probe.start()
         self.streams.start()
         self._offloader.observe()
@@ -315,11 +308,11 @@ class ServingProcess:
         if self.upkeep is not None:
             self._quietly("upkeep", self.upkeep.close)
         self._offloader.observation.look()  # the final state, while it can still be queried
-        for door in reversed(self._doors):
+        for door in reversed(self.doors):
             self._quietly(type(door).__name__, partial(door.stop, CLOSE_S))
         for feed in self._feeds:
             self._quietly(f"feed {feed.name}", feed.close)
-        for probe in self._probes.values():
+        for probe in self.probes.values():
             self._quietly(probe.where, probe.close)
         self._workers.close()
         self._ended = "the process has ended"
@@ -336,7 +329,7 @@ class ServingProcess:
         # Check everything before anything is in force.
         pulsar = found.file.settings_of("").pulsar
         TopicPatterns.of(pulsar.topics, pulsar.exclude)
-        for put_in_force in [self._credentials.read(), *(door.prepare_reload() for door in self._doors)]:
+        for put_in_force in [self._credentials.read(), *(door.prepare_reload() for door in self.doors)]:
             put_in_force()
         self.streams.use(found.file)
         problem = ProviderProblem(
@@ -400,11 +393,13 @@ class ServingProcess:
             found = [*self._waiting.values(), *filter(None, [self._reload_problem])]
             if self._stopping:
                 found.append(ProviderProblem(where="process", what="is stopping", blocks_ready=True))
-        found += [problem for probe in self._probes.values() if (problem := probe.problem()) is not None]
+        found += [problem for probe in self.probes.values() if (problem := probe.problem()) is not None]
         found += [problem for feed in self._feeds for problem in feed.problems()]
         found += self.streams.problems()
-        stalled = sorted(self._offloader.observation.stalled.items())[:STALLED_NAMED_MAX]
-        found += [ProviderProblem(where=f"stream {name}", what=reason) for name, reason in stalled]
+        found += [
+            ProviderProblem(where=f"stream {name}", what=reason)
+            for name, reason in sorted(self._offloader.observation.stalled.items())[:STALLED_NAMED_MAX]
+        ]
         runs = {} if self.upkeep is None else self.upkeep.latest
         found += [ProviderProblem.of(name, run.error, run.at_ms) for name, run in runs.items() if run.error is not None]
         return found
@@ -412,7 +407,7 @@ class ServingProcess:
     def health(self) -> Mapping[str, Any]:
         """Whether the store and the feeds' sources answer: ``{"store": {"up", "why", "since_ms"}, "sources": {FEED: the
         same}}``; ``up`` is ``None`` where that isn't known, and ``store`` where nothing asks."""
-        store = self._probes.get("")
+        store = self.probes.get("")
         return {
             "store": None if store is None else store.reach.as_json(),
             "sources": {feed.name: self._reach_of(feed).as_json() for feed in self._feeds},
@@ -420,14 +415,14 @@ class ServingProcess:
 
     def _reach_of(self, feed: StreamProvider) -> Reach:
         """Whether a feed's source answers; without a probe the feed's own blocking problem says so."""
-        if feed.name in self._probes:
-            return self._probes[feed.name].reach
+        if feed.name in self.probes:
+            return self.probes[feed.name].reach
         blocking = next((each for each in feed.problems() if each.blocks_ready), None)
         return Reach(True) if blocking is None else Reach(False, blocking.what, blocking.since_ms)
 
     def readings(self) -> Iterator[Reading]:
         """Whether the store and the sources answer, and gauges of streams without a ``StreamOffload``: standbys."""
-        store = self._probes.get("")
+        store = self.probes.get("")
         if store is not None and store.reach.is_up is not None:
             yield Reading("store_up", float(store.reach.is_up))
         for feed in self._feeds:
@@ -445,14 +440,14 @@ class ServingProcess:
     @property
     def is_out(self) -> bool:
         """Whether the store or a source is known not to answer."""
-        return any(probe.reach.is_up is False for probe in self._probes.values())
+        return any(probe.reach.is_up is False for probe in self.probes.values())
 
     def _outage_of(self, name: str) -> Outage:
         """What can't be reached of what a stream needs."""
-        stream, store = self.streams.get(name), self._probes.get("")
+        stream, store = self.streams.get(name), self.probes.get("")
         source = ""
         if stream is not None:
-            probe = self._probes.get(stream.feed)
+            probe = self.probes.get(stream.feed)
             source = ("" if probe is None else probe.outage) or stream.source_outage
         return Outage(source=source, store="" if store is None else store.outage)
 

@@ -331,8 +331,7 @@ class StreamSupervisor:
                 self._hot_release = self._offloader.runs_of(offload).release(self.source, self.name)
                 self._hot_release.start()
 
-        failure = error_of(open_offload, f"stream {self.name}: its start", stream=self.name)
-        if failure is not None:
+        if (failure := error_of(open_offload, f"stream {self.name}: its start", stream=self.name)) is not None:
             self._after_failure(failure)
             self._stop()
             return
@@ -452,8 +451,7 @@ class ServedStreams:
         with self._lock:
             if self._closed:
                 raise Closed("the process is stopping")
-            there = self._streams.get(name)
-            if there is not None:
+            if (there := self._streams.get(name)) is not None:
                 raise InvalidCall(f"stream {name} is there already: feed {there.feed} brought it", hint="name it once")
             self._require_own_level(name)
             if len(self._streams) >= serve.streams_max:
@@ -474,8 +472,7 @@ class ServedStreams:
         Args:
             drain: first complete the current segment, within ``offload.drain_seconds_max``.
         """
-        stream = self.get(name)
-        if stream is None:
+        if (stream := self.get(name)) is None:
             return False
         if drain and stream.has_to_drain:
             self._drain(stream, stream.settings.offload.drain_seconds_max)
@@ -500,8 +497,7 @@ class ServedStreams:
 
     def require(self, name: str) -> StreamSupervisor:
         """The stream of that name. Raises ``NotFound``: it isn't served here."""
-        found = self.get(name)
-        if found is None:
+        if (found := self.get(name)) is None:
             raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask the process that offloads it")
         return found
 

@@ -74,29 +74,28 @@ def topic_row(topic: str, rows: Sequence[_Row]) -> dict[str, Any]:
     lags = [row["lag"] for row in rows]
     buffers = [row["buffer"] for row in rows if row.get("buffer")]
     rates = [row["bytes_per_second"] for row in rows if row.get("bytes_per_second") is not None]
-    lag = None
-    if all(lags):
-        seconds = [each["seconds"] for each in lags if each["seconds"] is not None]
-        lag = {
-            "entries": sum(each["entries"] for each in lags),
-            "bytes": sum(each["bytes"] for each in lags),
-            "seconds": max(seconds, default=None),
-        }
     segments: dict[str, int | None] = {}
     for row in rows:
         for status, count in (row.get("segments") or {}).items():
             segments[status] = _sum([segments.get(status, 0), count])
-    buffer = {
-        "bytes": sum(each["bytes"] for each in buffers),
-        "bytes_max": max((each["bytes_max"] for each in buffers), default=0),
-    }
     found: dict[str, Any] = {
         "stream": topic,
         **{key: _same(row.get(key) for row in rows) for key in ("namespace", "feed", "mode", "method")},
         "active": any(row["active"] for row in rows),
-        "lag": lag,
+        "lag": {
+            "entries": sum(each["entries"] for each in lags),
+            "bytes": sum(each["bytes"] for each in lags),
+            "seconds": max((each["seconds"] for each in lags if each["seconds"] is not None), default=None),
+        }
+        if all(lags)
+        else None,
         "lag_known_ms": min((row["lag_known_ms"] for row in rows if row.get("lag_known_ms")), default=None),
-        "buffer": buffer if buffers else None,
+        "buffer": {
+            "bytes": sum(each["bytes"] for each in buffers),
+            "bytes_max": max(each["bytes_max"] for each in buffers),
+        }
+        if buffers
+        else None,
         "segments": segments,
         **{key: _sum(row.get(key) for row in rows) for key in ("entries_offloaded", "bytes_offloaded")},
         "bytes_per_second": sum(rates) if rates else None,
@@ -248,15 +247,13 @@ class _Asked:
     ) -> tuple[Position | None, Iterable[_PageEntry]]:
         """Where a stream begins, and its entries, of which the first are fetched; ``stack`` closes its reader."""
         at, (number, stream) = given
-        source = self.source_of(stream)
         reader = stack.enter_context(
-            open_stream_reader(self.store, stream, settings=_SETTINGS, source=source, executor=threads)
+            open_stream_reader(self.store, stream, settings=_SETTINGS, source=self.source_of(stream), executor=threads)
         )
         begin = self.places.get(number) or self.first
         if begin is None and self.from_ms is not None:
             begin = reader.position_at(self.from_ms)
-        chosen = _range(reader, begin, self.first, self.from_ms, self.to_ms)
-        if chosen is None:
+        if (chosen := _range(reader, begin, self.first, self.from_ms, self.to_ms)) is None:
             return begin, ()
         entries = _page_entries(stack.enter_context(closing(reader.scan(*chosen))), at)
         return begin, chain(list(islice(entries, 1)), entries)
@@ -319,10 +316,9 @@ def _places(after: str) -> Mapping[int | None, Position]:
 
 
 def _row(stream: str, number: int | None, entry: Entry) -> dict[str, Any]:
-    known = entry.publish_time_ms != TIME_UNKNOWN_MS
     return {
         **({} if number is None else {"stream": stream, "partition": number}),
         "position": str(entry.position),
-        "publish_time_ms": entry.publish_time_ms if known else None,
+        "publish_time_ms": None if entry.publish_time_ms == TIME_UNKNOWN_MS else entry.publish_time_ms,
         "payload_base64": base64.b64encode(entry.payload).decode("ascii"),
     }

@@ -69,10 +69,9 @@ class ProcessLock:
 
     def holder(self) -> str:
         """The holder, from the file."""
-        try:
+        with contextlib.suppress(OSError):
             return self.path.read_bytes()[:_HOLDER_BYTES_MAX].decode("utf-8", "replace").strip()
-        except OSError:
-            return ""
+        return ""
 
     def give(self) -> None:
         """Releases the lock, if held."""
@@ -158,8 +157,12 @@ class EmbeddedProvider:
                     control.activate()
                 _log.info("feed %s: this process is the leader", self.name, extra={"event": "active"})
             else:
-                what = f"stands by: {self._turn.holder() or 'another process'} has {self._turn.path}"
-                self._say(ProviderProblem(where=f"feed {self.name}", what=what))
+                self._say(
+                    ProviderProblem(
+                        where=f"feed {self.name}",
+                        what=f"stands by: {self._turn.holder() or 'another process'} has {self._turn.path}",
+                    )
+                )
         patterns = streams.settings_of("").serve.streams
         # Read the version first: later changes give another one.
         version = (database.version(), patterns)
@@ -222,8 +225,7 @@ class EmbeddedProvider:
 
     def _again(self, streams: ServedStreams) -> None:
         wait_s = streams.settings_of("").ledgers.poll_interval_s
-        error = error_of(partial(self.look, streams), f"feed {self.name}: a look")
-        if error is not None:
+        if (error := error_of(partial(self.look, streams), f"feed {self.name}: a look")) is not None:
             wait_s = self._failed(error)
         else:
             self._failures = 0
@@ -243,6 +245,5 @@ class EmbeddedProvider:
     def _say(self, problem: ProviderProblem | None) -> None:
         with self._lock:
             before = self._problem
-            if problem is not None and before is not None and before.what == problem.what:
-                return  # keeps its start time
-            self._problem = problem
+            if problem is None or before is None or before.what != problem.what:  # else it keeps its start time
+                self._problem = problem

@@ -156,19 +156,16 @@ def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: OwnCuts) -> Cut |
     begin = own.begin()
     positions: dict[int, Position] = {}
     for number, (internals, stats) in seen.items():
-        segment = partition_segment(number)
-        first = begin.offsets.get(segment)
+        first = begin.offsets.get(partition_segment(number))
         if not isinstance(first, Position):
             continue
         positions[number] = first
         state = stats.subscriptions.get(subscription)
         if state is None or not state.is_durable:
             continue
-        mark_delete = internals.cursors.get(subscription)
-        if mark_delete is None:
+        if (mark_delete := internals.cursors.get(subscription)) is None:
             return None
-        reached = own.partitions[number].at_or_before(mark_delete.next())
-        if reached is not None:
+        if (reached := own.partitions[number].at_or_before(mark_delete.next())) is not None:
             positions[number] = max(first, reached)
     if not positions:
         return None
@@ -250,8 +247,12 @@ class StoreOutageFailover:
         changed: list[PulsarSource] = []
         if after_s and silent_s >= after_s:
             errors = _errors_of(lambda source: self._leave(source, changed), ours())
-            left = f"the store hasn't answered here for {silent_s:.0f} s: left to another process that waits for it"
-            _tell(changed, "topic_left", logging.WARNING, left)
+            _tell(
+                changed,
+                "topic_left",
+                logging.WARNING,
+                f"the store hasn't answered here for {silent_s:.0f} s: left to another process that waits for it",
+            )
         elif not silent_s:
             is_sure = self._reach.answering_s >= after_s
             errors = _errors_of(lambda source: self._return(source, changed, is_sure=is_sure), aside())
@@ -296,7 +297,6 @@ def _tell(sources: list[PulsarSource], event: str, level: int, text: str) -> Non
 
 #: Interval of checks of namespace policies.
 POLICIES_S = 600.0
-_MS_PER_MINUTE = 60_000
 
 
 @dataclass(slots=True)
@@ -401,8 +401,11 @@ class PulsarProvider:
         """Polls the cluster's topics once: offloads new ones, winds down deleted ones. Raises ``OffloaderError``: part
         of the cluster didn't respond; the rest is applied."""
         settings = streams.settings_of("").pulsar
-        patterns = TopicPatterns.of(settings.topics, settings.exclude)
-        look, error = survey(self._cluster.admin, patterns, is_stopped=self._stopped.is_set)
+        look, error = survey(
+            self._cluster.admin,
+            TopicPatterns.of(settings.topics, settings.exclude),
+            is_stopped=self._stopped.is_set,
+        )
         if self._stopped.is_set():
             return
         new, gone = self._roster.see(look)
@@ -538,8 +541,7 @@ class PulsarProvider:
     def tell(self, streams: ServedStreams) -> None:
         """Copies the subscriptions of this process's topics to retention once, several topics at a time. Raises
         ``OffloaderError``: the first error of a topic; the others were copied."""
-        errors = _errors_of(lambda topic: self._tell_one(streams, topic), self._bases())
-        if errors:
+        if errors := _errors_of(lambda topic: self._tell_one(streams, topic), self._bases()):
             raise errors[0]
 
     def _tell_one(self, streams: ServedStreams, topic: str) -> None:
@@ -548,7 +550,7 @@ class PulsarProvider:
         follows = pulsar.broker_plugin and pulsar.follow_broker_trim
         if not (retention.deletes or follows) or self._stopped.is_set():
             return
-        timeout_ms = int(retention.subscriber_timeout_minutes * _MS_PER_MINUTE) or None
+        timeout_ms = int(retention.subscriber_timeout_minutes * 60_000) or None
         try:
             self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
         except NotFound as error:
