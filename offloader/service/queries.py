@@ -521,14 +521,8 @@ class ServiceView:
 
     def _awaited(self, plan: CleanupPlan) -> dict[str, Any] | None:
         found = awaited_approval(self._store, plan)
-        return (
-            None
-            if found is None
-            else {
-                **asdict(found),
-                "hint": f"`offloader cleanup run {plan.state.stream} --yes`, or cleanup.allow_large_delete = true",
-            }
-        )
+        hint = f"`offloader cleanup run {plan.state.stream} --yes`, or cleanup.allow_large_delete = true"
+        return None if found is None else {**asdict(found), "hint": hint}
 
     def orphans(self) -> dict[str, Any]:
         """Orphans that this process's newest search left, by owner, and the ends of the last cleanup and search."""
@@ -577,9 +571,8 @@ class ServiceView:
         return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
 
     def _stored(self, name: str, deadline_s: float, *, age_s_max: float) -> dict[str, Any]:
-        found = self._rows.get(
-            name, partial(_manifest_of, self._store, name), age_s_max=age_s_max, deadline_s=deadline_s
-        )
+        ask = partial(_manifest_of, self._store, name)
+        found = self._rows.get(name, ask, age_s_max=age_s_max, deadline_s=deadline_s)
         if isinstance(found, NotFound):
             raise NotFound(found.message, hint=found.hint)
         return found
@@ -800,10 +793,5 @@ def _position(text: str, what: str) -> Position:
 
 
 def _tell(what: str, stream: str, by: str, subscriber: str = "") -> None:
-    _log.info(
-        "%s of stream %s, asked by %s",
-        what,
-        stream,
-        by,
-        extra={"event": "asked", "stream": stream, "command": what, "by": by, "subscriber": subscriber},
-    )
+    extra = {"event": "asked", "stream": stream, "command": what, "by": by, "subscriber": subscriber}
+    _log.info("%s of stream %s, asked by %s", what, stream, by, extra=extra)

@@ -263,14 +263,8 @@ def stream_routes(view: ServiceView) -> APIRouter:
         limit: Limit = 100,
     ) -> EntryPage:
         """Its entries, of both tiers where it is served here; of a topic with partitions all, by publish time."""
-        items, after = view.entries(
-            name,
-            first=first,
-            from_time=from_time,
-            to_time=to_time,
-            after=place_of(cursor, "entries", name),
-            limit=limit,
-        )
+        place = place_of(cursor, "entries", name)
+        items, after = view.entries(name, first=first, from_time=from_time, to_time=to_time, after=place, limit=limit)
         return shown(EntryPage, {"items": items, "next_cursor": write_cursor(after, "entries", name)})
 
     for what, (shape, about) in _OF_STREAM.items():

@@ -594,8 +594,9 @@ class PulsarProvider:
                 blocks_ready=what == "topics" and not self._roster.topics,  # known topics are still offloaded
             )
         if before is None:
-            event = "retry" if isinstance(error, StoreUnavailable) else "feed_failed"
-            _log.warning("feed %s: %s", self.name, text, extra={"event": event, "feed": self.name})
+            is_away = isinstance(error, StoreUnavailable)
+            extra = {"event": "retry" if is_away else "feed_failed", "feed": self.name}
+            _log.warning("feed %s: %s", self.name, text, extra=extra)
 
 
 def _with_gap_policy(streams: ServedStreams, settings: Settings) -> Settings:
