@@ -53,13 +53,13 @@ class _Attempt(threading.Thread):
     def __init__(self, check: Callable[[], object]) -> None:
         super().__init__(name="offloader-probe-request", daemon=True)
         self._check = check
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
             self._check()
-        except Exception as error:
+        except BaseException as error:  # nobody else would see it
             self._error = error
 
     def failure(self, answer_s: float) -> str:
