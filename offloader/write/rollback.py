@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from typing import TypeVar
+from operator import itemgetter
 from uuid import UUID
 
 import numpy as np
@@ -21,6 +21,7 @@ from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
+from offloader.manifest.ledger_table import Run, joined, without
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, require_takeable
@@ -155,33 +156,21 @@ class RewriteGroup:
         return [each.begin.ledger_id for each in self.new if each.layout is Layout.V1]
 
 
-@dataclass(slots=True)
-class _Found:
-    """Segments' content of one ledger."""
-
-    runs: list[tuple[int, int]] = field(default_factory=list)
-    segments: int = 0
-    entries: int = 0
-    payload_bytes: int = 0
-    foreign: SegmentRecord | None = None
-
-    def add(self, segment: SegmentRecord, span: LedgerSpan) -> None:
-        self.segments += 1
-        self.entries += span.entries
-        self.payload_bytes += span.payload_bytes
-        if not segment.owned or is_at_root(segment.driver):
-            self.foreign = segment
-        if self.runs and self.runs[-1][1] + 1 == span.first_entry_id:
-            self.runs[-1] = (self.runs[-1][0], span.last_entry_id)
-        else:
-            self.runs.append((span.first_entry_id, span.last_entry_id))
+#: Segments and what each of them has of one ledger, in order.
+_Contents = list[tuple[SegmentRecord, LedgerSpan]]
 
 
 def streamed_ledgers(state: ManifestState) -> list[StreamedLedger]:
     """Ledgers unreadable to an old reader, ascending (proposal: rollback guide)."""
     return [
-        StreamedLedger(ledger_id, of.segments, of.entries, of.payload_bytes, _obstacle(state, ledger_id, of))
-        for ledger_id, of in _contents(_unreadable(state.offloaded()))
+        StreamedLedger(
+            ledger_id,
+            segments=len(held),
+            entries=sum(span.entries for _, span in held),
+            payload_bytes=sum(span.payload_bytes for _, span in held),
+            obstacle=_obstacle(state, ledger_id, held),
+        )
+        for ledger_id, held in _contents(_unreadable(state.offloaded()))
     ]
 
 
@@ -219,9 +208,9 @@ def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> R
 
 def _new(state: ManifestState, complete: set[int], old: Sequence[SegmentRecord]) -> Iterator[PlannedSegment]:
     """Replacements of ``old``: runs of entries, one of each ledger at a time."""
-    for ledger_id, of in _contents(old):
+    for ledger_id, held in _contents(old):
         layout = Layout.V1 if ledger_id in complete else Layout.V2
-        for first, last in of.runs if ledger_id not in state.deleted_ledgers else ():
+        for first, last in _runs(held) if ledger_id not in state.deleted_ledgers else ():
             yield PlannedSegment(layout, Position(ledger_id, first), Position(ledger_id, last))
 
 
@@ -229,52 +218,45 @@ def _unreadable(segments: Sequence[SegmentRecord]) -> Iterator[SegmentRecord]:
     return (segment for segment in segments if segment.layout != 1 or segment.content.compressed)
 
 
-def _contents(segments: Iterable[SegmentRecord]) -> list[tuple[int, _Found]]:
+def _contents(segments: Iterable[SegmentRecord]) -> list[tuple[int, _Contents]]:
     """Ledger ids, ascending, and what the segments hold of each."""
-    found: dict[int, _Found] = {}
+    found: dict[int, _Contents] = {}
     for segment in segments:
         for span in segment.content.ledgers:
-            found.setdefault(span.ledger_id, _Found()).add(segment, span)
-    return sorted(found.items())
+            found.setdefault(span.ledger_id, []).append((segment, span))
+    return sorted(found.items(), key=itemgetter(0))
 
 
-def _obstacle(state: ManifestState, ledger_id: int, of: _Found) -> str:
+def _runs(held: _Contents) -> list[Run]:
+    return joined((span.first_entry_id, span.last_entry_id) for _, span in held)
+
+
+def _obstacle(state: ManifestState, ledger_id: int, held: _Contents) -> str:
     """Why a ledger can't become one V1 object; empty: it can."""
     if ledger_id in state.deleted_ledgers:
         return "it is deleted from the stream"
-    if of.foreign is not None:
-        return f"segment {of.foreign.uuid} is adopted and isn't ours to replace"
+    foreign = [segment for segment, _ in held if not segment.owned or is_at_root(segment.driver)]
+    if foreign:
+        return f"segment {foreign[-1].uuid} is adopted and isn't ours to replace"
     last = state.closed_ledgers.get(ledger_id)
     if last is None:
         return "it isn't known to be closed"
     if state.head is not None and state.head > Position(ledger_id, 0):
         return f"the stream begins at {state.head}"
-    missing = _missing(of, last)
-    if missing is not None:
-        gap = next((g for g in state.gaps if g.first <= Position(ledger_id, missing[0]) <= g.last), None)
+    missing = without([(0, last)], _runs(held))
+    # Gaps inside a segment show only in its count.
+    if missing or sum(span.entries for _, span in held) != last + 1:
+        first, end = missing[0] if missing else (0, last)
+        gap = next((g for g in state.gaps if g.first <= Position(ledger_id, first) <= g.last), None)
         why = "aren't offloaded" if gap is None else f"are a gap ({gap.reason})"
-        return f"entries {missing[0]}..{missing[1]} {why}"
+        return f"entries {first}..{end} {why}"
     committed = state.committed_end()
     if committed is None or committed < Position(ledger_id, last):
         return f"the stream is committed to {committed or 'nothing'} only"
     return ""
 
 
-def _missing(of: _Found, last: int) -> tuple[int, int] | None:
-    """The first entries of a ledger that no segment has."""
-    expected = 0
-    for first, end in of.runs:
-        if first > expected:
-            return expected, first - 1
-        expected = end + 1
-    if expected <= last:
-        return expected, last
-    # Gaps inside a segment show only in its count.
-    return None if of.entries == last + 1 else (0, last)
-
-
 _log = logging.getLogger("offloader.rollback")
-_T = TypeVar("_T")
 
 #: Size of a group in segments: bounds the work repeated after a crash, and the duplicate data per retry.
 GROUP_SEGMENTS = 4
@@ -424,12 +406,13 @@ class LedgerRewrite:
         log.commit([Rewrite(u, int(p.layout), p.begin, p.end, now_ms, tools.driver) for u, p in named])
         # Entries before the start position are unreadable, but share segments with readable ones.
         before = replace(log.state, head=None)
-        sent = self._parallel(partial(self._send, uuid, planned, group, before) for uuid, planned in named)
+        parallel = Parallel(tools.settings.backfill_segments_in_flight_max)
+        sent = list(parallel.in_order(partial(self._send, uuid, planned, group, before) for uuid, planned in named))
         by = tuple(Rewritten(uuid, summary) for (uuid, _), (summary, _) in zip(named, sent, strict=True))
         edit = Replace(tuple(each.uuid for each in group.old), by, tools.clock.now_ms())
         # Read the new objects like a reader before retiring the old ones, which may be the only copy.
         after = apply_edits(before, [edit], record_id=before.record_id + 1)
-        found = self._parallel(partial(self._digest, after, planned) for _, planned in named)
+        found = list(parallel.in_order(partial(self._digest, after, planned) for _, planned in named))
         for (uuid, planned), (_, expected), digest in zip(named, sent, found, strict=True):
             if digest != expected:
                 raise Corrupt(
@@ -465,7 +448,7 @@ class LedgerRewrite:
         info = ledger_info(fetcher, before, holding[-1], ledger_id)
         ledger = ColdLedger(info, Reader(fetcher, before).scan(planned.begin, planned.end, READ_BYTES))
         piece = LedgerPiece(ledger, planned.begin.entry_id, planned.end.entry_id)
-        payload_bytes = sum(each.content.payload_bytes for each in holding)
+        sized = sized_for(settings, sum(each.content.payload_bytes for each in holding))
         with working_at(Priority.BACKFILL):
             upload = upload_of(
                 self._log.store,
@@ -477,7 +460,6 @@ class LedgerRewrite:
                 codec=settings.codec,
                 testimony=self._log.testimony,
             )
-            sized = sized_for(settings, payload_bytes)
             summary = write_segment([piece], planned.layout, upload, sized, is_stopped=self._is_stopped)
         return summary, ledger.digest.value()
 
@@ -488,6 +470,3 @@ class LedgerRewrite:
             for batch in batches:
                 digest.add(batch)
         return digest.value()
-
-    def _parallel(self, tasks: Iterable[Callable[[], _T]]) -> list[_T]:
-        return list(Parallel(self._tools.settings.backfill_segments_in_flight_max).in_order(tasks))
