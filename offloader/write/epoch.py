@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from uuid import UUID
@@ -114,22 +114,31 @@ def _is_there(store: ObjectStore, key: str) -> bool:
 
 def _with_index(log: ManifestLog, segment: SegmentRecord, index: bytes, summary: SegmentSummary) -> SegmentSummary:
     """The summary with the index object in the store: an existing one, verified against the data, or ours."""
-    whose = log.store, log.stream, segment.uuid, segment.v1_ledger_id
-    epoch, codec = log.epoch or 0, "zstd" if summary.compressed else "none"
-    upload = upload_of(*whose, incarnation=log.state.incarnation, epoch=epoch, codec=codec)
-    key, metadata = upload.index_key, upload.index_metadata
+    upload = upload_of(
+        log.store,
+        log.stream,
+        segment.uuid,
+        segment.v1_ledger_id,
+        incarnation=log.state.incarnation,
+        epoch=log.epoch or 0,
+        codec="zstd" if summary.compressed else "none",
+    )
+    key = upload.index_key
     try:
-        log.store.put(key, index, mode=CREATE, metadata=metadata, crc32c=summary.index_crc32c)
+        log.store.put(key, index, mode=CREATE, metadata=upload.index_metadata, crc32c=summary.index_crc32c)
     except PreconditionFailed:
         existing = log.store.get(key)[0]
         found = SegmentMap.parse(existing, object_name=key, ledger_id=segment.v1_ledger_id)
         wanted = SegmentMap.parse(index, object_name=key, ledger_id=segment.v1_ledger_id)
-        same = found.data_bytes == wanted.data_bytes and all(
+        same_blocks = all(
             np.array_equal(getattr(found.blocks, column.name), getattr(wanted.blocks, column.name))
             for column in fields(BlockTable)
         )
-        same = same and decode_index_header(existing).index_bytes == len(existing)
-        if not same or found.index_crc32c != crc32c(existing):
+        if (
+            not (same_blocks and found.data_bytes == wanted.data_bytes)
+            or decode_index_header(existing).index_bytes != len(existing)
+            or found.index_crc32c != crc32c(existing)
+        ):
             raise FormatError("the index doesn't describe the data object", object_name=key) from None
         # It may have other facts about the ledgers' ends than ours; it only has to describe this data.
         return replace(summary, index_bytes=len(existing), index_crc32c=crc32c(existing))
@@ -180,7 +189,6 @@ def plan_acceptance(
         # A ledger of another database differs from the manifest's of the same id, even if equally long.
         newest = first_free_ledger(state) - 1
         aside |= {info.ledger_id for info in ledgers if info.ledger_id <= newest}
-    aside = {each for each in aside if each not in state.aside_ledgers}
     kept = [
         info
         for info in ledgers
@@ -190,7 +198,7 @@ def plan_acceptance(
         stream=state.stream,
         why=why,
         source=source,
-        aside=tuple(sorted(aside)),
+        aside=tuple(sorted(each for each in aside if each not in state.aside_ledgers)),
         gaps=tuple(_missing(state, kept, first_ledger)),
         failed=_unfinished(state),
     )
@@ -261,7 +269,7 @@ def accept_source(
     if dry_run or not why:
         return plan if why else replace(plan, aside=(), gaps=(), failed=())
     log.open_epoch()
-    adopted = _adopt_leftovers(log, {}, settings, clock)
+    adopted, _ = _settle_leftovers(log, lambda: (), settings, clock, log.commit)
     done = plan
 
     def accepted(state: ManifestState, first: int) -> Sequence[Edit]:
@@ -275,17 +283,28 @@ def accept_source(
     return replace(done, adopted=adopted, record_id=log.state.record_id)
 
 
-def _adopt_leftovers(
-    log: ManifestLog, facts: Mapping[int, LedgerFacts], settings: OffloadSettings, clock: Clock
-) -> tuple[UUID, ...]:
-    """Commit the assigned segments whose data objects are complete. Call it after ``log.open_epoch()``."""
-    adopted: list[UUID] = []
-    for segment in log.state.assigned():
+def _settle_leftovers(
+    log: ManifestLog,
+    ledgers: Callable[[], Sequence[LedgerInfo]],
+    settings: OffloadSettings,
+    clock: Clock,
+    commit: Callable[[Sequence[Edit]], object],
+) -> tuple[tuple[UUID, ...], list[Failed]]:
+    """Commit the segments of earlier epochs whose data objects are complete; returns them, and edits about the others.
+
+    Call it after ``log.open_epoch()``. ``ledgers`` lists those of the source, and is called only if there is a segment.
+    """
+    adopted, failed = list[UUID](), list[Failed]()
+    leftovers = [segment for segment in log.state.assigned() if segment.epoch != log.epoch]
+    facts = {info.ledger_id: facts_of(info) for info in ledgers()} if leftovers else {}
+    for segment in leftovers:
         edit = settle_leftover(log, segment, facts, part_bytes=part_bytes_for(settings), now_ms=clock.now_ms())
-        if isinstance(edit, Offloaded):
-            log.commit([edit])
-            adopted.append(segment.uuid)
-    return tuple(adopted)
+        if isinstance(edit, Failed):
+            failed.append(edit)
+            continue
+        commit([edit])
+        adopted.append(segment.uuid)
+    return tuple(adopted), failed
 
 
 def accept_loss(
@@ -310,7 +329,7 @@ def accept_loss(
     if found.gaps and state.assigned():
         require_takeable(state, clock.now_ms(), settings.takeover_after_seconds, take_over=take_over)
         log.open_epoch(identity)
-        adopted = _adopt_leftovers(log, {info.ledger_id: facts_of(info) for info in source.ledgers()}, settings, clock)
+        adopted, _ = _settle_leftovers(log, source.ledgers, settings, clock, log.commit)
         found, commit = _lost(log.state, source), log.commit
         failed = _unfinished(log.state)
     done = Acceptance(stream=log.stream, why="", source=identity.source_id(), gaps=tuple(found.gaps), adopted=adopted)
@@ -404,22 +423,13 @@ class Ownership:
             self._log.open_epoch(identified(self._source), check=self._require_takeable)
             self._epoch_open = True
         # An earlier epoch's rewrite can't be finished any more; the segments it was to replace still exist.
-        given_up = [Failed(each.uuid, "its owner was replaced") for each in self._log.state.rewrites]
-        leftovers = [segment for segment in self._log.state.assigned() if segment.epoch != self._log.epoch]
-        facts = {info.ledger_id: facts_of(info) for info in self._source.ledgers()} if leftovers else {}
-        for segment in leftovers:
-            edit = settle_leftover(
-                self._log, segment, facts, part_bytes=part_bytes_for(self._settings), now_ms=self._clock.now_ms()
-            )
-            if isinstance(edit, Offloaded):
-                commits.commit([edit])
-            else:
-                given_up.append(edit)
+        rewrites = [Failed(each.uuid, "its owner was replaced") for each in self._log.state.rewrites]
+        _, failed = _settle_leftovers(self._log, self._source.ledgers, self._settings, self._clock, commits.commit)
         end = acknowledged_end(self._log.state, self._source.ledgers()) if self._acknowledges else None
         if end is not None:
             # Shows a newly opened source which entries another writer took from it meanwhile.
             self._source.release(end)
-        self.given_up = given_up
+        self.given_up = [*rewrites, *failed]
         self.held = True
 
     def _require_takeable(self, state: ManifestState) -> None:
