@@ -53,13 +53,6 @@ class PlannedSegment:
     end: Position
     ledger_ids: tuple[int, ...] = ()
 
-    @classmethod
-    def of(cls, layout: Layout, begin: Position, end: Position, ledgers: Iterable[LedgerInfo]) -> PlannedSegment:
-        """Plan a segment while the source lists ``ledgers``."""
-        first, last = begin.ledger_id, end.ledger_id
-        ids = (info.ledger_id for info in ledgers if info.entries and first <= info.ledger_id <= last)
-        return cls(layout, begin, end, tuple(ids))
-
 
 def _v1_ledger_id(planned: PlannedSegment) -> int | None:
     return planned.begin.ledger_id if planned.layout is Layout.V1 else None
@@ -152,7 +145,9 @@ class BackfillPlan(HistoryPlan):
                 del self._left[0]
             else:
                 self._left[0] = HistoryRange(self._following(cut.end), wanted.end)
-            yield PlannedSegment.of(Layout.V2, cut.begin, cut.end, self._ledgers)
+            first, last = cut.begin.ledger_id, cut.end.ledger_id
+            ids = (info.ledger_id for info in self._ledgers if info.entries and first <= info.ledger_id <= last)
+            yield PlannedSegment(Layout.V2, cut.begin, cut.end, tuple(ids))
 
     def _following(self, end: Position) -> Position:
         """The next existing entry after ``end``, which isn't the last."""
@@ -219,9 +214,8 @@ def start_of_history(
     """
     found = find_gaps(state, ledgers, last=last, given_up=given_up, seen=seen)
     gaps, blocked = allowed_gaps(found.gaps, settings.on_gap)
-    if blocked is not None:
-        before = blocked.first.previous()
-        last = before if last is None else min(last, before)
+    if blocked is not None:  # none of the gaps found begins after ``last``
+        last = blocked.first.previous()
     plan = plan_of_history(state, ledgers, settings, last=last, given_up=given_up, gaps=gaps)
     # Ends after the newest range are recorded together with the next range.
     newest = state.newest_end
@@ -235,11 +229,10 @@ def failed_before(blocked: Gap | None, failed: Iterable[Failed], state: Manifest
     What was promised in or behind the gap stays promised: that may be the only word of entries whose ledger the hot
     tier lost, and without it the next run would find no gap.
     """
-    promised = {edit.uuid: state.segments.get(edit.uuid) for edit in failed} if blocked is not None else {}
     return [
         edit
         for edit in failed
-        if blocked is None or (segment := promised[edit.uuid]) is None or segment.begin < blocked.first
+        if blocked is None or (segment := state.segments.get(edit.uuid)) is None or segment.begin < blocked.first
     ]
 
 
@@ -559,8 +552,9 @@ class BackfillJob:
         self._task = SerialTask(tools.workers, self._step)
         self._memory: HistoryMemory | None = None
         if budget is not None:
-            asked = plan.segment_bytes, self._segments_max, budget.limit_bytes
-            self._parts_max, self._part_bytes = parts_of_history(settings, *asked)
+            self._parts_max, self._part_bytes = parts_of_history(
+                settings, plan.segment_bytes, self._segments_max, budget.limit_bytes
+            )
             segment_bytes = segment_memory_bytes(settings, self._parts_max, self._part_bytes)
             self._memory = HistoryMemory(budget, segment_bytes, self._task.schedule)
         self._stopped = False
@@ -623,9 +617,10 @@ class BackfillJob:
         edits = [*self._first_edits, *(Failed(a.uuid, str(a.outcome.exception())) for a in given_up)]
         edits += self._closed_edits([a.planned.end for a in (*self._proposed, *(a for a, _ in settled))])
         now_ms, driver = self._tools.clock.now_ms(), self._tools.driver
-        for each in self._proposed:
-            planned = each.planned
-            edits.append(Assign(each.uuid, int(planned.layout), planned.begin, planned.end, now_ms, driver))
+        edits += [
+            Assign(a.uuid, int(a.planned.layout), a.planned.begin, a.planned.end, now_ms, driver)
+            for a in self._proposed
+        ]
         edits += [Offloaded(attempt.uuid, summary, now_ms) for attempt, summary in settled]
         if edits:
             self._commits.commit(edits, lambda state: self._committed(state, arrived, settled, given_up))
@@ -666,9 +661,8 @@ class BackfillJob:
         """Take segments off the plan; they stay proposed until a record assigns them."""
         under_way = sum(1 for attempt in self._running if not attempt.outcome.done())
         while not (self._ends or self._stopped or self._exhausted):
-            if under_way + len(self._proposed) >= self._segments_max:
-                return
-            if self._memory is not None and not self._memory.take():
+            is_full = under_way + len(self._proposed) >= self._segments_max
+            if is_full or (self._memory is not None and not self._memory.take()):
                 return  # the end of an upload makes a step
             planned = self._plan.next()
             if planned is None:
@@ -706,9 +700,16 @@ class BackfillJob:
         def run() -> None:
             log = self._log
             try:
-                whose = log.stream, log.state.incarnation, log.epoch or 0
-                sizes = self._parts_max, self._part_bytes
-                order = SegmentJob(*whose, attempt.uuid, attempt.planned, *sizes, log.testimony())
+                order = SegmentJob(
+                    stream=log.stream,
+                    incarnation=log.state.incarnation,
+                    epoch=log.epoch or 0,
+                    uuid=attempt.uuid,
+                    planned=attempt.planned,
+                    parts_max=self._parts_max,
+                    part_bytes=self._part_bytes,
+                    testimony=log.testimony(),
+                )
                 attempt.outcome.set_result(self._tools.upload(self._source, order, lambda: self._stopped))
             except BaseException as error:
                 attempt.outcome.set_exception(error)
@@ -749,13 +750,14 @@ class BackfillJob:
 
     def _closed_edits(self, ends: list[Position]) -> list[Edit]:
         """The source's facts, missing in the manifest, about the ledgers of these segments."""
-        if not ends:
-            return []
-        state, newest = self._log.state, max(ends).ledger_id
-        infos = [info for info in self._ledgers if self._facts_to < info.ledger_id <= newest and info.closed]
+        state, newest = self._log.state, max((end.ledger_id for end in ends), default=-1)
         # With its end recorded, the entries of a ledger deleted before it was offloaded would be missing.
-        infos = [info for info in infos if info.ledger_id not in state.closed_ledgers and not is_left_out(state, info)]
-        return [closed_edit(info, self._source) for info in infos]
+        return [
+            closed_edit(info, self._source)
+            for info in self._ledgers
+            if self._facts_to < info.ledger_id <= newest and info.closed
+            if info.ledger_id not in state.closed_ledgers and not is_left_out(state, info)
+        ]
 
     def _rest(self, error: StreamPaused) -> None:
         """Assign no more; segments in progress complete, the rest is left to the next run."""
