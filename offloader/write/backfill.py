@@ -53,6 +53,13 @@ class PlannedSegment:
     end: Position
     ledger_ids: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, layout: Layout, begin: Position, end: Position, ledgers: Iterable[LedgerInfo]) -> PlannedSegment:
+        """Plan a segment while the source lists ``ledgers``."""
+        first, last = begin.ledger_id, end.ledger_id
+        ids = (info.ledger_id for info in ledgers if info.entries and first <= info.ledger_id <= last)
+        return cls(layout, begin, end, tuple(ids))
+
 
 def _v1_ledger_id(planned: PlannedSegment) -> int | None:
     return planned.begin.ledger_id if planned.layout is Layout.V1 else None
@@ -145,9 +152,7 @@ class BackfillPlan(HistoryPlan):
                 del self._left[0]
             else:
                 self._left[0] = HistoryRange(self._following(cut.end), wanted.end)
-            first, last = cut.begin.ledger_id, cut.end.ledger_id
-            ids = (info.ledger_id for info in self._ledgers if info.entries and first <= info.ledger_id <= last)
-            yield PlannedSegment(Layout.V2, cut.begin, cut.end, tuple(ids))
+            yield PlannedSegment.of(Layout.V2, cut.begin, cut.end, self._ledgers)
 
     def _following(self, end: Position) -> Position:
         """The next existing entry after ``end``, which isn't the last."""

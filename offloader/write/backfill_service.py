@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from uuid import UUID
 
 import numpy as np
@@ -115,11 +116,10 @@ def fill_gaps(
         edits = [_stored(log, state, part, entropy) for part in parts]
         try:
             log.commit_as_maintainer(edits)
+            return len(batch)
         except EditRefused:
             if attempt == ATTEMPTS_MAX:
                 raise
-        else:
-            return len(batch)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -153,7 +153,7 @@ def _groups(state: ManifestState, ledger_id: int, wanted: list[Run]) -> Iterator
     """Missing runs that one fill may hold: no other fill lies between them, and nothing that isn't offloaded yet."""
 
     def joins(low: int, high: int) -> bool:
-        is_filled = bool(fills_in(state.fills, ledger_id, low, high))
+        is_filled = fills_in(state.fills, ledger_id, low, high)
         return not is_filled and is_settled(state.segments, state.gaps, ledger_id, low, high)
 
     if wanted and joins(wanted[0][0], wanted[-1][1]):
@@ -197,7 +197,6 @@ def _stored(log: ManifestLog, state: ManifestState, batch: EntryBatch, entropy: 
     checksum = 0
     for view in body.views:
         checksum = crc32c(view, checksum)
-    testimony = newest_of(state.assigning, state.owner.nonce)
     metadata = object_metadata(
         role="fill",
         stream=state.stream,
@@ -205,7 +204,7 @@ def _stored(log: ManifestLog, state: ManifestState, batch: EntryBatch, entropy: 
         software_version=__version__,
         incarnation=state.incarnation,
         epoch=state.epoch,
-        testimony=testimony,
+        testimony=newest_of(state.assigning, state.owner.nonce),
     )
     log.store.put(fill_key(state.stream, uuid), body, mode=CREATE, metadata=metadata, crc32c=checksum)
     return GapFilled(
@@ -285,9 +284,8 @@ def ledgers_of_method(
         given_up: segments that don't count.
         last: only segments that end there or before.
     """
-    missing: dict[int, list[HistoryRange]] = {}
-    for each in uncovered(state, ledgers, given_up=given_up, by_ledger=True):
-        missing.setdefault(each.begin.ledger_id, []).append(each)
+    ranges = uncovered(state, ledgers, given_up=given_up, by_ledger=True)
+    missing = {ledger_id: list(own) for ledger_id, own in groupby(ranges, key=lambda each: each.begin.ledger_id)}
     infos = {info.ledger_id: info for info in ledgers}
     begun = {ledger_id for ledger_id in missing if partly_offloaded(state, infos[ledger_id], given_up)}
     untouched = [infos[ledger_id] for ledger_id in missing if ledger_id not in begun]
@@ -377,7 +375,6 @@ class BackfillService:
         on_plan(start.plan)
         result = HistoryResult(state=state)
         if start.plan.segments or start.gaps or start.ends:
-            _require_not_paused(state)
             commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
             again = True
             while again:
@@ -446,7 +443,6 @@ class BackfillService:
         on_plan(plan)
         result = HistoryResult(state=state)
         if plan.segments or gaps:
-            _require_not_paused(state)
             commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
             if log.state.method != "ledger":
                 log.commit([SetMethod("ledger")])
@@ -632,7 +628,9 @@ class BackfillService:
         self, source: LedgerSource, log: ManifestLog, *, take_over: bool, acknowledges: bool
     ) -> tuple[Commits, list[Failed]]:
         """Open an epoch of a manifest that was loaded just now; returns its commits, and the failures for its first
-        record."""
+        record. Raises ``StreamPaused``."""
+        if log.state.paused:
+            raise StreamPaused(log.stream)
         commits = Commits(log, source, self._tools.driver, self._tools.clock)
         owners = Ownership(
             *(log, source, self._tools.settings, self._tools.clock),
@@ -691,8 +689,3 @@ def _closed_since(state: ManifestState, source: LedgerSource) -> list[LedgerInfo
 def _promised(state: ManifestState) -> set[UUID]:
     """Segments that no other writer may finish once the epoch is ours."""
     return {segment.uuid for segment in state.assigned()}
-
-
-def _require_not_paused(state: ManifestState) -> None:
-    if state.paused:
-        raise StreamPaused(state.stream)
