@@ -94,8 +94,7 @@ def _opened_rsa(key: Any, encrypted: bytes) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA1
 
     oaep = padding.OAEP(mgf=padding.MGF1(SHA1()), algorithm=SHA1(), label=None)  # noqa: S303 - Pulsar's clients do
-    opened: bytes = key.decrypt(encrypted, oaep)
-    return opened
+    return bytes(key.decrypt(encrypted, oaep))
 
 
 def _opened_ec(key: Any, encrypted: bytes) -> bytes:

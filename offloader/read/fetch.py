@@ -63,20 +63,13 @@ class Cache:
         with self._lock:
             self.bytes_max = max(self.bytes_max, bytes_max)
 
-    def peek(self, key: Hashable) -> Any | None:
-        """The value if cached; doesn't count as use."""
+    def peek(self, key: Hashable, *, is_use: bool = False) -> Any | None:
+        """The value if cached, ``None``: call ``get``; ``is_use``: whether this counts as use."""
         with self._lock:
             held = self._values.get(key)
+            if is_use and held is not None:
+                self._values.move_to_end(key)
         return None if held is None else held[0]
-
-    def hit(self, key: Hashable) -> Any | None:
-        """The value if cached, which counts as use; ``None``: call ``get``."""
-        with self._lock:
-            held = self._values.get(key)
-            if held is None:
-                return None
-            self._values.move_to_end(key)
-        return held[0]
 
     def get_many(
         self, keys: Iterable[_K], load: Callable[[list[_K]], Mapping[_K, Any]], size_bytes: Callable[[Any], int]
@@ -419,13 +412,13 @@ class ArrivingBlocks:
         if self._filled < self._lengths[done]:
             return
         self._filled = 0
-        found: EntryBatch | Exception
         try:
-            found = self._decode(self._run, int(self._run.numbers[done]), self._memory[: self._lengths[done]])
+            self._found.append(
+                self._decode(self._run, int(self._run.numbers[done]), self._memory[: self._lengths[done]])
+            )
         except Exception as error:
             # A damaged block counts only if the whole response arrives; the store would take an error here for its own.
-            found = error
-        self._found.append(found)
+            self._found.append(error)
 
     def batches(self, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
         """Entries, one batch per block, in order, as ``Fetcher.run``; call after all bytes arrived."""
@@ -488,10 +481,9 @@ class Fetcher:
             Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: see the module; and the store's errors.
         """
         key = self._index_key(objects)
+        found: SegmentMap | None = self.cache.peek(key, is_use=keep)
         if not keep:
-            held: SegmentMap | None = self.cache.peek(key)
-            return held if held is not None else self._load_index(objects)
-        found: SegmentMap | None = self.cache.hit(key)
+            return found if found is not None else self._load_index(objects)
         misses = 0
 
         def load() -> SegmentMap:
@@ -516,8 +508,9 @@ class Fetcher:
             return self.decode(run, self.run_bytes(run), skip)
         self._require_small_blocks(run)
         blocks = ArrivingBlocks(run, self._decode)
-        byte_range = ByteRange(run.start, run.stop)
-        data = self._get(run.objects, run.objects.data_key, byte_range, run.segment_map.data_bytes, blocks)
+        data = self._get(
+            run.objects, run.objects.data_key, ByteRange(run.start, run.stop), run.segment_map.data_bytes, blocks
+        )
         return blocks.batches(skip) if blocks.received_bytes else self.decode(run, data, skip)
 
     def run_bytes(self, run: BlockRun) -> bytes:
@@ -550,7 +543,7 @@ class Fetcher:
         index_key, misses = self._index_key(objects), 0
         if len(numbers) == 1:
             # Shortest path for one entry of a cached block.
-            held: EntryBatch | None = self.cache.hit((index_key, int(numbers[0])))
+            held: EntryBatch | None = self.cache.peek((index_key, int(numbers[0])), is_use=True)
             if held is not None:
                 self._count_cached(objects, 1, 0)
                 return [held]
@@ -706,8 +699,7 @@ def _extent(run: BlockRun, number: int) -> tuple[int, int]:
 
 
 def _translated(error: FormatError, objects: SegmentObjects, key: str, start: int, stop: int) -> OffloaderError:
-    where = f"stream {objects.stream}, object {key}, bytes {start}..{stop}"
-    text = f"{where}: {error.described()}"
+    text = f"stream {objects.stream}, object {key}, bytes {start}..{stop}: {error.described()}"
     if isinstance(error, LimitExceeded):
         return LimitReached(text, hint="raise read.block_size_max or read.decompressed_size_max")
     if isinstance(error, UnsupportedVersion):

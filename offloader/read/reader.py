@@ -88,8 +88,7 @@ class Entries:
 
     def to_arrow(self) -> pa.Table:
         """Columns ledger_id, entry_id, publish_time (ms, UTC, null = unknown), payload; payloads aren't copied."""
-        empty = EntryBatch.build(0, 0, [])
-        parts = [batch.to_arrow() for batch in self.batches] or [empty.to_arrow()]
+        parts = [batch.to_arrow() for batch in self.batches] or [EntryBatch.build(0, 0, []).to_arrow()]
         return pa.Table.from_batches(parts)
 
 
@@ -662,10 +661,11 @@ class ReadHandle:
         newest = self._pieces[-1]
         group = next(group for each, _, group in groups if each is newest.objects)
         self.closed_ledger = group.closed
-        if newest.segment_map.layout is Layout.V1:
-            self.length = BookKeeperLedger.decode(group.metadata).length_bytes
-        else:
-            self.length = PulsarLedger.decode(group.metadata).size_bytes or 0
+        self.length = (
+            BookKeeperLedger.decode(group.metadata).length_bytes
+            if newest.segment_map.layout is Layout.V1
+            else PulsarLedger.decode(group.metadata).size_bytes or 0
+        )
 
     @property
     def first_entry_id(self) -> int:
@@ -693,8 +693,7 @@ class ReadHandle:
             if stored_bytes <= self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
                 found = self._fetcher.kept_blocks(piece.objects, piece.segment_map, numbers)
             else:
-                request_bytes = self._fetcher.settings.request_bytes
-                runs = block_runs(piece.objects, piece.segment_map, numbers, request_bytes)
+                runs = block_runs(piece.objects, piece.segment_map, numbers, self._fetcher.settings.request_bytes)
                 found = list(itertools.chain.from_iterable(self._fetcher.runs(runs)))
             for batch in found:
                 part = batch.between(first, last)

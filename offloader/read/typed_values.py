@@ -107,15 +107,12 @@ def typed_decoder(schema: MessageSchema, *, what: str) -> TypedDecoder:
         kind = _message_type(decoder.descriptor, (), what)
         return TypedDecoder(kind, _ProtobufRecords(decoder))
     if isinstance(decoder, KeyValueDecoder):
-        key, value = (typed_decoder(each, what=f"{what} {name}") for name, each in key_value_parts(schema, what))
-        kind = pa.struct([("key", key.type), ("value", value.type)])
-        pairs = KeyValueDecoder(key.decoder, value.decoder, decoder.is_separated)
-
-        def fitted(pair: Any) -> Any:
-            both = (("key", key), ("value", value))
-            return pair and {name: part.fitted(pair[name]) for name, part in both}
-
-        return TypedDecoder(kind, pairs, fitted)
+        parts = {name: typed_decoder(each, what=f"{what} {name}") for name, each in key_value_parts(schema, what)}
+        kind = pa.struct([(name, part.type) for name, part in parts.items()])
+        pairs = KeyValueDecoder(parts["key"].decoder, parts["value"].decoder, decoder.is_separated)
+        return TypedDecoder(
+            kind, pairs, lambda pair: pair and {name: part.fitted(pair[name]) for name, part in parts.items()}
+        )
     if schema.kind == "JSON":
         kind = AvroDecoder(json.dumps(_stored(_json_schema(schema.data, what)))).arrow_type
         return TypedDecoder(kind, JsonDecoder(_Number), lambda value: _json_value(value, kind, "the value"))
@@ -251,19 +248,19 @@ def _field_type(field: Any, around: tuple[str, ...], what: str) -> pa.DataType:
 
 
 def _message_value(message: Any) -> dict[str, Any]:
-    found = dict[str, Any]()
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if field.has_presence and not message.HasField(field.name):
-            found[field.name] = None
-        elif _is_map(field):
-            part = field.message_type.fields_by_name["value"]
-            found[field.name] = {_map_key(name): _field_value(part, value[name]) for name in value}
-        elif _is_repeated(field):
-            found[field.name] = [_field_value(field, each) for each in value]
-        else:
-            found[field.name] = _field_value(field, value)
-    return found
+    return {
+        field.name: None
+        if field.has_presence and not message.HasField(field.name)
+        else _field_values(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+    }
+
+
+def _field_values(field: Any, value: Any) -> Any:
+    if _is_map(field):
+        part = field.message_type.fields_by_name["value"]
+        return {_map_key(name): _field_value(part, value[name]) for name in value}
+    return [_field_value(field, each) for each in value] if _is_repeated(field) else _field_value(field, value)
 
 
 def _field_value(field: Any, value: Any) -> Any:

@@ -500,7 +500,9 @@ class ProtobufDecoder:
             for file in files.file:
                 pool.Add(file)
             self._name = told["rootMessageTypeName"]
-            self._type = message_factory.GetMessageClass(pool.FindMessageTypeByName(self._name))
+            #: The message type's.
+            self.descriptor: Any = pool.FindMessageTypeByName(self._name)
+            self._type = message_factory.GetMessageClass(self.descriptor)
         except KeyError as error:
             raise InvalidCall(
                 f"{what} has no protobuf message {error}", hint="--message-type PACKAGE.MESSAGE"
@@ -508,11 +510,6 @@ class ProtobufDecoder:
         except (TypeError, ValueError, DecodeError) as error:
             raise InvalidCall(f"{what} is no schema of protobuf: {error}") from error
         self._pool = pool
-
-    @property
-    def descriptor(self) -> Any:
-        """The message type's."""
-        return self._type.DESCRIPTOR
 
     def parsed(self, value: bytes) -> Any:
         """The message in a value. Raises ``ValueError``."""

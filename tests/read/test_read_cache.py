@@ -49,8 +49,8 @@ def test_a_hit_is_use_and_a_miss_leaves_no_trace() -> None:
     cache = Cache(30)
     for key in "abc":
         cache.get(key, lambda: "x" * 10, len)
-    assert cache.hit("nobody") is None
-    assert cache.hit("a") == "x" * 10
+    assert cache.peek("nobody", is_use=True) is None
+    assert cache.peek("a", is_use=True) == "x" * 10
     cache.get("d", lambda: "x" * 10, len)
     assert [key for key in "abcd" if cache.peek(key)] == ["a", "c", "d"]
 
