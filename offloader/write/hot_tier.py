@@ -20,7 +20,7 @@ from formats.manifest import Gap, LedgerClosed
 from formats.segment import LedgerFacts
 from formats.summary import LedgerSpan
 from offloader.errors import Corrupt
-from offloader.ledgers.base import LedgerInfo, LedgerSource, newest_listed
+from offloader.ledgers.base import LedgerInfo, LedgerSource, newest, newest_listed
 from offloader.manifest.ledger_table import ENTRY_ID_MAX
 from offloader.manifest.state import ManifestState, SegmentRecord
 
@@ -218,8 +218,7 @@ def uncovered(
     prefix = state.prefix_end()
     if present and _begins_by(state, Position(present[0].ledger_id, 0)) and prefix is not None:
         # The prefix is complete, so a long history needn't be walked.
-        following = prefix.next()
-        first = following if first is None else max(first, following)
+        first = newest(first, prefix.next())
     segments = (
         (segment.begin, segment.end) for segment in state.segments.in_order(first) if segment.uuid not in given_up
     )
@@ -591,10 +590,8 @@ def _first_listed_between(after: Position, begin: Position, known: Mapping[int, 
 
 def _not_given(info: LedgerInfo, position: Position) -> Gap | None:
     """From ``position`` to the end of the unreadable run that holds it."""
-    for first, last in info.not_given:
-        if first <= position.entry_id <= last:
-            return Gap(position, Position(info.ledger_id, last), why_not_given(info, (first, last)))
-    return None
+    runs = ((first, last) for first, last in info.not_given if first <= position.entry_id <= last)
+    return next((Gap(position, Position(info.ledger_id, run[1]), why_not_given(info, run)) for run in runs), None)
 
 
 def gap_before(
@@ -661,9 +658,8 @@ def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | Non
 
 def blocked_at(stream: str, gap: Gap) -> Corrupt:
     """Error with which a stream stops at a gap that isn't to be recorded."""
-    remedy = "restore the hot tier"
-    if gap.reason == UNCONFIRMED:
-        remedy = "let the source confirm them (doctor names the missing permission) and start again"
+    confirm = "let the source confirm them (doctor names the missing permission) and start again"
+    remedy = confirm if gap.reason == UNCONFIRMED else "restore the hot tier"
     return Corrupt(
         f"stream {stream}: entries {gap.first} up to {_end_of(gap)} are gone: {gap.reason}",
         hint=f"nothing was committed beyond them: {remedy}, or set on_gap = record to go on without",
@@ -681,9 +677,7 @@ def require_recording(stream: str, gap: Gap, policy: str) -> None:
     """
     if policy == "block" and gap.reason not in HARMLESS:
         raise blocked_at(stream, gap)
-    level = logging.INFO if gap.reason in HARMLESS else logging.ERROR
-    if gap.reason == UNCONFIRMED:
-        level = logging.WARNING
+    level = {UNCONFIRMED: logging.WARNING, **dict.fromkeys(HARMLESS, logging.INFO)}.get(gap.reason, logging.ERROR)
     _log.log(level, "stream %s: recording a gap from %s up to %s: %s", stream, gap.first, _end_of(gap), gap.reason)
 
 

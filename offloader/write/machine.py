@@ -509,8 +509,10 @@ class StreamOffload:
         delay_s = self._backoff.wait()
         # Once an outage: further attempts fail the same way.
         level = logging.WARNING if delay_s <= RETRY_DELAY_FIRST_S else logging.DEBUG
-        extra = {"event": "retry", "stream": self._log.stream}
-        _log.log(level, "stream %s: %s; again in %.1f s", self._log.stream, error, delay_s, extra=extra)
+        _log.log(
+            *(level, "stream %s: %s; again in %.1f s", self._log.stream, error, delay_s),
+            extra={"event": "retry", "stream": self._log.stream},
+        )
 
     def _request_flush(self) -> int:
         """Under memory pressure: flush held bytes, or drop them; returns their number.

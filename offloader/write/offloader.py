@@ -171,10 +171,18 @@ class LedgerOffloader:
         self._require_here(driver_metadata)
         self._claim(uuid)
         settings = settings or self.settings.offload
-        upload = partial(upload_of, incarnation=incarnation, epoch=epoch, testimony=testimony)
         return OffloadHandle(
             uuid=uuid,
-            upload=upload(self.store, stream_name(stream), uuid, None, codec=settings.codec),
+            upload=upload_of(
+                self.store,
+                stream_name(stream),
+                uuid,
+                None,
+                incarnation=incarnation,
+                epoch=epoch,
+                codec=settings.codec,
+                testimony=testimony,
+            ),
             workers=self._workers,
             buffer=buffer or StreamQuota(settings.offload_buffer_bytes_max),
             settings=settings,
@@ -461,7 +469,7 @@ class MethodOffload:
                     self.begin()
         except Exception as error:  # as of a restart
             _log.warning("stream %s isn't offloaded: %s", self._stream, error)
-            self._offloader.call_after(self._next_wait_s(), lambda: self._begin_again(ends))
+            self._later(lambda: self._begin_again(ends))
 
     def end(self) -> None:
         """Stop, leaving uncommitted entries to the next start."""
@@ -531,14 +539,11 @@ class MethodOffload:
         """The stream stopped itself after the manifest refused a record: restart it soon."""
         if stopped.status().segments_committed:
             self._restart_s = RESTART_S_MIN
-        self._restart_later(stopped)
+        self._later(lambda: self._restart(stopped))
 
-    def _restart_later(self, stopped: StreamOffload) -> None:
-        self._offloader.call_after(self._next_wait_s(), lambda: self._restart(stopped))
-
-    def _next_wait_s(self) -> float:
+    def _later(self, run: Callable[[], None]) -> None:
         wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
-        return wait_s
+        self._offloader.call_after(wait_s, run)
 
     def _restart(self, stopped: StreamOffload) -> None:
         try:
@@ -546,7 +551,7 @@ class MethodOffload:
                 self._restarted(stopped)
         except Exception as error:  # also of memory, or a bug: no error ends the attempts
             _log.warning("stream %s isn't offloaded: %s", self._stream, error)
-            self._restart_later(stopped)
+            self._later(lambda: self._restart(stopped))
 
     def _restarted(self, stopped: StreamOffload) -> StreamOffload:
         """The replacement of a stream that stopped itself."""

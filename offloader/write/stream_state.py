@@ -250,8 +250,9 @@ def announce(edits: Sequence[Edit], state: ManifestState, recorder: Recorder) ->
 
 def _log_segment(event: str, uuid: UUID, summary: SegmentSummary, offloaded_ms: int, state: ManifestState) -> None:
     record = state.segments.get(uuid)
-    seconds = None if record is None else max(0, offloaded_ms - record.assigned_ms) / 1000
-    times_ms = (summary.publish_time_min_ms, summary.publish_time_max_ms)
+    first_ms, last_ms = (
+        None if each == TIME_UNKNOWN_MS else each for each in (summary.publish_time_min_ms, summary.publish_time_max_ms)
+    )
     _log.info(
         "stream %s: segment %s %s..%s, %d entries, %d bytes",
         *(state.stream, uuid, summary.begin, summary.end, summary.entries, summary.data_bytes),
@@ -270,9 +271,9 @@ def _log_segment(event: str, uuid: UUID, summary: SegmentSummary, offloaded_ms: 
             "data_bytes": summary.data_bytes,
             "index_bytes": summary.index_bytes,
             "blocks": summary.blocks,
-            "publish_time_min_ms": times_ms[0] if times_ms[0] != TIME_UNKNOWN_MS else None,
-            "publish_time_max_ms": times_ms[1] if times_ms[1] != TIME_UNKNOWN_MS else None,
-            "seconds": seconds,
+            "publish_time_min_ms": first_ms,
+            "publish_time_max_ms": last_ms,
+            "seconds": None if record is None else max(0, offloaded_ms - record.assigned_ms) / 1000,
         },
     )
 
@@ -309,11 +310,9 @@ class Commits:
         then: _Then,
     ) -> None:
         """End a segment and, when entries are pending, assign the next: one record."""
-        edits: list[Edit] = [Offloaded(segment.handle.uuid, summary, self._clock.now_ms())]
-        if following is not None:
-            edits.append(self._assign(following))
-        newest = following.begin if following is not None else summary.end
-        self.commit([*self._closed(newest, closed), *edits], then)
+        ended = Offloaded(segment.handle.uuid, summary, self._clock.now_ms())
+        newest, assigned = (summary.end, []) if following is None else (following.begin, [self._assign(following)])
+        self.commit([*self._closed(newest, closed), ended, *assigned], then)
 
     def commit(self, edits: Sequence[Edit], then: _Then = lambda _: None) -> None:
         """Commit ``edits``, then call ``then`` with the new view.
@@ -434,11 +433,10 @@ class Progress:
         """The counters by name, as arguments of ``StreamStatus``."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tell"}
 
-    def refused(self, really: bool) -> None:
-        """Count a written entry without room; ``really``: not only because the stream isn't live."""
-        if really:
-            self.offers_refused += 1
-            self.tell("offers_refused_total")
+    def refused(self) -> None:
+        """Count a written entry without room."""
+        self.offers_refused += 1
+        self.tell("offers_refused_total")
 
     def seen(self, batch: EntryBatch) -> None:
         """Record publish times of entries from the listener or a read."""
@@ -579,8 +577,8 @@ class StreamState:
             self.mode = Mode.CATCH_UP
             if ours and self.queue.offer(batch) == len(batch):
                 self.mode = Mode.LIVE
-            else:
-                self.progress.refused(ours and before is not None and before.ledger_id == batch.ledger_id)
+            elif ours and before is not None and before.ledger_id == batch.ledger_id:
+                self.progress.refused()  # not only because the stream isn't live
         if self.mode is Mode.PAUSED:
             return not self.is_watched
         first = self.queue.first

@@ -121,7 +121,7 @@ class SegmentUpload:
             if self._completed is not None:
                 return
 
-    def verify_length(self, data_bytes: int) -> ObjectInfo:
+    def verify_length(self, data_bytes: int) -> None:
         """Verify the length of the data object from its completion, or from a HEAD after a single PUT, whose response
         lacks it.
 
@@ -133,7 +133,6 @@ class SegmentUpload:
         if info is None or info.size_bytes != data_bytes:
             found = "nothing" if info is None else f"{info.size_bytes} bytes"
             raise Corrupt(f"{self.data_key} in {self.store.url}: {data_bytes} bytes were sent, the store has {found}")
-        return info
 
     def send_index(self, index: bytes) -> None:
         """Create the index object.
@@ -318,10 +317,11 @@ def verify_objects(
         if found != size_bytes:
             raise ObjectChanged(f"{key} in {store.url} has {found} bytes, {size_bytes} were recorded")
 
-    looks = (
-        partial(check, key, size) for key, size in zip(keys, (summary.data_bytes, summary.index_bytes), strict=True)
+    both(
+        partial(check, keys[0], summary.data_bytes),
+        partial(check, keys[1], summary.index_bytes),
+        sequential=is_local(store),
     )
-    both(*looks, sequential=is_local(store))
     return keys
 
 
