@@ -282,8 +282,7 @@ def error_of(found: Sequence[ExportedLedger]) -> OffloaderError | None:
     left = [(each.ledger.ledger_id, each.error) for each in found if each.error is not None]
     if not left:
         return None
-    kinds = {error.kind for _, error in left}
-    made = next(each for each in _WORST_FIRST if each.kind in kinds)
+    made = next(each for each in _WORST_FIRST if any(error.kind is each.kind for _, error in left))
     named = "; ".join(f"{ledger_id} ({error.message})" for ledger_id, error in left[:NAMED_MAX])
     more = " ..." if len(left) > NAMED_MAX else ""
     hint = next(error.hint for _, error in left if error.kind is made.kind)

@@ -23,21 +23,6 @@ _log = logging.getLogger("offloader.ledgers")
 LOOK_S = 60.0
 
 
-class _Wanted:
-    """A run that callers wait for."""
-
-    def __init__(self) -> None:
-        self.is_done = threading.Event()
-        self.result: Future[HistoryResult] = Future()
-
-    def run(self, run: Callable[[], HistoryResult]) -> None:
-        try:
-            self.result.set_result(run())
-        except Exception as error:
-            self.result.set_exception(error)
-        self.is_done.set()
-
-
 class LedgerTrigger:
     """Runs the ledger method after each ledger that is closed, and once a minute.
 
@@ -63,8 +48,8 @@ class LedgerTrigger:
         self._next_look = Alarm(workers, self._task.schedule)
         self._subscription: Subscription | None = None
         self._committed: Position | None = None
-        #: The run that further callers wait for, until it begins.
-        self._wanted: _Wanted | None = None
+        #: The result of the run that further callers wait for, until it begins.
+        self._wanted: Future[HistoryResult] | None = None
         self._lock = threading.Lock()
         #: Why it stopped by itself: another writer took the stream, or the hot tier isn't the stream's.
         self.stopped_by: Fenced | SourceMismatch | None = None
@@ -101,13 +86,15 @@ class LedgerTrigger:
         if timeout_s is None:
             return self._all_ran()
         with self._lock:
-            wanted = self._wanted = self._wanted or _Wanted()
+            wanted = self._wanted = self._wanted or Future()
+        is_done = threading.Event()
+        wanted.add_done_callback(lambda _: is_done.set())
         self._task.schedule()
-        if not self._clock.wait(wanted.is_done, timeout_s):
+        if not self._clock.wait(is_done, timeout_s):
             raise StoreUnavailable(
                 f"the closed ledgers aren't committed within {timeout_s:.3g} s; that goes on", hint="ask again later"
             )
-        return wanted.result.result()
+        return wanted.result()
 
     def _all_ran(self) -> HistoryResult:
         with self._one_run:
@@ -118,8 +105,12 @@ class LedgerTrigger:
     def _run_wanted(self) -> None:
         with self._lock:
             wanted, self._wanted = self._wanted, None
-        if wanted is not None:
-            wanted.run(self._all_ran)
+        if wanted is None:
+            return
+        try:
+            wanted.set_result(self._all_ran())
+        except Exception as error:
+            wanted.set_exception(error)
 
     def _look(self) -> None:
         self._run_wanted()
