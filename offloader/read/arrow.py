@@ -150,8 +150,7 @@ def _package(name: str) -> Any:
 
 def _snapshot(store: ObjectStore, stream: str, options: ArrowOptions) -> _Snapshot:
     columns = list(options.get("columns", ())) or SCHEMA.names
-    unknown = [name for name in columns if name not in SCHEMA.names]
-    if unknown:
+    if unknown := [name for name in columns if name not in SCHEMA.names]:
         raise InvalidCall(f"entries have no column {', '.join(unknown)}", hint=f"columns: {', '.join(SCHEMA.names)}")
     if len(set(columns)) < len(columns):
         raise InvalidCall(f"columns names one twice: {', '.join(columns)}", hint="name each once")

@@ -89,8 +89,7 @@ class ColdTier:
         with closing(maps), closing(found) as results:
             for batches in results:
                 for batch in batches or ():
-                    part = batch.between(first, last)
-                    if len(part):
+                    if len(part := batch.between(first, last)):
                         fetcher.count_used(self._stream, part)
                         yield part
 
@@ -196,8 +195,7 @@ class ColdTier:
         for number in segment_map.find(*self.ends).tolist():
             if latest[number] != TIME_UNKNOWN_MS and latest[number] >= publish_time_ms:
                 [batch] = self._fetcher.kept_blocks(objects, segment_map, np.array([number], dtype=np.int64))
-                position = first_at(batch.between(*self.ends), publish_time_ms)
-                if position is not None:
+                if (position := first_at(batch.between(*self.ends), publish_time_ms)) is not None:
                     return position
         return None
 

@@ -464,8 +464,7 @@ class Reader:
                 yield from self._cold_between(expected, until)
             if batch is None:
                 return
-            part = batch.between(expected, last)
-            if len(part):
+            if len(part := batch.between(expected, last)):
                 yield part
             expected = batch.last.next()
 
@@ -527,8 +526,7 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
             f"stream {stream}: the manifest ends at record {newest.record_id}, {record_id} doesn't exist yet"
         )
     state = load_manifest_view_at(store, newest, record_id)
-    gone = state.offloaded().not_in(newest.offloaded())
-    if gone:
+    if gone := state.offloaded().not_in(newest.offloaded()):
         raise Trimmed(
             f"stream {stream}: {len(gone)} segments of manifest record {record_id} were retired since, first "
             f"{gone[0].uuid} ({gone[0].begin}..{gone[0].end})",
@@ -696,8 +694,7 @@ class ReadHandle:
                 runs = block_runs(piece.objects, piece.segment_map, numbers, self._fetcher.settings.request_bytes)
                 found = list(itertools.chain.from_iterable(self._fetcher.runs(runs)))
             for batch in found:
-                part = batch.between(first, last)
-                if len(part):
+                if len(part := batch.between(first, last)):
                     self._fetcher.count_used(piece.objects.stream, part)
                     batches.append(part)
         return Entries(tuple(batches))

@@ -81,8 +81,7 @@ def _pieces(planned: PlannedSegment, source: LedgerSource) -> list[LedgerPiece]:
         for info in source.ledgers()
         if info.entries and begin.ledger_id <= info.ledger_id <= end.ledger_id
     ]
-    gone = _needed(planned) - {piece.ledger.info.ledger_id for piece in pieces}
-    if gone:
+    if gone := _needed(planned) - {piece.ledger.info.ledger_id for piece in pieces}:
         raise Corrupt(f"ledger {min(gone)} isn't in the hot tier any more, {begin}..{end} was to be offloaded")
     return pieces
 
@@ -438,8 +437,7 @@ class HistoryMemory:
             self._budget.join(self, self._wake, lambda: self._granted_bytes)
             self._joined = True
         wanted = (self._segments + 1) * self._segment_bytes
-        missing = wanted - self._granted_bytes
-        if missing > 0:
+        if (missing := wanted - self._granted_bytes) > 0:
             if self._segments == 0:
                 there = self._budget.wait_for(self, missing)
             else:
@@ -460,8 +458,7 @@ class HistoryMemory:
         if not self._joined or segments > self._segments:
             return
         self._segments = segments
-        over = self._granted_bytes - segments * self._segment_bytes
-        if over > 0:
+        if (over := self._granted_bytes - segments * self._segment_bytes) > 0:
             self._granted_bytes -= over
             self._budget.give_back(self, over)
         if leave and segments == 0:
@@ -669,8 +666,7 @@ class BackfillJob:
             is_full = under_way + len(self._proposed) >= self._segments_max
             if is_full or (self._memory is not None and not self._memory.take()):
                 return  # the end of an upload makes a step
-            planned = self._plan.next()
-            if planned is None:
+            if (planned := self._plan.next()) is None:
                 self._exhausted = True
             else:
                 self._proposed.append(_Attempt(planned, self._tools.new_uuid(self._log.state)))

@@ -136,14 +136,12 @@ def _parts(state: ManifestState, batch: EntryBatch, first: int, last: int) -> It
     end = fact.last_entry_id
     if given and end != LAST_UNKNOWN and given[-1][1] > end:
         raise InvalidCall(f"{where}: entry {given[-1][1]} came, the ledger ends at {end}")
-    others = without(given, gap_runs(state.gaps, ledger_id, first, last))
-    if others:
+    if others := without(given, gap_runs(state.gaps, ledger_id, first, last)):
         raise InvalidCall(
             f"{where}: entry {others[0][0]} came, which is in no recorded gap", hint="send what is missing"
         )
     wanted = missing_runs(state, ledger_id, last, first=first)
-    absent = without(wanted, given)
-    if absent:
+    if absent := without(wanted, given):
         raise InvalidCall(f"{where}: entry {absent[0][0]} is missing and didn't come", hint="send what is missing")
     for group in _groups(state, ledger_id, wanted):
         yield batch.between(Position(ledger_id, group[0][0]), Position(ledger_id, group[-1][1]))

@@ -155,8 +155,7 @@ class CatchUp:
 
     def stop(self) -> None:
         """End a run early; the rest is left to the next one."""
-        run = self._run
-        if run is not None:
+        if (run := self._run) is not None:
             run.stop()
 
     def is_done(self) -> bool:

@@ -116,8 +116,7 @@ def release_hot_ledgers(
             )
         )
     due = [info for info in able if info.ledger_id not in kept and _is_confirmed(log, state, info, done)]
-    fresh = [info for info in due if info.ledger_id not in state.hot_released_ledgers]
-    if fresh:
+    if fresh := [info for info in due if info.ledger_id not in state.hot_released_ledgers]:
         facts: list[Edit] = [closed_edit(i, source) for i in fresh if i.ledger_id not in state.closed_ledgers]
         log.commit_as_maintainer([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
     # Truncated ledgers are deleted too, if still present.

@@ -394,8 +394,7 @@ class StreamOffload:
         if not self._catch_up.is_done():
             return False
         with self._shared.changed:
-            end = self._shared.queue.go_on_after_committed(self._log.state)
-            if end is not None:
+            if (end := self._shared.queue.go_on_after_committed(self._log.state)) is not None:
                 self._shared.keep_ledgers(lambda each: each >= end.ledger_id)
             self._shared.advance(self._log.state)
         return True
@@ -423,8 +422,7 @@ class StreamOffload:
         result = segment.handle.get_offload_result_async()
         if not result.done():
             return
-        error = result.exception()
-        if error is not None:
+        if (error := result.exception()) is not None:
             self._restart(segment, error)
         if not segment.assigned:
             return

@@ -263,8 +263,7 @@ class LedgerOffloader:
         self._require_here({name: value for name, value in driver_metadata.items() if name not in AT_ROOT})
 
         def delete() -> None:
-            kept = self.store.delete([data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)])
-            if kept:
+            if kept := self.store.delete([data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)]):
                 raise StoreUnavailable(f"{kept[0].key} in {self.store.url} wasn't deleted: {kept[0].reason}")
 
         return self._later(delete)

@@ -80,8 +80,7 @@ class MemoryBudget:
         with self._lock:
             member, free = self._members[who], self._free()
             granted = member.pending_bytes
-            missing = bytes_min - granted
-            if missing > 0:
+            if (missing := bytes_min - granted) > 0:
                 if missing > free or not self._is_next(who):
                     return 0
                 more = max(missing, min(free, max(CHUNK_BYTES_MIN, min(held_bytes, CHUNK_BYTES_MAX))))

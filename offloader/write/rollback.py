@@ -235,8 +235,7 @@ def _obstacle(state: ManifestState, ledger_id: int, held: _Contents) -> str:
     """Why a ledger can't become one V1 object; empty: it can."""
     if ledger_id in state.deleted_ledgers:
         return "it is deleted from the stream"
-    foreign = [segment for segment, _ in held if not segment.owned or is_at_root(segment.driver)]
-    if foreign:
+    if foreign := [segment for segment, _ in held if not segment.owned or is_at_root(segment.driver)]:
         return f"segment {foreign[-1].uuid} is adopted and isn't ours to replace"
     last = state.closed_ledgers.get(ledger_id)
     if last is None:
@@ -326,8 +325,7 @@ class LedgerRewrite:
         Raises: as ``BackfillService.rollback``; EditRefused also when segments were retired again and again meanwhile.
         """
         ledgers = streamed_ledgers(self._log.load())
-        unknown = set(self._delete) - {each.ledger_id for each in ledgers}
-        if unknown:
+        if unknown := set(self._delete) - {each.ledger_id for each in ledgers}:
             raise InvalidCall(
                 f"stream {self._log.stream}: an old reader reads ledger {min(unknown)}, or it isn't offloaded",
                 hint="`offloader rollback plan` lists the ledgers that can be deleted",
@@ -391,8 +389,7 @@ class LedgerRewrite:
 
     def _give_up(self, reason: str) -> None:
         """Give up a group; the sweeper deletes uploads under its promised names."""
-        promised = [Failed(each.uuid, reason) for each in self._log.load().rewrites]
-        if promised:
+        if promised := [Failed(each.uuid, reason) for each in self._log.load().rewrites]:
             self._commit(promised)
 
     def _commit(self, edits: Sequence[Edit]) -> None:
