@@ -79,8 +79,9 @@ def _key_of(path: str) -> _OpenDataKey:
     except OSError as cause:
         raise NotFound(f"key {path} can't be read: {cause.strerror}", hint="check the path") from cause
     except (ValueError, TypeError) as cause:
-        hint = "give a private key as PEM, without a password"
-        raise InvalidCall(f"{path} is no private key: {cause}", hint=hint) from cause
+        raise InvalidCall(
+            f"{path} is no private key: {cause}", hint="give a private key as PEM, without a password"
+        ) from cause
     match key:
         case RSAPrivateKey():
             return lambda data: _opened_rsa(key, data)

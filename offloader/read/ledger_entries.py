@@ -51,8 +51,7 @@ class LedgerEntries:
             LedgerIncomplete: an entry is missing where the next one is; a hole is never skipped.
             OffloaderError: as ``Reader.scan`` and ``read_fill``.
         """
-        found = self._batches(state, standing, first, last, on_hits)
-        return _contiguous(state.stream, found, first, last)
+        return _contiguous(state.stream, self._batches(state, standing, first, last, on_hits), first, last)
 
     def _batches(
         self, state: ManifestState, standing: LedgerStanding, first: int, last: int, on_hits: Callable[[int], object]

@@ -198,10 +198,9 @@ class TopicReader(Reader):
         return _only_batches(merge_published([r.scan_published(*ends) for r in self.partitions.values()]))
 
     def _of_one_partition(self) -> InvalidCall:
-        one = next(iter(self.partitions.values())).stream
         return InvalidCall(
             f"{self.stream} has {len(self.partitions)} partitions, and a position is of one",
-            hint=f"use times, or read one of them: {one}",
+            hint=f"use times, or read one of them: {next(iter(self.partitions.values())).stream}",
         )
 
 
@@ -260,24 +259,6 @@ def timed_batch(scan: Iterator[EntryBatch], after_ms: int) -> tuple[EntryBatch, 
 WAIT_S_MIN, WAIT_S_MAX, HOT_WAIT_S_MAX = 0.5, 10.0, 1.0
 
 
-def follow(
-    reader: Reader, start: Position | None, *, clock: Clock, stop: threading.Event | None = None
-) -> Generator[EntryBatch, None, None]:
-    """All entries from ``start``, including future ones, in order, each once.
-
-    Polls after 0.5 s, doubling each time without news: at most every 10 s, with a hot tier at most every second.
-
-    Args:
-        start: default: the first readable entry, present or future.
-        stop: ends the iteration when set; default: endless.
-
-    Raises:
-        Trimmed: the next entries were deleted meanwhile; names the first remaining position.
-        as ``Reader.scan``.
-    """
-    return _only_batches(follow_all([reader], [start], clock=clock, stop=stop))
-
-
 def follow_all(
     readers: Sequence[Reader],
     starts: Sequence[Position | None],
@@ -286,15 +267,23 @@ def follow_all(
     stop: threading.Event | None = None,
     refreshed: Callable[[Reader], Reader] = Reader.refresh,
 ) -> Generator[tuple[int, EntryBatch], None, None]:
-    """As ``follow``, of several streams: what is readable is merged by publish time, then what comes.
+    """All entries of streams from ``starts``, including future ones, each stream's in order and once.
 
-    Where a hot tier is lost (``HotTierLost``), it goes on after the last entry that came out of each stream.
+    What is readable is merged by publish time, then what comes. Polls after 0.5 s, doubling each time without news: at
+    most every 10 s, with a hot tier at most every second. Where a hot tier is lost (``HotTierLost``), it goes on after
+    the last entry that came out of each stream.
 
     Args:
+        starts: ``None``: the stream's first readable entry, present or future.
+        stop: ends the iteration when set; default: endless.
         refreshed: the reader for the next look, which may have another hot tier, or none.
 
     Yields:
         the number of the reader, and entries of its stream.
+
+    Raises:
+        Trimmed: the next entries of a stream were deleted meanwhile; names the first remaining position.
+        as ``Reader.scan``.
     """
     stop = stop or threading.Event()
     wait_s = WAIT_S_MIN

@@ -302,8 +302,7 @@ class Reader:
         self._require_open()
         lease = None if self._lease is None else self._lease.another()
         state = load_stream(self._fetcher.store, self.stream, may_be_absent=self._given is not None)
-        source = self._given if hot_of is None else hot_of(state)
-        return Reader(self._fetcher, state, source, self._skipped, lease)
+        return Reader(self._fetcher, state, self._given if hot_of is None else hot_of(state), self._skipped, lease)
 
     def read(self, first: Position, last: Position) -> Entries:
         """Exactly the entries with ``first <= position <= last``, in order.

@@ -157,8 +157,7 @@ def _stored(schema: Any) -> Any:
         return [_stored(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    drop = schema.get("logicalType") != "decimal"
-    return {name: _stored(each) for name, each in schema.items() if not (name == "logicalType" and drop)}
+    return {name: _stored(each) for name, each in schema.items() if name != "logicalType" or each == "decimal"}
 
 
 class _Number(float):
@@ -240,8 +239,7 @@ def _message_type(descriptor: Any, around: tuple[str, ...], what: str) -> pa.Dat
 
 def _field_type(field: Any, around: tuple[str, ...], what: str) -> pa.DataType:
     if _is_map(field):
-        parts = field.message_type.fields_by_name
-        return pa.map_(pa.string(), _field_type(parts["value"], around, what))
+        return pa.map_(pa.string(), _field_type(field.message_type.fields_by_name["value"], around, what))
     own = _KIND_NAMES[field.type]
     kind = _message_type(field.message_type, around, what) if own in _NESTED else _PROTOBUF[own]
     return pa.list_(kind) if _is_repeated(field) else kind

@@ -175,8 +175,9 @@ class CatchUp:
         ledgers = self._source.ledgers()
         with self._shared.lock:
             seen = {**dict.fromkeys(self._shared.heard), **self._shared.queue.closed_ledgers()}
-        failed = {edit.uuid for edit in given_up}
-        start = start_of_history(self._log.state, ledgers, self._tools.settings, given_up=failed, seen=seen)
+        start = start_of_history(
+            self._log.state, ledgers, self._tools.settings, given_up={edit.uuid for edit in given_up}, seen=seen
+        )
         if self._is_worth_a_run(start):
             recorded = failed_before(start.blocked, given_up, self._log.state)
             self._run = run = BackfillJob(

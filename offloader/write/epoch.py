@@ -227,8 +227,7 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
     lost = [
         (Position(info.ledger_id, first), Position(info.ledger_id, last)) for info in kept for first, last in info.lost
     ]
-    there = uncovered_ranges(kept, lost, by_ledger=True)
-    held += [(run.begin, run.end) for run in there if run.end > reached]
+    held += [(run.begin, run.end) for run in uncovered_ranges(kept, lost, by_ledger=True) if run.end > reached]
     found: list[Gap] = []
     goes_on = any(info.ledger_id >= first_ledger for info in kept)
     for begin, end in [*sorted((b, e or b) for b, e in held), *(() if goes_on else [(Position(first_ledger, 0),) * 2])]:
@@ -335,8 +334,8 @@ def accept_loss(
     done = Acceptance(stream=log.stream, why="", source=identity.source_id(), gaps=tuple(found.gaps), adopted=adopted)
     if not found.gaps:
         return replace(done, record_id=log.state.record_id if adopted else None)
-    edits: list[Edit] = [Failed(uuid, "its owner was replaced") for uuid in failed]
-    return replace(done, failed=failed, record_id=commit([*edits, *found.ends, *found.gaps]).record_id)
+    edits = [*(Failed(uuid, "its owner was replaced") for uuid in failed), *found.ends, *found.gaps]
+    return replace(done, failed=failed, record_id=commit(edits).record_id)
 
 
 def _lost(state: ManifestState, source: LedgerSource) -> FoundGaps:

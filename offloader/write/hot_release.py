@@ -207,8 +207,10 @@ class HotRelease:
         # A common cause, such as a full disk, may block all of them: log it once.
         for error, count in Counter(map(str, errors)).items():
             times = f" ({count} times)" if count > 1 else ""
-            extra = {"event": "retry", "stream": self._log.stream}
-            _log.warning("stream %s: hot copies stay for now: %s%s", self._log.stream, error, times, extra=extra)
+            _log.warning(
+                *("stream %s: hot copies stay for now: %s%s", self._log.stream, error, times),
+                extra={"event": "retry", "stream": self._log.stream},
+            )
 
 
 #: Interval of checks besides those after a commit: for what another process committed, and for settings.

@@ -175,8 +175,7 @@ def position_leaving(ledgers: Sequence[LedgerInfo], kept_bytes: int) -> Position
     left = float(kept_bytes)
     for info in sorted((info for info in ledgers if info.entries), key=lambda info: info.ledger_id, reverse=True):
         if info.size_bytes > left:
-            stay = int(left * info.entries / info.size_bytes)
-            return Position(info.ledger_id, info.last_entry_id - stay)
+            return Position(info.ledger_id, info.last_entry_id - int(left * info.entries / info.size_bytes))
         left -= info.size_bytes
     return None
 
@@ -518,8 +517,7 @@ def _split_at_head(state: ManifestState, ledgers: Sequence[LedgerInfo], first: P
     found: list[Gap] = []
     head = state.head
     if head is not None and first < head:
-        before = min(end, head.previous())
-        found.append(Gap(first, before, BEFORE_HEAD))
+        found.append(Gap(first, min(end, head.previous()), BEFORE_HEAD))
         first = head
     if first <= end:
         _require_absent(state, ledgers, first, end)

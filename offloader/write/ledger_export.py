@@ -231,8 +231,9 @@ class LedgerExport:
             codec="none",
             at_root=True,
         )
-        settings = sized_for(self._settings, standing.payload_bytes)
-        summary = write_segment([LedgerPiece(cold, 0, last)], Layout.V1, upload, settings)
+        summary = write_segment(
+            [LedgerPiece(cold, 0, last)], Layout.V1, upload, sized_for(self._settings, standing.payload_bytes)
+        )
         try:
             if self._digest(ledger) != cold.digest.value():
                 raise Corrupt(

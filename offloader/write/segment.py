@@ -490,14 +490,13 @@ class OffloadHandle:
                 self._parts_in_flight += 1
             finished = self._finished
             send_index = finished is not None and not self._index_begun
-            all_sent = finished is not None and not self._ready and not self._parts_in_flight
-            complete = all_sent and not self._completion_begun
+            is_sent = not self._ready and not self._parts_in_flight
+            complete = finished is not None and is_sent and not self._completion_begun
             self._index_begun |= send_index
             self._completion_begun |= complete
             # A segment below one part is a single PUT; a full first part isn't while more entries may follow.
             whole = finished is not None and self._parts_made == 1 and not self._multipart
-            if start and not whole:
-                self._multipart = True
+            self._multipart |= bool(start) and not whole
         for part in start:
             self._workers.submit(partial(self._send, part, whole))
         if finished is not None and send_index:
@@ -507,10 +506,7 @@ class OffloadHandle:
 
     def _send(self, part: Part, whole: bool) -> None:
         try:
-            if whole:
-                self._upload.send_whole(part)
-            else:
-                self._upload.send_part(part)
+            (self._upload.send_whole if whole else self._upload.send_part)(part)
         except BaseException as error:
             self._fail(error, abort=True)
             return

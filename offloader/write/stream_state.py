@@ -145,8 +145,9 @@ class SegmentQueue:
         self.keep_ledgers(lambda each: each >= end.ledger_id)
         last = state.closed_ledgers.get(end.ledger_id)
         if last is not None and not self._is_closed(end.ledger_id):
-            info = LedgerInfo(ledger_id=end.ledger_id, closed=True, entries=last + 1, size_bytes=0, created_ms=0)
-            self._ledgers[end.ledger_id] = info
+            self._ledgers[end.ledger_id] = LedgerInfo(
+                ledger_id=end.ledger_id, closed=True, entries=last + 1, size_bytes=0, created_ms=0
+            )
         return end
 
     def keep_ledgers(self, needed: Callable[[int], bool]) -> None:

@@ -12,7 +12,7 @@ from formats.entries import Position
 from formats.manifest import Retire, Truncate
 from offloader.errors import Trimmed
 from offloader.read.fetch import Cache
-from offloader.read.partitions import WAIT_S_MAX, WAIT_S_MIN, follow
+from offloader.read.partitions import WAIT_S_MAX, WAIT_S_MIN, follow_all
 from offloader.read.reader import open_stream_reader
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
@@ -43,8 +43,8 @@ def writer() -> StreamWriter:
 
 def followed(writer: StreamWriter, start: Position | None, clock: ManualClock) -> list[Position]:
     reader = open_stream_reader(writer.store, writer.stream, cache=Cache(0))
-    batches = follow(reader, start, clock=clock, stop=threading.Event())
-    return [entry.position for batch in batches for entry in batch.entries()]
+    found = follow_all([reader], [start], clock=clock, stop=threading.Event())
+    return [entry.position for _, batch in found for entry in batch.entries()]
 
 
 def test_entries_are_followed_once_and_in_order_as_segments_are_committed(writer: StreamWriter) -> None:

@@ -14,7 +14,7 @@ import offloader
 from formats.entries import Position
 from offloader.errors import SourceMismatch
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.read.partitions import follow
+from offloader.read.partitions import follow_all
 from offloader.read.reader import Reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings, Settings
@@ -33,7 +33,7 @@ READS: dict[str, Callable[[Reader], object]] = {
     "scan_published": lambda reader: list(reader.scan_published(0)),
     "position_at": lambda reader: reader.position_at(END_MS),
     "refreshed": lambda reader: list(reader.refresh().scan()),
-    "follow": lambda reader: next(follow(reader, None, clock=SystemClock())),
+    "follow": lambda reader: next(follow_all([reader], [None], clock=SystemClock())),
 }
 
 
