@@ -43,9 +43,16 @@ from offloader.errors import BucketMissing, InvalidCall, NotFound, Unsupported
 from offloader.manifest.names import NamedStreams, named_streams
 from offloader.read.reader import existing_streams, load_stream
 from offloader.store.base import ObjectStore
-from offloader.write.ledger_export import ExportedLedger, LedgerExport, error_of, recorded_ledgers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
+from offloader.write.rollback import (
+    ExportedLedger,
+    LedgerExport,
+    RewriteResult,
+    StreamedLedger,
+    error_of,
+    recorded_ledgers,
+    streamed_ledgers,
+)
 
 #: Ledgers named in an error.
 NAMED_MAX = 10

@@ -1,14 +1,20 @@
-"""Rewrite V2 segments as V1 objects for readers older than the streaming method."""
+"""Write V1 objects out of the cold tier: in place of V2 segments, for readers older than the streaming method, and for
+the records of Pulsar's own offloader.
+
+A broker looks for an offloaded ledger by the uuid in its record of the topic: ``<uuid>-ledger-<id>`` and its index at
+the root of a bucket. An export writes such objects; the stream and its manifest stay as they are.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from operator import itemgetter
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import numpy as np
@@ -16,9 +22,20 @@ import numpy as np
 from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
 from formats.manifest import Edit, Failed, LedgersDeleted, Replace, Retire, Rewrite, Rewritten, SetMethod
-from formats.metadata.messages import PulsarLedger
+from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
+from formats.segment_map import SegmentMap
 from formats.summary import Layout, LedgerSpan, SegmentSummary
-from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
+from offloader.errors import (
+    Corrupt,
+    ErrorKind,
+    InvalidCall,
+    NotFound,
+    ObjectChanged,
+    ObjectMissing,
+    OffloaderError,
+    SourceMismatch,
+    Unsupported,
+)
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.ledger_table import Run, joined, without
@@ -26,21 +43,26 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, require_takeable
 from offloader.read.cold import objects_of
-from offloader.read.fetch import Fetcher
+from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs
 from offloader.read.fetch import ReaderThreads as Parallel
+from offloader.read.ledger_entries import LedgerEntries
+from offloader.read.ledger_plan import (
+    BrokerFacts,
+    LedgerIncomplete,
+    LedgerStanding,
+    ledger_standing,
+    require_same_ledger,
+    require_whole,
+)
 from offloader.read.reader import Reader
 from offloader.settings import OffloadSettings, ReadSettings
+from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools, PlannedSegment
 from offloader.write.quota import segment_bytes_max
 from offloader.write.stream_state import announce
-from offloader.write.upload import (
-    READ_BYTES,
-    LedgerPiece,
-    upload_of,
-    write_segment,
-)
+from offloader.write.upload import READ_BYTES, LedgerPiece, upload_of, write_segment
 
 
 class EntryDigest:
@@ -467,3 +489,247 @@ class LedgerRewrite:
             for batch in batches:
                 digest.add(batch)
         return digest.value()
+
+
+#: Of a ledger's own errors the kind that a run ends with: the first of these that there is.
+_WORST_FIRST = (SourceMismatch, NotFound, Unsupported)
+#: Ledgers named in an error.
+NAMED_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLedger:
+    """An offloaded ledger in a broker's record.
+
+    Attributes:
+        length: payload bytes; 0: not recorded.
+        driver: where the broker's offloader says that it put it; empty: it doesn't say.
+    """
+
+    ledger_id: int
+    uuid: UUID
+    entries: int
+    length: int
+    closed_ms: int
+    driver: dict[str, str]
+
+    def objects(self) -> SegmentObjects:
+        """Its two objects at a store's root."""
+        return SegmentObjects(stream="", uuid=self.uuid, ledger_id=self.ledger_id, at_root=True)
+
+
+def recorded_ledgers(record: Sequence[PulsarLedger]) -> list[RecordedLedger]:
+    """The ledgers of a broker's record that it says are offloaded, in its order."""
+    return [
+        RecordedLedger(
+            ledger_id=each.ledger_id,
+            uuid=context.uuid,
+            entries=each.entries or 0,
+            length=each.size_bytes or 0,
+            closed_ms=each.closed_ms or 0,
+            driver=dict(context.driver_metadata),
+        )
+        for each in record
+        if (context := each.context or OffloadContext()).complete and context.uuid is not None and each.entries
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedLedger:
+    """What became of a ledger.
+
+    Attributes:
+        payload_bytes: of its entries.
+        written: whether this run wrote it, or would have; False: it was there already.
+        error: why it isn't there; ``None``: it is, or will be.
+    """
+
+    ledger: RecordedLedger
+    payload_bytes: int = 0
+    written: bool = False
+    error: OffloaderError | None = None
+
+
+class LedgerExport:
+    """One run over the ledgers of one topic. Single use.
+
+    Args:
+        store, state: of the stream, and the view of its manifest that is exported.
+        target: where the objects go, at its root.
+        settings: of offloads; the objects are never compressed, whatever they say.
+        read: of the stream's reader.
+        on_progress: called with each ledger that was written.
+
+    Raises:
+        InvalidCall: ``target`` is a folder of a bucket: Pulsar looks at the bucket's root.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        state: ManifestState,
+        target: ObjectStore,
+        *,
+        settings: OffloadSettings,
+        read: ReadSettings,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> None:
+        url = urlsplit(target.url)
+        if url.scheme != "file" and url.path.strip("/"):
+            raise InvalidCall(
+                f"{target.url} is a folder of a bucket, and Pulsar's own offloader looks at the bucket's root",
+                hint="name the bucket only",
+            )
+        self._store, self._state, self._target, self._on_progress = store, state, target, on_progress
+        self._settings = replace(settings, codec="none")
+        read = replace(read, read_priority="tiered-storage-first")
+        self._entries = LedgerEntries(store, read, Cache(read.cache_bytes_max))
+        self._written = Fetcher(target, read)
+
+    def run(self, ledgers: Sequence[RecordedLedger], *, dry_run: bool) -> list[ExportedLedger]:
+        """Write each ledger that isn't there yet, read it back and compare; one that can't be is left, with its error.
+
+        Raises:
+            OffloaderError: a store's errors, other than about the content of one ledger.
+        """
+        found = []
+        for ledger in ledgers:
+            try:
+                found.append(self._one(ledger, dry_run=dry_run))
+            except LedgerIncomplete as error:
+                found.append(ExportedLedger(ledger, error=NotFound(error.message, hint=error.hint)))
+            except OffloaderError as error:
+                if error.kind not in (ErrorKind.NOT_FOUND, ErrorKind.DATA_CORRUPTION, ErrorKind.INVALID_REQUEST):
+                    raise
+                found.append(ExportedLedger(ledger, error=error))
+        return found
+
+    def _one(self, ledger: RecordedLedger, *, dry_run: bool) -> ExportedLedger:
+        self._require_place(ledger)
+        if (length := self._length_there(ledger)) is not None:
+            return ExportedLedger(ledger, length)
+        standing = ledger_standing(self._state, ledger.ledger_id, last=ledger.entries - 1)
+        length = ledger.length or standing.payload_bytes
+        facts = BrokerFacts(uuid=ledger.uuid, last=ledger.entries - 1, length=length, entries=ledger.entries)
+        require_same_ledger(self._state.stream, standing, facts)
+        require_whole(self._state.stream, standing)
+        if standing.first:
+            raise NotFound(f"its entries before {standing.first} were truncated", hint="nothing brings them back")
+        if not dry_run:
+            with working_at(Priority.BACKFILL):
+                self._write(ledger, standing)
+        return ExportedLedger(ledger, standing.payload_bytes, written=True)
+
+    def _require_place(self, ledger: RecordedLedger) -> None:
+        """Raises ``Unsupported``: Pulsar's own offloader would look elsewhere."""
+        bucket, here = ledger.driver.get("bucket", ""), self._target.driver_metadata.get("bucket", "")
+        if not ledger.driver or urlsplit(self._target.url).scheme == "file":
+            return  # it takes the bucket of the broker's settings, or a copy of the folder is put there
+        if bucket != here:
+            where = f"names bucket {bucket}" if bucket else "names no bucket"
+            raise Unsupported(
+                f"the broker's record {where}, and these objects would go to {here}",
+                hint="name the recorded bucket; that of new ledgers is export_bucket of the plugin's settings",
+            )
+
+    def _length_there(self, ledger: RecordedLedger) -> int | None:
+        """Payload bytes of a ledger whose objects are there; ``None``: they aren't, or not completely.
+
+        Raises:
+            ObjectChanged, Corrupt: there are others under its name.
+        """
+        try:
+            segment_map = self._written.index(ledger.objects(), keep=False)
+        except ObjectMissing:
+            return None  # data without an index is an attempt that ended early
+        length = _length_of(segment_map, ledger)
+        key = ledger.objects().data_key
+        size = None
+        with suppress(NotFound):
+            size = self._target.head(key).size_bytes
+        if size != segment_map.data_bytes:
+            raise ObjectChanged(
+                f"{key} in {self._target.url} has {size if size is not None else 'no'} bytes, and its index says "
+                f"{segment_map.data_bytes}",
+                hint="delete the index object, and run this again",
+            )
+        return length
+
+    def _write(self, ledger: RecordedLedger, standing: LedgerStanding) -> None:
+        info = LedgerInfo(
+            ledger_id=ledger.ledger_id,
+            closed=True,
+            entries=ledger.entries,
+            size_bytes=standing.payload_bytes,
+            created_ms=standing.created_ms or 0,
+            closed_ms=ledger.closed_ms,
+        )
+        last = ledger.entries - 1
+        cold = ColdLedger(info, self._entries.batches(self._state, standing, 0, last))
+        upload = upload_of(
+            self._target,
+            self._state.stream,
+            ledger.uuid,
+            ledger.ledger_id,
+            incarnation=self._state.incarnation,
+            epoch=0,
+            codec="none",
+            at_root=True,
+        )
+        summary = write_segment(
+            [LedgerPiece(cold, 0, last)], Layout.V1, upload, sized_for(self._settings, standing.payload_bytes)
+        )
+        try:
+            if self._digest(ledger) != cold.digest.value():
+                raise Corrupt(
+                    f"{upload.data_key} in {self._target.url} reads otherwise than ledger {ledger.ledger_id} of "
+                    f"{self._state.stream}",
+                    hint="run this again",
+                )
+        except BaseException as error:  # an end before the comparison, too
+            try:
+                self._target.delete([upload.index_key])  # else the next run finds the ledger there
+            except OffloaderError as left:
+                error.add_note(f"{upload.index_key} couldn't be deleted: {left}")
+            raise
+        self._on_progress(summary)
+
+    def _digest(self, ledger: RecordedLedger) -> bytes:
+        """Of the entries, as they are stored now."""
+        digest, objects = EntryDigest(), ledger.objects()
+        segment_map = self._written.index(objects, keep=False)
+        ends = Position(ledger.ledger_id, 0), Position(ledger.ledger_id, ledger.entries - 1)
+        runs = block_runs(objects, segment_map, segment_map.find(*ends), self._written.settings.request_bytes)
+        for batches in self._written.runs(runs):
+            for batch in batches:
+                digest.add(batch)
+        return digest.value()
+
+
+def _length_of(segment_map: SegmentMap, ledger: RecordedLedger) -> int:
+    """Payload bytes by an index; raises ``ObjectChanged``: it is of another ledger than the record's."""
+    [group] = segment_map.ledgers
+    try:
+        length = BookKeeperLedger.decode(group.metadata).length_bytes
+    except FormatError as error:
+        raise Corrupt(f"{segment_map.object_name}: {error}", hint="delete both objects") from error
+    there, wanted = (group.last_entry_id + 1, length), (ledger.entries, ledger.length or length)
+    if there != wanted:
+        raise ObjectChanged(
+            f"{segment_map.object_name} is there already, of {there[0]} entries with {there[1]} bytes; the broker's "
+            f"record has {wanted[0]} with {wanted[1]}",
+            hint="is it another topic's record?",
+        )
+    return length
+
+
+def error_of(found: Sequence[ExportedLedger]) -> OffloaderError | None:
+    """One error for all ledgers that aren't exported, of the worst kind; ``None``: there are none."""
+    left = [(each.ledger.ledger_id, each.error) for each in found if each.error is not None]
+    if not left:
+        return None
+    made = next(each for each in _WORST_FIRST if any(error.kind is each.kind for _, error in left))
+    named = "; ".join(f"{ledger_id} ({error.message})" for ledger_id, error in left[:NAMED_MAX])
+    more = " ..." if len(left) > NAMED_MAX else ""
+    hint = next(error.hint for _, error in left if error.kind is made.kind)
+    return made(f"{len(left)} of {len(found)} ledgers aren't exported: {named}{more}", hint=hint)

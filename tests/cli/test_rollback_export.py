@@ -23,7 +23,7 @@ from offloader.manifest.log import load_manifest
 from offloader.read.reader import read_offloaded
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write import ledger_export
+from offloader.write import rollback
 from offloader.write.backfill_service import fill_gaps
 from offloader.write.hot_tier import NOT_DELIVERED
 from offloader.write.upload import write_segment
@@ -158,7 +158,7 @@ def test_what_reads_otherwise_than_it_was_written_is_not_there_for_the_next_run(
         return summary
 
     with monkeypatch.context() as patched:
-        patched.setattr(ledger_export, "write_segment", damaged)
+        patched.setattr(rollback, "write_segment", damaged)
         done = export([export.recorded(3)], "--json")
     assert (done.code, done.rows[0]["state"]) == (6, "left")
     again = export([export.recorded(3)], "--json")
@@ -175,7 +175,7 @@ def test_what_could_not_be_read_back_is_not_there_for_the_next_run(
         raise StoreUnavailable("the bucket doesn't answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ledger_export.LedgerExport, "_digest", unreadable)
+        patched.setattr(rollback.LedgerExport, "_digest", unreadable)
         assert export([export.recorded(3)]).code == StoreUnavailable.kind.value
     assert [row["state"] for row in export([export.recorded(3)], "--json").rows] == ["written"]
 
