@@ -16,6 +16,7 @@ from formats.entries import EntryBatch, Position, repeated_text
 from offloader.errors import InvalidCall, Unsupported
 from offloader.ledgers.base import ReadableLedgers
 from offloader.read.partitions import TopicReader, merge_published, open_reader
+from offloader.read.ranges import grouped
 from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
 from offloader.settings import ReadSettings
@@ -233,16 +234,6 @@ class _Snapshot:
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows; small neighbours in one batch. A batch above ``JOINED_BYTES_MAX`` isn't copied."""
-    together, size, rows = list[pa.RecordBatch](), 0, 0
-    for batch in batches:
-        if together and (size + batch.nbytes > JOINED_BYTES_MAX or rows + batch.num_rows > JOINED_ROWS_MAX):
-            yield _one(together)
-            together, size, rows = [], 0, 0
-        together.append(batch)
-        size, rows = size + batch.nbytes, rows + batch.num_rows
-    if together:
-        yield _one(together)
-
-
-def _one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    row_bytes_min = JOINED_BYTES_MAX // JOINED_ROWS_MAX
+    for together in grouped(batches, lambda each: max(each.nbytes, row_bytes_min * each.num_rows), JOINED_BYTES_MAX):
+        yield together[0] if len(together) == 1 else pa.concat_batches(together)

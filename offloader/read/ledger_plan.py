@@ -130,14 +130,17 @@ def ledger_standing(state: ManifestState, ledger_id: int, *, last: int | None = 
 
 def _readable(state: ManifestState, spans: Sequence[LedgerSpan]) -> list[Run]:
     """The entries in segments that belong to the committed run: readers get no others."""
-    end, begin, found = state.committed_end(), state.committed_from or Position(0, 0), []
-    for span in spans:
-        low = max(Position(span.ledger_id, span.first_entry_id), begin)
-        high = Position(span.ledger_id, span.last_entry_id)
-        high = high if end is None else min(high, end)
-        if end is not None and low <= high:
-            found.append((low.entry_id, high.entry_id))
-    return found
+    end, begin = state.committed_end(), state.committed_from or Position(0, 0)
+    if end is None:
+        return []
+    ranges = (
+        (
+            max(Position(span.ledger_id, span.first_entry_id), begin),
+            min(Position(span.ledger_id, span.last_entry_id), end),
+        )
+        for span in spans
+    )
+    return [(low.entry_id, high.entry_id) for low, high in ranges if low <= high]
 
 
 def span_of(record: SegmentRecord, ledger_id: int) -> LedgerSpan | None:

@@ -63,14 +63,13 @@ def releasable_ledgers(
     end = state.committed_end()
     if lag_ms < 0 or end is None:
         return []
-    found = []
-    for info in ledgers:
-        if not info.closed or not info.entries or Position(info.ledger_id, info.last_entry_id) > end:
-            continue
-        segments = holding_segments(state, info)
-        if segments is not None and all((s.offloaded_ms or now_ms) + lag_ms <= now_ms for s in segments):
-            found.append(info)
-    return found
+    return [
+        info
+        for info in ledgers
+        if info.closed and info.entries and Position(info.ledger_id, info.last_entry_id) <= end
+        if (segments := holding_segments(state, info)) is not None
+        if all((segment.offloaded_ms or now_ms) + lag_ms <= now_ms for segment in segments)
+    ]
 
 
 def doubtful_gap(state: ManifestState, info: LedgerInfo) -> Gap | None:
@@ -234,17 +233,17 @@ def acknowledgeable(
     if end is None or with_gaps:
         return end, None
     head, gone = state.head, state.deleted_ledgers
-    doubtful = [
+    doubtful = (
         gap
         for gap in state.gaps
         if gap.reason in DOUBTFUL
         and gap.first <= end
         and gap.first.ledger_id not in gone
         and (head is None or gap.last >= head)
-    ]
-    if not doubtful:
+    )
+    first = min(doubtful, key=lambda gap: gap.first, default=None)
+    if first is None:
         return end, None
-    first = min(doubtful, key=lambda gap: gap.first)
     why = Corrupt(
         f"nothing from {first.first} on is acknowledged: there is a gap up to {first.last}: {first.reason}",
         hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
