@@ -157,9 +157,8 @@ class ColdTier:
             return list(itertools.compress(kept, found))
 
     def _count_of(self, record: SegmentRecord, first: Position, last: Position) -> int:
-        assert record.summary is not None
-        if record.summary.begin >= first and record.summary.end <= last:
-            return record.summary.entries
+        if record.content.begin >= first and record.content.end <= last:
+            return record.content.entries
         objects = self._objects(record)
         return self._unless_missing(objects, partial(self._count_cut, objects, first, last)) or 0
 

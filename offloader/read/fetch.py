@@ -290,8 +290,7 @@ class SegmentObjects:
     @classmethod
     def of_record(cls, stream: str, record: SegmentRecord) -> SegmentObjects:
         """From the manifest's record of an offloaded segment."""
-        summary = record.summary
-        assert summary is not None, "only offloaded segments have objects"
+        summary = record.content
         return cls(
             stream=stream,
             uuid=record.uuid,

@@ -149,10 +149,7 @@ class TopicReader(Reader):
         """Refused: a position is of one partition."""
         raise self._of_one_partition()
 
-    @property
-    def last_position(self) -> Position | None:
-        """Refused: a position is of one partition."""
-        raise self._of_one_partition()
+    last_position = first_position
 
     @property
     def skipped(self) -> Mapping[UUID, str]:

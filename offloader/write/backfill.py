@@ -20,7 +20,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_identity import closed_edit, with_facts
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import SerialTask, Workers
+from offloader.runtime.workers import RETRY_DELAY_FIRST_S, SerialTask, Workers
 from offloader.settings import OffloadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
@@ -497,8 +497,7 @@ class HistoryTools:
 
 _log = logging.getLogger("offloader.history")
 
-#: Wait before the first retry; doubles up to ``retry_seconds_max``.
-RETRY_DELAY_FIRST_S = 0.2
+
 #: Attempts at one segment of a backfill; the store has its own retries.
 ATTEMPTS_MAX = 3
 #: Attempts at a step that the store or the source refuses, before the run ends; the store has its own retries.
@@ -722,6 +721,7 @@ class BackfillJob:
             self._later(attempt.number - 1, lambda: self._tools.uploaders.submit(run))
 
     def _later(self, failures: int, run: Callable[[], object]) -> None:
+        # Doubles with each failure.
         delay_s = min(RETRY_DELAY_FIRST_S * 2 ** (failures - 1), self._tools.settings.retry_seconds_max)
         self._tools.workers.call_after(delay_s, run)
 

@@ -87,10 +87,9 @@ class LedgerSizeEstimator:
     def __init__(
         self, ledgers: Iterable[LedgerInfo], measured: Mapping[int, Sequence[LedgerSpan]] | None = None
     ) -> None:
-        pieces: list[tuple[int, int, int, float]] = []
-        for info in ledgers:
-            if info.entries:
-                pieces += _pieces_of(info, (measured or {}).get(info.ledger_id, ()))
+        measured = measured or {}
+        held = (info for info in ledgers if info.entries)
+        pieces = [piece for info in held for piece in _pieces_of(info, measured.get(info.ledger_id, ()))]
         table = np.array(pieces, dtype=_PIECE)
         self._ledger, self._first = table["ledger"], table["first"]
         self._count, self._bytes = table["count"], table["bytes"]
@@ -149,19 +148,18 @@ def _pieces_of(info: LedgerInfo, spans: Sequence[LedgerSpan]) -> list[tuple[int,
         # The recorded size is wrong (Pulsar has closed ledgers with a recorded length of 0): use the measured bytes.
         rest_bytes = seen_bytes * (info.entries - seen) // max(seen, 1)
     mean = rest_bytes / (info.entries - seen) if info.entries > seen else 0.0
-    pieces: list[tuple[int, int, int, float]] = []
-
-    def add(first: int, stop: int, payload_bytes: float) -> None:
-        if stop > first:
-            pieces.append((info.ledger_id, first, stop - first, payload_bytes + ENTRY_HEADER_BYTES * (stop - first)))
-
+    runs: list[tuple[int, int, float]] = []
     at = 0
     for span in known:
-        add(at, span.first_entry_id, mean * (span.first_entry_id - at))
-        add(span.first_entry_id, span.last_entry_id + 1, span.payload_bytes)
+        runs.append((at, span.first_entry_id, mean * (span.first_entry_id - at)))
+        runs.append((span.first_entry_id, span.last_entry_id + 1, span.payload_bytes))
         at = span.last_entry_id + 1
-    add(at, info.entries, mean * (info.entries - at))
-    return pieces
+    runs.append((at, info.entries, mean * (info.entries - at)))
+    return [
+        (info.ledger_id, first, stop - first, payload_bytes + ENTRY_HEADER_BYTES * (stop - first))
+        for first, stop, payload_bytes in runs
+        if stop > first
+    ]
 
 
 def position_leaving(ledgers: Sequence[LedgerInfo], kept_bytes: int) -> Position | None:

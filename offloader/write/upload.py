@@ -179,8 +179,10 @@ class SegmentUpload:
                 return None
             except OffloaderError as error:
                 if not left or not error.retryable:
-                    where = f"{self.data_key} was sent to {self.store.url}"
-                    raise OutcomeUnknown(f"{where}, then {error.message}", hint="look before repeating it") from error
+                    raise OutcomeUnknown(
+                        f"{self.data_key} was sent to {self.store.url}, then {error.message}",
+                        hint="look before repeating it",
+                    ) from error
         raise AssertionError("the last look returns or raises")
 
 
