@@ -140,7 +140,9 @@ def release_hot_ledgers(
 
 
 def _is_confirmed(log: ManifestLog, state: ManifestState, info: LedgerInfo, done: ReleasedLedgers) -> bool:
-    for segment in holding_segments(state, info) or ():
+    segments = holding_segments(state, info)
+    assert segments is not None
+    for segment in segments:
         try:
             verify_objects(log.store, log.stream, segment.uuid, segment.content, at_root=is_at_root(segment.driver))
         except OffloaderError as error:
