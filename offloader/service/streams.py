@@ -30,9 +30,8 @@ from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
 from offloader.stream_names import name_clash, require_stream_name
 from offloader.write.hot_release import CommitAck, HotRelease
-from offloader.write.ledger_trigger import LedgerTrigger
 from offloader.write.machine import StreamOffload
-from offloader.write.offloader import LedgerOffloader
+from offloader.write.offloader import LedgerOffloader, LedgerTrigger
 from offloader.write.stream_state import Mode, StreamStatus
 
 _log = logging.getLogger("offloader.service")

@@ -23,7 +23,7 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.backfill import HistoryResult
-from offloader.write.ledger_trigger import LedgerTrigger
+from offloader.write.offloader import LedgerTrigger
 from tests.support.waiting import PATIENCE_S, eventually
 
 STREAM = "public/default/persistent/orders"
