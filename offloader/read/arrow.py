@@ -82,7 +82,9 @@ def read_arrow(
         Trimmed, BeyondEnd: a position is outside of the stream.
         Corrupt: the manifest is damaged. Reading the batches raises as ``Reader.scan``.
     """
-    options = ArrowOptions(
+    return _snapshot(
+        store,
+        stream,
         start=start,
         end=end,
         from_time=from_time,
@@ -92,8 +94,7 @@ def read_arrow(
         source=source,
         lease_seconds=lease_seconds,
         clock=clock,
-    )
-    return _snapshot(store, stream, options).batch_reader()
+    ).batch_reader()
 
 
 def to_duckdb(store: ObjectStore, stream: str, *, connection: Any = None, **options: Unpack[ArrowOptions]) -> Any:
@@ -111,7 +112,7 @@ def to_duckdb(store: ObjectStore, stream: str, *, connection: Any = None, **opti
         as ``read_arrow``.
     """
     duckdb = _package("duckdb")
-    return duckdb.from_arrow(_snapshot(store, stream, options), connection=connection or duckdb.default_connection())
+    return duckdb.from_arrow(_snapshot(store, stream, **options), connection=connection or duckdb.default_connection())
 
 
 def to_polars(store: ObjectStore, stream: str, **options: Unpack[ArrowOptions]) -> Any:
@@ -149,31 +150,34 @@ def _package(name: str) -> Any:
         raise Unsupported(f"{name} isn't installed", hint=f"pip install {name}") from error
 
 
-def _snapshot(store: ObjectStore, stream: str, options: ArrowOptions) -> _Snapshot:
-    columns = list(options.get("columns", ())) or SCHEMA.names
+def _snapshot(
+    store: ObjectStore,
+    stream: str,
+    *,
+    start: Position | None = None,
+    end: Position | None = None,
+    from_time: _Moment | None = None,
+    to_time: _Moment | None = None,
+    columns: Sequence[str] = (),
+    **options: Any,
+) -> _Snapshot:
+    """Of entries as ``read_arrow`` reads them; ``options``: of ``open_reader``."""
+    columns = list(columns) or SCHEMA.names
     if unknown := [name for name in columns if name not in SCHEMA.names]:
         raise InvalidCall(f"entries have no column {', '.join(unknown)}", hint=f"columns: {', '.join(SCHEMA.names)}")
     if len(set(columns)) < len(columns):
         raise InvalidCall(f"columns names one twice: {', '.join(columns)}", hint="name each once")
-    first, last, moments = options.get("start"), options.get("end"), (options.get("from_time"), options.get("to_time"))
-    for position, moment, what in ((first, moments[0], "begin"), (last, moments[1], "end")):
+    for position, moment, what in ((start, from_time, "begin"), (end, to_time, "end")):
         if position is not None and moment is not None:
             raise InvalidCall(f"a position and a time both say where to {what}", hint="leave one of them out")
     # Once for all partitions, so that "-1h" is one time.
-    from_ms, to_ms = (None if each is None else moment_ms(each, what="publish time") for each in moments)
-    reader = open_reader(
-        store,
-        stream,
-        settings=options.get("settings"),
-        source=options.get("source"),
-        lease_seconds=options.get("lease_seconds", 0),
-        clock=options.get("clock"),
-    )
+    from_ms, to_ms = (None if each is None else moment_ms(each, what="publish time") for each in (from_time, to_time))
+    reader = open_reader(store, stream, **options)
     try:
         if not isinstance(reader, TopicReader):
-            return _Snapshot(reader, [(reader, _range(reader, first, last, from_ms, to_ms))], columns)
-        if first is not None or last is not None:
-            reader.scan(first, last)  # refuses positions
+            return _Snapshot(reader, [(reader, _range(reader, start, end, from_ms, to_ms))], columns)
+        if start is not None or end is not None:
+            reader.scan(start, end)  # refuses positions
         both = [(each, _range(each, None, None, from_ms, to_ms)) for each in reader.partitions.values()]
         return _Snapshot(reader, both, columns)
     except BaseException:

@@ -376,8 +376,7 @@ class Reader:
         """
         self._require_open()
         publish_time_ms = moment_ms(publish_time_ms, what="publish time")
-        position = self._cold.position_at(publish_time_ms)
-        if position is not None:
+        if (position := self._cold.position_at(publish_time_ms)) is not None:
             return position
         start = Position(0, 0) if self._cold.ends is None else self._cold.ends[1].next()
         last = None if self._source is None else newest_listed(self._source.ledgers())
@@ -687,11 +686,12 @@ class ReadHandle:
                 continue
             numbers = piece.segment_map.find(first, last)
             stored_bytes = int(piece.segment_map.blocks.length[numbers].sum())
-            if stored_bytes <= self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
-                found = self._fetcher.kept_blocks(piece.objects, piece.segment_map, numbers)
-            else:
-                runs = block_runs(piece.objects, piece.segment_map, numbers, self._fetcher.settings.request_bytes)
-                found = list(itertools.chain.from_iterable(self._fetcher.runs(runs)))
+            runs = block_runs(piece.objects, piece.segment_map, numbers, self._fetcher.settings.request_bytes)
+            found = (
+                self._fetcher.kept_blocks(piece.objects, piece.segment_map, numbers)
+                if stored_bytes <= self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE
+                else list(itertools.chain.from_iterable(self._fetcher.runs(runs)))
+            )
             for batch in found:
                 if len(part := batch.between(first, last)):
                     self._fetcher.count_used(piece.objects.stream, part)

@@ -544,11 +544,8 @@ class StreamOffload:
             if self._shared.mode is Mode.STOPPED:
                 return
             self._watching = True
-        self._look_later()
-        self._halt(error, abort=False)
-
-    def _look_later(self) -> None:
         self._next_look.set(self._tools.settings.takeover_after_seconds)
+        self._halt(error, abort=False)
 
     def _look_at_owner(self) -> None:
         if not self._watching:
@@ -560,7 +557,7 @@ class StreamOffload:
             _log.warning("stream %s is fenced, and can't be looked at: %s", self.stream, error)
         finally:
             if not abandoned:  # also after any other error
-                self._look_later()
+                self._next_look.set(self._tools.settings.takeover_after_seconds)
         if abandoned:
             _log.warning("stream %s: its owner is silent and data waits: taking it back", self.stream)
             self.reopen()
