@@ -94,28 +94,25 @@ class ColdTier:
                         yield part
 
     def cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
-        """Entries of a range through the cache; ``None`` when the range is too long."""
+        """Entries of a range through the cache; ``None`` when the range is too long, or misses an object to skip."""
+        found = self._few_segments(first, last)
+        if found is None:
+            return None
         try:
-            return self._cached(first, last)
+            segments = [(objects, self._fetcher.index(objects)) for objects in found]
+            wanted = [(objects, segment_map, segment_map.find(first, last)) for objects, segment_map in segments]
+            stored_bytes = sum(segment_map.stored_bytes(numbers) for _, segment_map, numbers in wanted)
+            if stored_bytes > self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
+                return None
+            parts = [
+                batch.between(first, last)
+                for objects, segment_map, numbers in wanted
+                for batch in self._fetcher.kept_blocks(objects, segment_map, numbers)
+            ]
         except ObjectMissing:
             if self._skipped is None:
                 raise
             return None
-
-    def _cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
-        found = self._few_segments(first, last)
-        if found is None:
-            return None
-        segments = [(objects, self._fetcher.index(objects)) for objects in found]
-        wanted = [(objects, segment_map, segment_map.find(first, last)) for objects, segment_map in segments]
-        stored_bytes = sum(segment_map.stored_bytes(numbers) for _, segment_map, numbers in wanted)
-        if stored_bytes > self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
-            return None
-        parts = [
-            batch.between(first, last)
-            for objects, segment_map, numbers in wanted
-            for batch in self._fetcher.kept_blocks(objects, segment_map, numbers)
-        ]
         for part in parts:
             self._fetcher.count_used(self._stream, part)
         return parts

@@ -7,8 +7,7 @@ blocks.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
@@ -308,10 +307,9 @@ class Parts:
         return Parts(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     @classmethod
-    def joined(cls, parts: Iterable[Parts]) -> Parts:
+    def joined(cls, parts: Sequence[Parts]) -> Parts:
         """All of them, in the order of their entries."""
-        given = list(parts)
-        found = cls(*(np.concatenate([getattr(each, one.name) for each in given]) for one in fields(cls)))
+        found = cls(*(np.concatenate([getattr(each, one.name) for each in parts]) for one in fields(cls)))
         return found.rows(np.argsort(found.first, kind="stable"))
 
 
@@ -351,8 +349,7 @@ def segment_parts(record: SegmentRecord, segment_map: SegmentMap, ledger_id: int
 def fill_parts(state: ManifestState, fill: GapFilled) -> Parts:
     """The runs of entries in a fill."""
     runs = np.array(fill_runs(state, fill), dtype=np.int64).reshape(-1, 2)
-    ids = runs[:, 1] - runs[:, 0] + 1
-    return _without_object(runs[:, 0], runs[:, 1], _shares(fill.payload_bytes, ids))
+    return _without_object(runs[:, 0], runs[:, 1], _shares(fill.payload_bytes, runs[:, 1] - runs[:, 0] + 1))
 
 
 def truncated_part(standing: LedgerStanding, known_bytes: int) -> Parts:
@@ -499,12 +496,11 @@ def ledger_chunks(
     Raises:
         LedgerIncomplete: the indexes contradict the manifest.
     """
-    ledger_id = standing.ledger_id
-    segments = zip(standing.records, maps, numbers, strict=True)
-    held = itertools.chain(
-        (segment_parts(record, segment_map, ledger_id, number) for record, segment_map, number in segments),
-        (fill_parts(state, fill) for fill in standing.fills),
-    )
+    held = [
+        segment_parts(record, segment_map, standing.ledger_id, number)
+        for record, segment_map, number in zip(standing.records, maps, numbers, strict=True)
+    ]
+    held += [fill_parts(state, fill) for fill in standing.fills]
     parts = cut_at(Parts.joined(held), standing.first)
     before = truncated_part(standing, int(parts.payload_bytes.sum())) if standing.first else parts.rows(slice(0))
     require_contiguous(state.stream, standing, Parts.joined([before, parts]))

@@ -438,10 +438,11 @@ class HistoryMemory:
             self._joined = True
         wanted = (self._segments + 1) * self._segment_bytes
         if (missing := wanted - self._granted_bytes) > 0:
-            if self._segments == 0:
-                there = self._budget.wait_for(self, missing)
-            else:
-                there = wanted * HISTORY_SHARE <= self._budget.limit_bytes and self._budget.room_for(self) >= missing
+            there = (
+                self._budget.wait_for(self, missing)
+                if self._segments == 0
+                else wanted * HISTORY_SHARE <= self._budget.limit_bytes and self._budget.room_for(self) >= missing
+            )
             granted = self._budget.take(self, missing, 0) if there else 0
             if granted == 0:
                 return False

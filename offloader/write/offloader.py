@@ -104,8 +104,9 @@ class LedgerOffloader:
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, request_flush.schedule)
         block_bytes = self.settings.offload.block_bytes
         self._block_memory = BlockMemory(block_bytes, BLOCK_MEMORY_BYTES) if block_bytes >= BLOCK_BYTES_MIN else None
-        send_aside = None if workers is not None else self._senders.submit
-        self._upload_order = partial(upload_order, store, send_aside=send_aside)
+        self._upload_order = partial(
+            upload_order, store, send_aside=None if self._is_simulated else self._senders.submit
+        )
         self._tools = HistoryTools(
             upload=partial(self._upload_order, settings=self.settings.offload, memory=self._block_memory),
             driver=dict(store.driver_metadata),
@@ -343,9 +344,12 @@ class LedgerOffloader:
             source: the hot tier, of the appending process.
             settings: as for ``offload_stream``.
         """
-        run = partial(self.runs_of(settings).ledgers, source, stream_name(stream))
         trigger = LedgerTrigger(
-            source, run, settings=settings or self.settings.offload, workers=self._run_workers, clock=self._clock
+            source,
+            partial(self.runs_of(settings).ledgers, source, stream_name(stream)),
+            settings=settings or self.settings.offload,
+            workers=self._run_workers,
+            clock=self._clock,
         )
         trigger.start()
         self.observe()

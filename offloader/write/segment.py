@@ -154,8 +154,7 @@ def joined(pieces: Sequence[Piece]) -> list[EntryBatch]:
     """Join consecutive pieces into batches, one for each ledger: a small one costs the encoder as much as tens of
     kilobytes."""
     batches = [batch for piece in pieces for batch in ([piece] if isinstance(piece, EntryBatch) else _built(piece))]
-    by_ledger = itertools.groupby(batches, key=lambda batch: batch.ledger_id)
-    return [EntryBatch.concat(list(same)) for _, same in by_ledger]
+    return [EntryBatch.concat(list(same)) for _, same in itertools.groupby(batches, key=lambda batch: batch.ledger_id)]
 
 
 def _built(singles: Sequence[Entry]) -> Iterator[EntryBatch]:
