@@ -73,8 +73,8 @@ class Cache:
 
     def get_many(
         self, keys: Iterable[_K], load: Callable[[list[_K]], Mapping[_K, Any]], size_bytes: Callable[[Any], int]
-    ) -> dict[_K, Any]:
-        """The values of ``keys``.
+    ) -> tuple[dict[_K, Any], int]:
+        """The values of ``keys``, and how many of them ``load`` was called for.
 
         Args:
             keys: distinct keys.
@@ -103,11 +103,11 @@ class Cache:
         # Settle own keys before waiting for others', so two calls can't deadlock.
         for key, future in others.items():
             found[key] = future.result()
-        return found
+        return found, len(mine)
 
     def get(self, key: Hashable, load: Callable[[], Any], size_bytes: Callable[[Any], int]) -> Any:
         """The value of one key; see ``get_many``."""
-        return self.get_many([key], lambda _: {key: load()}, size_bytes)[key]
+        return self.get_many([key], lambda _: {key: load()}, size_bytes)[0][key]
 
     def _load(
         self,
@@ -484,14 +484,9 @@ class Fetcher:
         if not keep:
             return found if found is not None else self._load_index(objects)
         misses = 0
-
-        def load() -> SegmentMap:
-            nonlocal misses
-            misses = 1
-            return self._load_index(objects)
-
         if found is None:
-            found = self.cache.get(key, load, _index_held_bytes)
+            loaded, misses = self.cache.get_many([key], lambda _: {key: self._load_index(objects)}, _index_held_bytes)
+            found = loaded[key]
         self._count_cached(objects, 1 - misses, misses)
         return found
 
@@ -539,7 +534,7 @@ class Fetcher:
     ) -> list[EntryBatch]:
         """Entries of blocks ``numbers``, one batch per block, through the cache; misses are fetched in coalesced
         requests."""
-        index_key, misses = self._index_key(objects), 0
+        index_key = self._index_key(objects)
         if len(numbers) == 1:
             # Shortest path for one entry of a cached block.
             held: EntryBatch | None = self.cache.peek((index_key, int(numbers[0])), is_use=True)
@@ -548,15 +543,13 @@ class Fetcher:
                 return [held]
 
         def load(wanted: list[_BlockKey]) -> dict[_BlockKey, EntryBatch]:
-            nonlocal misses
-            misses = len(wanted)
             absent = np.array([number for _, number in wanted], dtype=np.int64)
             runs = list(block_runs(objects, segment_map, absent, self.settings.request_bytes))
             loaded = [self.run(runs[0])] if len(runs) == 1 else list(self.runs(runs))
             return dict(zip(wanted, itertools.chain.from_iterable(loaded), strict=True))
 
         keys = [(index_key, number) for number in numbers.tolist()]
-        found = self.cache.get_many(keys, load, _batch_held_bytes)
+        found, misses = self.cache.get_many(keys, load, _batch_held_bytes)
         self._count_cached(objects, len(keys) - misses, misses)
         return [found[key] for key in keys]
 

@@ -261,7 +261,7 @@ def follow_all(
     starts: Sequence[Position | None],
     *,
     clock: Clock,
-    stop: threading.Event | None = None,
+    stop: threading.Event,
     refreshed: Callable[[Reader], Reader] = Reader.refresh,
 ) -> Generator[tuple[int, EntryBatch], None, None]:
     """All entries of streams from ``starts``, including future ones, each stream's in order and once.
@@ -272,7 +272,7 @@ def follow_all(
 
     Args:
         starts: ``None``: the stream's first readable entry, present or future.
-        stop: ends the iteration when set; default: endless.
+        stop: ends the iteration when set.
         refreshed: the reader for the next look, which may have another hot tier, or none.
 
     Yields:
@@ -282,7 +282,6 @@ def follow_all(
         Trimmed: the next entries of a stream were deleted meanwhile; names the first remaining position.
         as ``Reader.scan``.
     """
-    stop = stop or threading.Event()
     wait_s = WAIT_S_MIN
     current, begins = list(readers), list(starts)
     while not stop.is_set():

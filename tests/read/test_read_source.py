@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -33,7 +34,7 @@ READS: dict[str, Callable[[Reader], object]] = {
     "scan_published": lambda reader: list(reader.scan_published(0)),
     "position_at": lambda reader: reader.position_at(END_MS),
     "refreshed": lambda reader: list(reader.refresh().scan()),
-    "follow": lambda reader: next(follow_all([reader], [None], clock=SystemClock())),
+    "follow": lambda reader: next(follow_all([reader], [None], clock=SystemClock(), stop=Event())),
 }
 
 
