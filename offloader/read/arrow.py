@@ -192,8 +192,7 @@ def _range(
     reader: Reader, first: Position | None, last: Position | None, from_ms: int | None, to_ms: int | None
 ) -> _Range:
     """The range's ends, which a hot tier that grows doesn't move; ``None``: no entry is in it."""
-    chosen = reader.range_of(first, last, from_ms, to_ms)
-    if chosen is None:
+    if (chosen := reader.range_of(first, last, from_ms, to_ms)) is None:
         return None
     reader.scan(*chosen).close()  # checks the positions
     begin, end = chosen[0] or reader.first_position, chosen[1] or reader.last_position

@@ -95,8 +95,7 @@ class ColdTier:
 
     def cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
         """Entries of a range through the cache; ``None`` when the range is too long, or misses an object to skip."""
-        found = self._few_segments(first, last)
-        if found is None:
+        if (found := self._few_segments(first, last)) is None:
             return None
         try:
             segments = [(objects, self._fetcher.index(objects)) for objects in found]

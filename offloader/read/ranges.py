@@ -68,8 +68,7 @@ class PlannedRange:
 
 def planned_ranges(state: ManifestState, after: Position | None, range_bytes: int) -> Iterator[PlannedRange]:
     """The readable part after a position, split at segments' ends, each of ``range_bytes`` of data objects at most."""
-    ends = whole_range(state)
-    if ends is None:
+    if (ends := whole_range(state)) is None:
         return
     first, last = ends if after is None else (max(ends[0], after.next()), ends[1])
     summaries = (record.content for record in segments_between(readable_segments(state), first, last))

@@ -353,8 +353,7 @@ class Reader:
         Raises:
             as ``scan``.
         """
-        wanted = self._checked_range(first, last)
-        if wanted is None:
+        if (wanted := self._checked_range(first, last)) is None:
             return 0
         (first, last), ends, total = wanted, self._cold.ends, 0
         if ends is not None and first <= ends[1]:

@@ -111,8 +111,7 @@ def _named(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], foun
 def _known(name: Any, known: Mapping[str, pa.DataType | None], place: str) -> pa.DataType:
     if name not in known:
         raise Unsupported(f"the Avro schema names a type {name!r} at {place}, which is none or no column's")
-    found = known[name]
-    if found is None:
+    if (found := known[name]) is None:
         raise Unsupported(f"the Avro schema's {name} refers to itself at {place}", hint="a column can't be endless")
     return found
 

@@ -730,8 +730,7 @@ class BackfillJob:
         if state.committed_end() == self._result.committed:
             return
         self._result.state = state
-        end = acknowledged_end(state, self._ledgers)
-        if end is None:
+        if (end := acknowledged_end(state, self._ledgers)) is None:
             return
         try:
             self._source.release(end)

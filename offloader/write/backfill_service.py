@@ -171,8 +171,7 @@ def _require_same(log: ManifestLog, state: ManifestState, batch: EntryBatch) -> 
     if not len(batch):
         return
     for fill in fills_in(state.fills, batch.ledger_id, batch.first.entry_id, batch.last.entry_id):
-        given = batch.between(fill.first, fill.last)
-        if not len(given):
+        if not len(given := batch.between(fill.first, fill.last)):
             continue
         stored = read_fill(log.store, state.stream, fill)
         _, own, its = np.intersect1d(given.entry_ids, stored.entry_ids, assume_unique=True, return_indices=True)

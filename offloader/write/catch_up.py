@@ -96,8 +96,7 @@ class CatchUp:
             if not shared.queue.wait_for_room(CATCH_UP_READ_BYTES):
                 return False
             room_bytes = shared.buffer.room_bytes
-        read = read_next(self._source, offered, room_bytes)
-        if read is None:
+        if (read := read_next(self._source, offered, room_bytes)) is None:
             return False
         batch, self._gap_after = read.batch, offered
         with shared.lock:
@@ -114,8 +113,7 @@ class CatchUp:
 
     def pass_gap(self) -> None:
         """Block at a gap, or record it once everything before it is committed."""
-        gap = self.gap
-        if gap is None:
+        if (gap := self.gap) is None:
             return
         with self._shared.lock:
             if self._shared.queue.first is not None:

@@ -346,8 +346,7 @@ def _lost(state: ManifestState, source: LedgerSource) -> FoundGaps:
 
 def _compared(log: ManifestLog, source: LedgerSource) -> tuple[IdentifiedSource, ManifestState, str]:
     """The source's identity, the manifest, and what the source contradicts in it; empty: nothing."""
-    identity = identified(source)
-    if identity is None:
+    if (identity := identified(source)) is None:
         raise InvalidCall(f"stream {log.stream}: this hot tier has no identity that could be accepted")
     state = log.load()
     why = source_mismatch(state.source, facts_now(state, identity))

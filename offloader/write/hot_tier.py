@@ -293,8 +293,7 @@ def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Pos
 
     The committed end begins with the first known range, which need not be the first entry the source has.
     """
-    end = state.committed_end()
-    if end is None:
+    if (end := state.committed_end()) is None:
         return None
     missing = uncovered(state, ledgers, last=end)
     return listed_before(ledgers, missing[0].begin) if missing else end

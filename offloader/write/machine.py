@@ -162,8 +162,7 @@ class StreamOffload:
         """
         wait_s = self._tools.settings.drain_seconds_max if timeout_s is None else timeout_s
         deadline_s = self._tools.clock.monotonic_s() + wait_s
-        target = self.request_offload(until)
-        if target is None:
+        if (target := self.request_offload(until)) is None:
             return None
         if self._shared.mode is Mode.PAUSED:
             self.wake()  # the pause may have ended
@@ -175,8 +174,7 @@ class StreamOffload:
                     raise self._shared.error
                 if self._shared.rests:
                     raise StreamPaused(self.stream)
-                left_s = deadline_s - self._tools.clock.monotonic_s()
-                if left_s <= 0:
+                if (left_s := deadline_s - self._tools.clock.monotonic_s()) <= 0:
                     raise StoreUnavailable(
                         f"stream {self.stream}: {target} isn't offloaded after {wait_s:g} s, committed is "
                         f"{self._shared.committed or 'nothing'}"

@@ -259,8 +259,7 @@ def _obstacle(state: ManifestState, ledger_id: int, held: _Contents) -> str:
         return "it is deleted from the stream"
     if foreign := [segment for segment, _ in held if not segment.owned or is_at_root(segment.driver)]:
         return f"segment {foreign[-1].uuid} is adopted and isn't ours to replace"
-    last = state.closed_ledgers.get(ledger_id)
-    if last is None:
+    if (last := state.closed_ledgers.get(ledger_id)) is None:
         return "it isn't known to be closed"
     if state.head is not None and state.head > Position(ledger_id, 0):
         return f"the stream begins at {state.head}"
