@@ -129,8 +129,10 @@ class ColdTier:
             return None
         found = [self._objects(record) for record in records]
         if len(records) == 1 and records[0].end is not None:
-            newest = (records[0].begin, records[0].end, found[0])
-            self._recent = (newest, *self._recent[: RECENT_SEGMENTS_MAX - 1])
+            self._recent = (
+                (records[0].begin, records[0].end, found[0]),
+                *self._recent[: RECENT_SEGMENTS_MAX - 1],
+            )
         return found
 
     def count(self, first: Position, last: Position) -> int:

@@ -321,7 +321,8 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
         return _Primitive(schema.kind, *_UNPACKED[schema.kind])
     match schema.kind:
         case "KEY_VALUE":
-            return _key_value(schema, what)
+            key, value = (value_decoder(each, what=f"{what} {name}") for name, each in key_value_parts(schema, what))
+            return KeyValueDecoder(key, value, is_separated=schema.properties.get("kv.encoding.type") == "SEPARATED")
         case "AVRO":
             return AvroDecoder(schema.data)
         case "JSON":
@@ -478,11 +479,6 @@ def key_value_parts(schema: MessageSchema, what: str) -> list[tuple[str, Message
             hint='give the answer of the admin interface with its "properties"',
         ) from error
     return [(name, MessageSchema(kinds[name], texts[name])) for name in kinds]
-
-
-def _key_value(schema: MessageSchema, what: str) -> KeyValueDecoder:
-    key, value = (value_decoder(each, what=f"{what} {name}") for name, each in key_value_parts(schema, what))
-    return KeyValueDecoder(key, value, is_separated=schema.properties.get("kv.encoding.type") == "SEPARATED")
 
 
 class ProtobufDecoder:

@@ -181,8 +181,9 @@ def plan_of_history(
 
     No segment spans one of ``gaps``.
     """
-    ranges = uncovered(state, ledgers, last=last, given_up=given_up, gaps=gaps)
-    return BackfillPlan(ranges, ledgers, segment_bytes_max(settings))
+    return BackfillPlan(
+        uncovered(state, ledgers, last=last, given_up=given_up, gaps=gaps), ledgers, segment_bytes_max(settings)
+    )
 
 
 @dataclass(frozen=True, slots=True)

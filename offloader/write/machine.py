@@ -484,10 +484,9 @@ class StreamOffload:
         """Close the gathering segment on request, when only that frees its bytes, or ``at_end``: it takes no more."""
         shared = self._shared
         with shared.lock:
-            segment = shared.queue.gathering
-            offered, close_at = shared.queue.offered, shared.close_at
-            if segment is None:
+            if (segment := shared.queue.gathering) is None:
                 return
+            offered, close_at = shared.queue.offered, shared.close_at
             # The request stands until its target is committed: the segment may fail and be gathered again.
             asked = close_at is not None and offered is not None and segment.begin <= close_at <= offered
             close = asked or at_end or shared.queue.is_stuck(CATCH_UP_READ_BYTES)

@@ -151,8 +151,10 @@ class MemoryBudget:
             if not self._waiting:
                 return 0
             wanted = max(next(iter(self._waiting.values())), self.limit_bytes // MOVING_SHARE)
-            members = (member for member in self._members.values() if member.granted_bytes)
-            ranked = sorted(members, key=lambda member: member.granted_bytes)
+            ranked = sorted(
+                (member for member in self._members.values() if member.granted_bytes),
+                key=lambda member: member.granted_bytes,
+            )
         moving = 0
         while ranked and moving < wanted:
             moving += ranked.pop().request_flush()
@@ -251,8 +253,7 @@ class StreamQuota:
             if held > self.limit_bytes:
                 return False
             if held > self.granted_bytes:
-                missing = held - self.granted_bytes
-                granted = self._budget.take(self, missing, self.held_bytes) if self._budget else 0
+                granted = self._budget.take(self, held - self.granted_bytes, self.held_bytes) if self._budget else 0
                 if not granted:
                     return False
                 self.granted_bytes += granted
