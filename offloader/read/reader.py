@@ -339,9 +339,8 @@ class Reader:
         Raises:
             as ``read``: for the arguments at once, for the data when it is reached.
         """
-        limit = batch_bytes or self._fetcher.settings.batch_bytes
         ends = self._checked_range(start, end)
-        return _sliced((), limit) if ends is None else _sliced(self._all(*ends), limit)
+        return _sliced(() if ends is None else self._all(*ends), batch_bytes or self._fetcher.settings.batch_bytes)
 
     def count(self, first: Position | None = None, last: Position | None = None) -> int:
         """Number of entries from ``first`` to ``last``, both included.

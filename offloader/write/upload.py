@@ -121,7 +121,7 @@ class SegmentUpload:
             if self._completed is not None:
                 return
 
-    def verify_length(self, data_bytes: int) -> None:
+    def verify_length(self, data_bytes: int) -> ObjectInfo:
         """Verify the length of the data object from its completion, or from a HEAD after a single PUT, whose response
         lacks it.
 
@@ -133,6 +133,7 @@ class SegmentUpload:
         if info is None or info.size_bytes != data_bytes:
             found = "nothing" if info is None else f"{info.size_bytes} bytes"
             raise Corrupt(f"{self.data_key} in {self.store.url}: {data_bytes} bytes were sent, the store has {found}")
+        return info
 
     def send_index(self, index: bytes) -> None:
         """Create the index object.
