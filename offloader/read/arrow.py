@@ -237,6 +237,6 @@ class _Snapshot:
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows; small neighbours in one batch. A batch above ``JOINED_BYTES_MAX`` isn't copied."""
-    row_bytes_min = JOINED_BYTES_MAX // JOINED_ROWS_MAX
+    row_bytes_min = JOINED_BYTES_MAX // JOINED_ROWS_MAX  # rows count at least as much, so both limits hold
     for together in grouped(batches, lambda each: max(each.nbytes, row_bytes_min * each.num_rows), JOINED_BYTES_MAX):
         yield together[0] if len(together) == 1 else pa.concat_batches(together)

@@ -499,7 +499,6 @@ class HistoryTools:
 
 _log = logging.getLogger("offloader.history")
 
-
 #: Attempts at one segment of a backfill; the store has its own retries.
 ATTEMPTS_MAX = 3
 #: Attempts at a step that the store or the source refuses, before the run ends; the store has its own retries.
