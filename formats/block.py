@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from formats.checksum import check_crc32c
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, EntryBatch, byte_array
-from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, located
+from formats.errors import (
+    BadMagic,
+    Inconsistent,
+    Truncated,
+    located,
+    require_at_most,
+    require_bytes,
+    require_equal,
+)
 from formats.extension import BlockExtension, Codec, decode_block_extension, decode_entry_table, decompress
 from formats.summary import Layout
 
@@ -37,9 +45,7 @@ def interleave(batch: EntryBatch, out: Bytes | None = None) -> Bytes:
     Raises:
         LimitExceeded: more than ``RUN_BYTES_MAX`` bytes.
     """
-    wire_bytes = batch.wire_bytes
-    if wire_bytes > RUN_BYTES_MAX:
-        raise LimitExceeded("entries of one block", expected=f"at most {RUN_BYTES_MAX} bytes", found=wire_bytes)
+    wire_bytes = require_at_most("entries of one block", batch.wire_bytes, RUN_BYTES_MAX, unit="bytes")
     if len(batch) < _FEW_ENTRIES:
         return _interleave_few(batch, np.empty(wire_bytes, dtype=np.uint8) if out is None else out)
     count, lengths = len(batch), batch.lengths
@@ -72,8 +78,7 @@ def _interleave_equal(batch: EntryBatch, headers: NDArray[np.void], length: int,
     rows = run.reshape(len(batch), ENTRY_HEADER_BYTES + length)
     rows[:, :ENTRY_HEADER_BYTES] = headers.view(np.uint8).reshape(len(batch), ENTRY_HEADER_BYTES)
     if length:
-        start = int(batch.offsets[0])
-        data = np.frombuffer(batch.data, dtype=np.uint8, count=length * len(batch), offset=start)
+        data = np.frombuffer(batch.data, dtype=np.uint8, count=length * len(batch), offset=int(batch.offsets[0]))
         rows[:, ENTRY_HEADER_BYTES:] = data.reshape(len(batch), length)
     return run
 
@@ -84,8 +89,7 @@ def _interleave_few(batch: EntryBatch, run: Bytes) -> Bytes:
     end = 0
     for entry_id, start, stop in zip(batch.entry_ids.tolist(), bounds[:-1], bounds[1:], strict=True):
         begin, end = end, end + ENTRY_HEADER_BYTES + stop - start
-        header = _PACK_HEADER(stop - start, entry_id)
-        run[begin : begin + ENTRY_HEADER_BYTES] = np.frombuffer(header, dtype=np.uint8)
+        run[begin : begin + ENTRY_HEADER_BYTES] = np.frombuffer(_PACK_HEADER(stop - start, entry_id), dtype=np.uint8)
         run[begin + ENTRY_HEADER_BYTES : end] = data[start:stop]
     return run
 
@@ -288,8 +292,7 @@ def decode_block_header(data: Buffer, *, object_name: str = "", offset: int = 0)
     """
     with located(object_name, offset):
         view = byte_array(data)
-        if len(view) < BLOCK_HEADER_BYTES:
-            raise Truncated("block header", expected=BLOCK_HEADER_BYTES, found=len(view))
+        require_bytes("block header", len(view), BLOCK_HEADER_BYTES)
         magic, header_bytes, block_bytes, first_entry_id, ledger_id = _FIXED.unpack_from(view.data)
         layout = _LAYOUT.get(magic)
         if layout is None:
@@ -355,17 +358,14 @@ def decode_block(
     """
     view = byte_array(data)
     header = decode_block_header(view)
-    if header.block_bytes > block_bytes_max:
-        raise LimitExceeded("block is too large", expected=f"at most {block_bytes_max}", found=header.block_bytes)
-    if header.block_bytes > len(view):
-        raise Truncated("block", expected=header.block_bytes, found=len(view))
+    require_at_most("block is too large", header.block_bytes, block_bytes_max)
+    require_bytes("block", len(view), header.block_bytes)
     of_ledger = header.ledger_id
     if of_ledger is None:
         of_ledger = -1 if ledger_id is None else ledger_id
     elif ledger_id not in (None, of_ledger):
         raise Inconsistent("ledger of the block", expected=ledger_id, found=of_ledger)
-    if header.header_bytes != header_bytes:
-        raise Inconsistent("header length", expected=header_bytes, found=header.header_bytes)
+    require_equal("header length", header.header_bytes, header_bytes)
     if header.extension is not None:
         return _decode_extended(view, header, header.extension, of_ledger, decompressed_bytes_max)
     return decode_run(
@@ -382,10 +382,7 @@ def _decode_extended(
     view: Bytes, header: BlockHeader, extension: BlockExtension, ledger_id: int, decompressed_bytes_max: int
 ) -> EntryBatch:
     limit = min(decompressed_bytes_max, RUN_BYTES_MAX)
-    if extension.uncompressed_bytes > limit:
-        raise LimitExceeded(
-            "entries of a block are too large", expected=f"at most {limit}", found=extension.uncompressed_bytes
-        )
+    require_at_most("entries of a block are too large", extension.uncompressed_bytes, limit)
     stored_end = header.header_bytes + extension.stored_bytes
     table_at = stored_end + END_MARKER_BYTES
     with located("", table_at):
@@ -439,17 +436,13 @@ def decode_run(
     view = byte_array(data)
     stop = min(len(view), length + header_bytes)
     start = min(header_bytes, stop)
-    limit = min(run_bytes_max, RUN_BYTES_MAX)
-    barrier = length if length > header_bytes else -1
-    lengths, end = walk(view, start, stop, barrier)
-    if end - start > limit:
-        raise LimitExceeded("entries are too large", expected=f"at most {limit}")
+    lengths, end = walk(view, start, stop, length if length > header_bytes else -1)
+    require_at_most("entries are too large", end - start, min(run_bytes_max, RUN_BYTES_MAX))
     if len(lengths) == 0:
         return EntryBatch.build(ledger_id, first_entry_id, [])
     run = view[start:end]
     ids = _gather(run, _starts(lengths) + 4, "i8")
-    if int(ids[0]) != first_entry_id:
-        raise Inconsistent("first entry", expected=first_entry_id, found=int(ids[0]))
+    require_equal("first entry", int(ids[0]), first_entry_id)
     falling = ids[1:] <= ids[:-1]
     if falling.any():
         at = int(np.argmax(falling))

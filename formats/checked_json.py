@@ -17,10 +17,10 @@ from formats.errors import (
     ChecksumMismatch,
     FormatError,
     Inconsistent,
-    LimitExceeded,
     Truncated,
     UnsupportedVersion,
     located,
+    require_at_most,
 )
 
 #: Field metadata: a document omits the field while it has its default. Documents of earlier releases stay readable, and
@@ -53,13 +53,13 @@ def sealed(body: Mapping[str, Any], *, bytes_max: int = DOCUMENT_BYTES_MAX) -> b
     except UnicodeEncodeError as error:
         raise Inconsistent(f"text that UTF-8 can't hold: {error}") from error
     data = text_bytes[:-1] + _CRC_SUFFIX % crc32c(text_bytes[:-1])
-    _require_size(data, bytes_max)
+    require_at_most("bytes", len(data), bytes_max)
     return data
 
 
 def opened(data: bytes, version: int, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> dict[str, Any]:
     """The body in ``data``, of the format ``version`` and of at most ``bytes_max`` bytes; raises ``FormatError``."""
-    _require_size(data, bytes_max)
+    require_at_most("bytes", len(data), bytes_max)
     # The CRC is at a fixed distance from the end and covers the raw bytes before it, so checking it doesn't depend on
     # JSON libraries producing identical text.
     if len(data) < _CRC_SUFFIX_BYTES + 1:
@@ -78,11 +78,6 @@ def opened(data: bytes, version: int, *, bytes_max: int = DOCUMENT_BYTES_MAX) ->
     if found != version or isinstance(found, bool):
         raise UnsupportedVersion("format", expected=version, found=found)
     return cast("dict[str, Any]", body)
-
-
-def _require_size(data: bytes, bytes_max: int) -> None:
-    if len(data) > bytes_max:
-        raise LimitExceeded("bytes", expected=f"at most {bytes_max}", found=len(data))
 
 
 class CheckedDocument:
@@ -228,11 +223,9 @@ def _written_fields(kind: Any) -> list[tuple[str, bool, Any]]:
     return [(name, name in absent, absent.get(name)) for name in _field_kinds(kind)]
 
 
-@functools.cache
 def _absent_by_default(kind: Any) -> Mapping[str, Any]:
     """Name -> default of each field that may be absent."""
-    fields = dataclasses.fields(kind)
-    return {field.name: field.default for field in fields if field.metadata.get("absent_by_default")}
+    return {each.name: each.default for each in dataclasses.fields(kind) if each.metadata.get("absent_by_default")}
 
 
 def _dataclass(kind: Any) -> _Decoder:

@@ -26,7 +26,7 @@ from formats.checkpoint_parquet import (
     require_sizes,
 )
 from formats.entries import Position
-from formats.errors import Inconsistent, LimitExceeded, located
+from formats.errors import Inconsistent, located, require_at_most, require_equal
 from formats.manifest import FACT_UNKNOWN, Gap, GapFilled, Totals, Writer
 
 #: ``last_entry_id`` of a ledger that isn't known to be closed.
@@ -112,12 +112,11 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
     schema = _SCHEMA_WITH_FACTS if has_facts else _SCHEMA
     arrays = [pa.array(getattr(ledgers, name), type=schema.field(name).type) for name in schema.names]
     sink = pa.BufferOutputStream()
-    wide = [name for name in schema.names if name != "flags"]
     pq.write_table(
         pa.Table.from_arrays(arrays, schema=schema),
         sink,
         use_dictionary=["flags"],
-        column_encoding=dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
+        column_encoding={name: "DELTA_BINARY_PACKED" for name in schema.names if name != "flags"},
         compression="ZSTD",
         row_group_size=GROUP_LEDGERS_MAX,
     )
@@ -143,8 +142,7 @@ def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
                 for name in batch.schema.names:
                     columns[name][start : start + batch.num_rows] = batch.column(name).to_numpy()
                 start += batch.num_rows
-            if start != rows:
-                raise Inconsistent("rows", expected=rows, found=start)
+            require_equal("rows", start, rows)
         except (pa.ArrowException, OSError, ValueError, TypeError) as error:
             raise Inconsistent(f"not a table of ledgers: {error}") from error
         ids = columns["ledger_id"]
@@ -351,14 +349,11 @@ def _require_runs(header: Checkpoint) -> None:
 
 
 def _require_ledgers(header: Checkpoint) -> None:
-    ledgers = sum(run.rows for run in header.ledger_runs)
-    if ledgers > LEDGERS_MAX:
-        raise LimitExceeded("ledgers", expected=f"at most {LEDGERS_MAX}", found=ledgers)
+    require_at_most("ledgers", sum(run.rows for run in header.ledger_runs), LEDGERS_MAX)
 
 
 def _require_rows(run: RunRef, rows_max: int) -> None:
-    if not 0 <= run.rows <= rows_max:
-        raise LimitExceeded("rows of a run", expected=f"at most {rows_max}", found=run.rows)
+    require_at_most("rows of a run", run.rows, rows_max)
     edges = [edge for each in run.dead for edge in (each.start, each.stop)]
     if edges != sorted(edges) or (edges and not 0 <= edges[0] <= edges[-1] <= run.rows):
         raise Inconsistent("dead rows of a run", expected=f"ascending, up to {run.rows}")

@@ -11,7 +11,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion, located
+from formats.errors import (
+    BadMagic,
+    Inconsistent,
+    Truncated,
+    UnsupportedVersion,
+    located,
+    require_at_most,
+    require_equal,
+)
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -83,8 +91,7 @@ class SegmentColumns:
         if at < len(self.span_rows) and self.span_rows[at] == row:
             found = self.spans[int(self.span_offsets[at]) : int(self.span_offsets[at + 1])].tolist()
             return cast("list[list[int]]", found)
-        columns = [getattr(self, name) for name in PLAIN_SPAN_COLUMNS]
-        return [[int(column[row]) for column in columns]]
+        return [[int(getattr(self, name)[row]) for name in PLAIN_SPAN_COLUMNS]]
 
     def ledger_spans(self, rows: Numbers) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The ledger spans of some rows, in their order: the spans, int64, shape (m, 5), and how many each row has."""
@@ -93,9 +100,8 @@ class SegmentColumns:
         counts[has_spans] = own
         is_recorded = np.repeat(has_spans, counts)
         found = np.empty((len(is_recorded), SPAN_NUMBERS), np.int64)
-        columns = [getattr(self, name) for name in PLAIN_SPAN_COLUMNS]
-        plain = rows[~has_spans]
-        found[~is_recorded] = np.stack([column[plain].astype(np.int64) for column in columns], axis=1)
+        plain = [getattr(self, name)[rows[~has_spans]].astype(np.int64) for name in PLAIN_SPAN_COLUMNS]
+        found[~is_recorded] = np.stack(plain, axis=1)
         found[is_recorded] = self._spans_at(starts, own)
         return found, counts
 
@@ -271,16 +277,15 @@ class _Sizes:
         if _ENCRYPTION in footer:
             raise Inconsistent("the Parquet file is encrypted")
         rows, groups = footer[_NUM_ROWS], footer[_ROW_GROUPS]
-        self._bounded("rows", rows, self._limits.rows_max)
+        require_at_most("rows", rows, self._limits.rows_max)
         for group in groups:
             self._group(group)
-        if sum(group[_GROUP_ROWS] for group in groups) != rows:
-            raise Inconsistent("rows of the row groups", expected=rows)
+        require_equal("rows of the row groups", sum(group[_GROUP_ROWS] for group in groups), rows)
         return cast(int, rows)
 
     def _group(self, group: _Fields) -> None:
         rows, columns = group[_GROUP_ROWS], group[_GROUP_COLUMNS]
-        self._bounded("rows of a row group", rows, self._limits.group_rows_max)
+        require_at_most("rows of a row group", rows, self._limits.group_rows_max)
         if len(columns) not in self._limits.columns:
             raise Inconsistent("columns of a row group", expected=self._limits.columns, found=len(columns))
         for number, chunk in enumerate(columns):
@@ -294,16 +299,14 @@ class _Sizes:
             raise Inconsistent("values of a column", expected=rows, found=values)
         # A row without a list is a value too.
         self._list_values += values - rows
-        self._bounded("values of lists", self._list_values, self._limits.list_values_max)
-        if (found := sum(self._pages(column, values))) != values:
-            raise Inconsistent("values of a column's pages", expected=values, found=found)
+        require_at_most("values of lists", self._list_values, self._limits.list_values_max)
+        require_equal("values of a column's pages", sum(self._pages(column, values)), values)
 
     def _pages(self, column: _Fields, values: int) -> Iterator[int]:
         """Number of values in each data page."""
         if not values:
             return
-        at = column[_DATA_AT]
-        dictionary_at = column.get(_DICTIONARY_AT, 0)
+        at, dictionary_at = column[_DATA_AT], column.get(_DICTIONARY_AT, 0)
         at = dictionary_at if 0 < dictionary_at < at else at
         stop = at + column[_COMPRESSED_BYTES]
         if not len(_MAGIC) <= at <= stop <= self._footer_at:
@@ -312,17 +315,12 @@ class _Sizes:
         while seen < values:
             header, at = self._fields(at, stop)
             kind = header[_PAGE_TYPE]
-            self._bounded("bytes of a page", header[_PAGE_BYTES], self._limits.page_bytes_max)
-            at += self._bounded("compressed bytes of a page", header[_PAGE_COMPRESSED_BYTES], stop - at)
-            count = self._bounded("values of a page", header[_PAGE_HEADERS[kind]][_PAGE_VALUES], values)
+            require_at_most("bytes of a page", header[_PAGE_BYTES], self._limits.page_bytes_max)
+            at += require_at_most("compressed bytes of a page", header[_PAGE_COMPRESSED_BYTES], stop - at)
+            count = require_at_most("values of a page", header[_PAGE_HEADERS[kind]][_PAGE_VALUES], values)
             if kind != _DICTIONARY:
                 seen += count
                 yield count
-
-    def _bounded(self, what: str, found: int, most: int) -> int:
-        if not 0 <= found <= most:
-            raise LimitExceeded(what, expected=f"at most {most}", found=found)
-        return found
 
     def _fields(self, at: int, stop: int) -> tuple[_Fields, int]:
         """A structure that begins at ``at`` and ends before ``stop``, and where it ends."""
@@ -543,9 +541,7 @@ def _limits_of(data: bytes) -> ColumnLimits:
 def _require_texts(metadata: Mapping[bytes, bytes]) -> None:
     """Refuses JSON metadata of the file that is too long to parse."""
     for key, most in ((_DRIVERS_KEY, DRIVERS_BYTES_MAX), (_RANGES_KEY, RANGES_BYTES_MAX)):
-        found = len(metadata.get(key, b""))
-        if found > most:
-            raise LimitExceeded(f"bytes of {key.decode()}", expected=f"at most {most}", found=found)
+        require_at_most(f"bytes of {key.decode()}", len(metadata.get(key, b"")), most)
 
 
 def open_parquet(data: bytes, limits: ColumnLimits, version: bytes, schemas: Sequence[pa.Schema]) -> pq.ParquetFile:
@@ -624,15 +620,14 @@ def _ranges(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], count: int) -
     Parquet's own statistics aren't used: reading them from a damaged file ends the process, because Arrow's metadata
     classes throw what Python can't catch, while reading columns reports it.
     """
-    given = metadata.get(_RANGES_KEY)
     if not count:
         return dict.fromkeys(NUMBER_COLUMNS, (0, 0))
-    if given is None:  # an earlier release wrote it
+    if _RANGES_KEY not in metadata:  # an earlier release wrote it
         import pyarrow.compute as pc
 
         columns = ((name, file.read(columns=[name], use_threads=False).column(name)) for name in NUMBER_COLUMNS)
         return {name: (pc.min(column).as_py(), pc.max(column).as_py()) for name, column in columns}
-    found = {name: (int(low), int(high)) for name, (low, high) in dict(json.loads(given)).items()}
+    found = {name: (int(low), int(high)) for name, (low, high) in dict(json.loads(metadata[_RANGES_KEY])).items()}
     if found.keys() != NUMBER_COLUMNS.keys():
         raise ValueError("ranges of other columns")
     return found

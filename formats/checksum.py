@@ -36,15 +36,14 @@ def crc32c(data: Buffer, value: int = 0) -> int:
     if not len(data):
         return value
     # bytes and NumPy arrays pass google-crc32c's check for read-only buffers, bytearray and memoryview don't.
-    plain = data if type(data) is bytes else byte_array(data)
-    return _extend()(value, plain)
+    return _extend()(value, data if type(data) is bytes else byte_array(data))
 
 
-def check_crc32c(what: str, data: Buffer, expected: int) -> None:
-    """Raises ``ChecksumMismatch`` unless ``expected`` is the CRC-32C of ``data``."""
+def check_crc32c(what: str, data: Buffer, expected: int, *, offset: int | None = None) -> None:
+    """Raises ``ChecksumMismatch`` unless ``expected``, which is at ``offset``, is the CRC-32C of ``data``."""
     found = crc32c(data)
     if found != expected:
-        raise ChecksumMismatch(what, expected=f"{expected:08x}", found=f"{found:08x}")
+        raise ChecksumMismatch(what, offset=offset, expected=f"{expected:08x}", found=f"{found:08x}")
 
 
 def crc32c_combine(first: int, second: int, second_bytes: int) -> int:

@@ -74,12 +74,11 @@ def describe_block(
     entries = partial(_entries, view, header, ledger_id, block_bytes_max, decompressed_bytes_max)
     batch, problem = _tried(entries, offset)
     at, end = offset + header.header_bytes, offset + header.block_bytes
-    own = header.extension
-    if own is not None:
+    if (own := header.extension) is not None:
         lengths = {"entries": own.stored_bytes, "end marker": END_MARKER_BYTES, "entry table": own.table_bytes}
     else:
         lengths = {"entries": max(end - at, 0) if batch is None else batch.wire_bytes}
-    facts = {} if batch is None else _entries_facts(batch)
+    facts = _entries_facts(batch)
     for what, length in lengths.items():
         yield DescribedBytes(start=at, length=length, what=what, facts=facts, problem=problem)
         at, facts, problem = at + length, {}, ""
@@ -110,21 +109,22 @@ def _entries(
 
 
 def _header_facts(header: BlockHeader) -> Mapping[str, object]:
-    facts: dict[str, object] = {"layout": header.layout.name}
-    if header.ledger_id is not None:
-        facts["ledger"] = header.ledger_id
-    facts |= {"first_entry": header.first_entry_id, "block_bytes": header.block_bytes}
-    if header.extension is None:
-        return {**facts, "extension": "none"}
-    own = header.extension._asdict()
-    own["codec"] = header.extension.codec.name.lower()
-    own |= {name: f"{own[name]:08x}" for name in ("payload_crc32c", "table_crc32c")}
-    return {**facts, **own}
+    own: dict[str, object] = {"extension": "none"}
+    if header.extension is not None:
+        own = header.extension._asdict() | {"codec": header.extension.codec.name.lower()}
+        own |= {name: f"{own[name]:08x}" for name in ("payload_crc32c", "table_crc32c")}
+    return {
+        "layout": header.layout.name,
+        **({} if header.ledger_id is None else {"ledger": header.ledger_id}),
+        "first_entry": header.first_entry_id,
+        "block_bytes": header.block_bytes,
+        **own,
+    }
 
 
-def _entries_facts(batch: EntryBatch) -> Mapping[str, object]:
-    if not len(batch):
-        return {"entries": 0}
+def _entries_facts(batch: EntryBatch | None) -> Mapping[str, object]:
+    if not batch:
+        return {} if batch is None else {"entries": 0}
     return {"entries": len(batch), "first": batch.first, "last": batch.last, "payload_bytes": batch.payload_bytes}
 
 
@@ -139,9 +139,12 @@ def describe_fill(data: Buffer) -> Iterator[DescribedBytes]:
     frames = partial(decode_frames, view[FILL_HEADER_BYTES:], ledger_id=header.ledger_id)
     batch, problem = _tried(frames, FILL_HEADER_BYTES)
     stop = max(len(view) - END_MARK_BYTES, FILL_HEADER_BYTES)
-    facts = {} if batch is None else _entries_facts(batch)
     yield DescribedBytes(
-        start=FILL_HEADER_BYTES, length=stop - FILL_HEADER_BYTES, what="frames", facts=facts, problem=problem
+        start=FILL_HEADER_BYTES,
+        length=stop - FILL_HEADER_BYTES,
+        what="frames",
+        facts=_entries_facts(batch),
+        problem=problem,
     )
     yield DescribedBytes(start=stop, length=len(view) - stop, what="end mark")
 
@@ -149,10 +152,9 @@ def describe_fill(data: Buffer) -> Iterator[DescribedBytes]:
 def describe_index(data: Buffer, *, ledger_id: int | None = None) -> Iterator[DescribedBytes]:
     """The pieces of an index object: header, then of each ledger its head, metadata and block entries."""
     view = byte_array(data)
-    try:
-        header = decode_index_header(view)
-    except FormatError as error:
-        yield DescribedBytes(start=0, length=len(view), what="not an index", problem=error.described())
+    header, problem = _tried(partial(decode_index_header, view))
+    if header is None:
+        yield DescribedBytes(start=0, length=len(view), what="not an index", problem=problem)
         return
     yield DescribedBytes(
         start=0, length=INDEX_HEADER_BYTES, what="index header", facts=header._asdict() | {"layout": header.layout.name}
@@ -189,8 +191,7 @@ def _group_pieces(group: IndexGroup, layout: Layout, at: int) -> Iterator[Descri
 
 
 def _metadata_facts(group: IndexGroup, layout: Layout) -> Mapping[str, object]:
-    kind: Any = BookKeeperLedger if layout is Layout.V1 else PulsarLedger
-    ledger = kind.decode(group.metadata)
+    ledger = (BookKeeperLedger if layout is Layout.V1 else PulsarLedger).decode(group.metadata)
     facts = {
         each.name: getattr(ledger, each.name)
         for each in dataclasses.fields(ledger)
@@ -238,8 +239,8 @@ def describe_checkpoint(data: bytes) -> Iterator[DescribedBytes]:
         start=0, length=len(data), what="checkpoint", facts={**facts, **counted, "segments": len(segments)}
     )
     for run in runs:
-        dead = sum(each["stop"] - each["start"] for each in run.pop("dead"))
-        yield DescribedBytes(start=0, length=0, what="sealed run", facts={**run, "dead": dead})
+        run["dead"] = sum(each["stop"] - each["start"] for each in run["dead"])
+        yield DescribedBytes(start=0, length=0, what="sealed run", facts=run)
 
 
 def _run(data: bytes, what: str, decode: Callable[[bytes], Any]) -> Iterator[DescribedBytes]:

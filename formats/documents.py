@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -35,12 +36,10 @@ def lease_key(stream: str, uuid: UUID) -> str:
 
 def lease_uuid(key: str, stream: str) -> UUID | None:
     """The lease of a key; ``None`` for any other key."""
-    name = key.removeprefix(lease_prefix(stream))
-    try:
-        found = UUID(name)
-    except ValueError:
-        return None
-    return found if lease_key(stream, found) == key else None
+    with suppress(ValueError):
+        found = UUID(key.removeprefix(lease_prefix(stream)))
+        return found if lease_key(stream, found) == key else None
+    return None
 
 
 #: No stream's name can begin like this.

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from formats.errors import Inconsistent, LimitExceeded
+from formats.errors import Inconsistent, require_at_most, require_equal
 
 #: Any contiguous byte buffer.
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8] | pa.Buffer
@@ -167,8 +167,7 @@ class EntryBatch:
             if given.dtype.kind == "u" and given.size and int(given.max()) > TIME_MS_MAX:
                 raise Inconsistent("publish time", expected=f"at most {TIME_MS_MAX}", found=int(given.max()))
             times = np.asarray(given, dtype=np.int64)
-        if times.shape != (count,):
-            raise Inconsistent("publish times and payloads differ in number", expected=count, found=times.shape)
+        require_equal("publish times and payloads differ in number", times.shape, (count,))
         ids = np.arange(first_entry_id, first_entry_id + count, dtype=np.int64)
         return cls(ledger_id, ids, array, times)
 
@@ -249,8 +248,8 @@ class EntryBatch:
         # Arrow's memory, because freed large batches would fragment the heap.
         data = pa.allocate_buffer(len(held))
         byte_array(data)[:] = held
-        own = (offsets - offsets[0]).astype(np.int32)
-        payloads = pa.BinaryArray.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(own), data], null_count=0)
+        own = pa.py_buffer((offsets - offsets[0]).astype(np.int32))
+        payloads = pa.BinaryArray.from_buffers(pa.binary(), len(self), [None, own, data], null_count=0)
         return EntryBatch(self.ledger_id, self.entry_ids.copy(), payloads, self.publish_times_ms.copy())
 
     def compact(self) -> EntryBatch:
@@ -291,14 +290,12 @@ class EntryBatch:
         if len(batches) == 1:
             return batches[0]
         ledger_id = batches[0].ledger_id
-        filled = [batch for batch in batches if len(batch)]
-        for before, after in itertools.pairwise(filled):
+        for before, after in itertools.pairwise(batch for batch in batches if len(batch)):
             if before.last >= after.first or after.ledger_id != ledger_id:
                 raise Inconsistent(
                     "batches don't follow each other", expected=f"after {before.last}", found=after.first
                 )
-        if sum(batch.payload_bytes for batch in batches) > BATCH_BYTES_MAX:
-            raise LimitExceeded("a batch holds too many bytes", expected=f"at most {BATCH_BYTES_MAX}")
+        require_at_most("a batch holds too many bytes", sum(each.payload_bytes for each in batches), BATCH_BYTES_MAX)
         return cls(
             ledger_id,
             np.concatenate([batch.entry_ids for batch in batches]),
@@ -311,8 +308,7 @@ def _binary_array(payloads: Sequence[bytes] | pa.Array) -> pa.BinaryArray:
     if isinstance(payloads, pa.Array):
         array = payloads if payloads.type == pa.binary() else payloads.cast(pa.binary())
     else:
-        if sum(map(len, payloads)) > BATCH_BYTES_MAX:
-            raise LimitExceeded("a batch holds too many bytes", expected=f"at most {BATCH_BYTES_MAX}")
+        require_at_most("a batch holds too many bytes", sum(map(len, payloads)), BATCH_BYTES_MAX)
         array = pa.array(payloads, type=pa.binary())
     if array.null_count:
         raise Inconsistent("an entry's payload is null", expected="bytes", found="null")
@@ -328,7 +324,6 @@ def repeated_text(text: str, count: int) -> pa.StringArray:
         LimitExceeded: the texts are longer together.
     """
     encoded = text.encode()
-    if len(encoded) * count > BATCH_BYTES_MAX:
-        raise LimitExceeded("a column of texts holds too many bytes", expected=f"at most {BATCH_BYTES_MAX}")
+    require_at_most("a column of texts holds too many bytes", len(encoded) * count, BATCH_BYTES_MAX)
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(encoded))
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(encoded * count))

@@ -94,3 +94,22 @@ class LimitExceeded(FormatError):
 
 class Inconsistent(FormatError):
     """Two fields, or a field and the bytes, contradict each other."""
+
+
+def require_at_most(what: str, found: int, most: int, *, unit: str = "", offset: int | None = None) -> int:
+    """``found``; raises ``LimitExceeded`` unless it is 0 to ``most``. ``unit``: of both, for the error."""
+    if not 0 <= found <= most:
+        raise LimitExceeded(what, offset=offset, expected=f"at most {most} {unit}".rstrip(), found=found)
+    return found
+
+
+def require_bytes(what: str, found: int, needed: int) -> None:
+    """Raises ``Truncated`` unless there are at least so many bytes."""
+    if found < needed:
+        raise Truncated(what, expected=needed, found=found)
+
+
+def require_equal(what: str, found: object, expected: object, *, object_name: str = "") -> None:
+    """Raises ``Inconsistent`` unless two values are equal that tell the same."""
+    if found != expected:
+        raise Inconsistent(what, object_name=object_name, expected=expected, found=found)

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from formats.checksum import check_crc32c, crc32c
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, byte_array
-from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion
+from formats.errors import (
+    BadMagic,
+    Inconsistent,
+    UnsupportedVersion,
+    require_at_most,
+    require_bytes,
+    require_equal,
+)
 
 #: zstd's own default: the best ratio that still keeps up with an upload.
 ZSTD_LEVEL = 3
@@ -58,19 +65,15 @@ def decompress(codec: Codec, data: Buffer, length: int, limit: int) -> bytes:
         LimitExceeded: ``length`` is above ``limit``.
         Inconsistent: the bytes don't decompress to exactly ``length`` bytes.
     """
-    if length > limit:
-        raise LimitExceeded("decompressed size is too large", expected=f"at most {limit}", found=length)
+    require_at_most("decompressed size is too large", length, limit)
     plain = bytes(data) if codec is Codec.NONE else _unzstd(data, length)
-    if len(plain) != length:
-        raise Inconsistent("decompressed size", expected=length, found=len(plain))
+    require_equal("decompressed size", len(plain), length)
     return plain
 
 
 def _unzstd(data: Buffer, length: int) -> bytes:
     try:
-        declared = _content_size(bytes(data[:18]))
-        if declared != length:
-            raise Inconsistent("zstd frame's content size", expected=length, found=declared)
+        require_equal("zstd frame's content size", _content_size(bytes(data[:18])), length)
         # Fails unless exactly so many bytes come out.
         plain: bytes = pa.Codec("zstd").decompress(byte_array(data), length, asbytes=True)
         return plain
@@ -170,8 +173,7 @@ class BlockExtension(NamedTuple):
 
 def encode_block_extension(plain_header: bytes, extension: BlockExtension) -> bytes:
     """A block header, 128 bytes, with its extension; ``plain_header``: at least the first 36 bytes."""
-    fields = _HEADER.pack(EXTENSION_MAGIC, EXTENSION_VERSION, *extension, bytes(32))
-    covered = plain_header[:_MAGIC_AT] + fields
+    covered = plain_header[:_MAGIC_AT] + _HEADER.pack(EXTENSION_MAGIC, EXTENSION_VERSION, *extension, bytes(32))
     return covered + crc32c(covered).to_bytes(4, "big")
 
 
@@ -181,8 +183,7 @@ def decode_block_extension(header: Bytes) -> BlockExtension | None:
     Raises:
         Truncated, BadMagic, ChecksumMismatch, UnsupportedVersion, Inconsistent: the header is damaged or newer.
     """
-    if len(header) < EXTENDED_HEADER_BYTES:
-        raise Truncated("block header", expected=EXTENDED_HEADER_BYTES, found=len(header))
+    require_bytes("block header", len(header), EXTENDED_HEADER_BYTES)
     magic, version, codec, flags, *numbers, reserved = _HEADER.unpack_from(header.data, _MAGIC_AT)
     if magic == _PLAIN:
         return None
@@ -251,8 +252,7 @@ def decode_entry_table(data: Buffer, *, entries: int, table_crc32c: int) -> Entr
     """
     table = byte_array(data)
     check_crc32c("entry table", table, table_crc32c)
-    if len(table) < ENTRY_TABLE_HEADER_BYTES:
-        raise Truncated("entry table", expected=ENTRY_TABLE_HEADER_BYTES, found=len(table))
+    require_bytes("entry table", len(table), ENTRY_TABLE_HEADER_BYTES)
     length_width, time_width, zero, smallest, earliest = _TABLE_HEADER.unpack_from(table.data)
     expected_bytes = ENTRY_TABLE_HEADER_BYTES + entries * (length_width + time_width)
     if length_width not in _WIDTHS[:4] or time_width not in _WIDTHS or zero or len(table) != expected_bytes:
@@ -295,8 +295,7 @@ def decode_index_rows(data: bytes, *, ledger_id: int | None, rows: int) -> tuple
     Raises:
         UnsupportedVersion, Inconsistent: the extension is newer, or contradicts the index it is in.
     """
-    if len(data) < _ROWS_HEADER.size:
-        raise Truncated("index extension", expected=_ROWS_HEADER.size, found=len(data))
+    require_bytes("index extension", len(data), _ROWS_HEADER.size)
     version, zeros, count, of_ledger = _ROWS_HEADER.unpack_from(data)
     if version != EXTENSION_VERSION or any(zeros):
         raise UnsupportedVersion("index extension", expected=f"version {EXTENSION_VERSION}", found=version)

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from formats.block import decode_run, interleave
-from formats.checksum import crc32c
+from formats.checksum import check_crc32c, crc32c
 from formats.entries import ENTRY_HEADER_BYTES, Buffer, Bytes, EntryBatch, Pieces, byte_array
 from formats.errors import (
     BadMagic,
-    ChecksumMismatch,
     Inconsistent,
-    LimitExceeded,
     Truncated,
     UnsupportedVersion,
     located,
+    require_at_most,
+    require_bytes,
+    require_equal,
 )
 
 #: Most bytes of frames, end mark included, that are decoded at once.
@@ -71,26 +72,21 @@ def decode_frames(data: Buffer, *, ledger_id: int) -> EntryBatch:
         Inconsistent: entry ids that don't ascend from 0 or more, or a length that is none.
     """
     view = byte_array(data)
-    if len(view) > FRAMES_BYTES_MAX:
-        raise LimitExceeded("frames", expected=f"at most {FRAMES_BYTES_MAX} bytes", found=len(view))
-    if len(view) < END_MARK_BYTES:
-        raise Truncated("end mark of the frames", expected=END_MARK_BYTES, found=len(view))
+    require_at_most("frames", len(view), FRAMES_BYTES_MAX, unit="bytes")
+    require_bytes("end mark of the frames", len(view), END_MARK_BYTES)
     stop = len(view) - END_MARK_BYTES
     length, checksum = _MARK.unpack_from(view.data, stop)
     if length != END_LENGTH:
         raise Truncated("no end mark after the frames", offset=stop, expected=END_LENGTH, found=length)
     run = view[:stop]
-    found = crc32c(run)
-    if checksum != found:
-        raise ChecksumMismatch("CRC-32C of the frames", offset=stop, expected=f"{found:08x}", found=f"{checksum:x}")
+    check_crc32c("CRC-32C of the frames", run, checksum, offset=stop)
     return _entries(run, ledger_id)
 
 
 def _entries(run: Bytes, ledger_id: int) -> EntryBatch:
     if not len(run):
         return EntryBatch.build(ledger_id, 0, [])
-    if len(run) < ENTRY_HEADER_BYTES:
-        raise Truncated("frame", expected=ENTRY_HEADER_BYTES, found=len(run))
+    require_bytes("frame", len(run), ENTRY_HEADER_BYTES)
     first = _ENTRY_ID.unpack_from(run.data, 4)[0]
     if first < 0:
         raise Inconsistent("entry id", offset=4, expected="0 or more", found=first)
@@ -131,9 +127,8 @@ def encode_fill(batch: EntryBatch) -> Pieces:
     Raises:
         LimitExceeded: more than ``FILL_BYTES_MAX``, which ``decode_fill`` would refuse.
     """
-    size = FILL_HEADER_BYTES + batch.wire_bytes + END_MARK_BYTES
-    if size > FILL_BYTES_MAX:
-        raise LimitExceeded("a fill", expected=f"at most {FILL_BYTES_MAX} bytes", found=size)
+    size_bytes = FILL_HEADER_BYTES + batch.wire_bytes + END_MARK_BYTES
+    require_at_most("a fill", size_bytes, FILL_BYTES_MAX, unit="bytes")
     first, last = batch.first.entry_id, batch.last.entry_id
     fixed = _FILL.pack(_FILL_MAGIC, FILL_VERSION, batch.ledger_id, first, last, batch.payload_bytes, len(batch))
     return Pieces([fixed + _CHECKSUM.pack(crc32c(fixed)), *encode_frames([batch])])
@@ -146,16 +141,12 @@ def decode_fill_header(data: Buffer) -> FillHeader:
         Truncated, BadMagic, ChecksumMismatch, UnsupportedVersion: of these kinds.
     """
     view = byte_array(data)
-    if len(view) < FILL_HEADER_BYTES:
-        raise Truncated("header of a fill", expected=FILL_HEADER_BYTES, found=len(view))
+    require_bytes("header of a fill", len(view), FILL_HEADER_BYTES)
     magic, version, ledger_id, first, last, payload_bytes, entries = _FILL.unpack_from(view.data)
     if magic != _FILL_MAGIC:
         raise BadMagic("not a fill", offset=0, expected=_FILL_MAGIC.hex(), found=magic.hex())
-    found, stored = crc32c(view[: _FILL.size]), _CHECKSUM.unpack_from(view.data, _FILL.size)[0]
-    if found != stored:
-        raise ChecksumMismatch(
-            "CRC-32C of a fill's header", offset=_FILL.size, expected=f"{found:08x}", found=f"{stored:08x}"
-        )
+    (stored,) = _CHECKSUM.unpack_from(view.data, _FILL.size)
+    check_crc32c("CRC-32C of a fill's header", view[: _FILL.size], stored, offset=_FILL.size)
     if version != FILL_VERSION:
         raise UnsupportedVersion("version of a fill", expected=FILL_VERSION, found=version)
     return FillHeader(ledger_id, first, last, entries, payload_bytes)
@@ -171,6 +162,5 @@ def decode_fill(data: Buffer, *, object_name: str = "") -> EntryBatch:
             raise Inconsistent("a fill", expected="entries", found="none")
         first, last = batch.first.entry_id, batch.last.entry_id
         found = FillHeader(batch.ledger_id, first, last, len(batch), batch.payload_bytes)
-        if found != header:
-            raise Inconsistent("header of a fill", expected=found, found=header)
+        require_equal("header of a fill", header, found)
         return batch

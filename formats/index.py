@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES
 from formats.checksum import crc32c
 from formats.entries import ENTRY_HEADER_BYTES, Buffer, Position, byte_array
-from formats.errors import BadMagic, ChecksumMismatch, Inconsistent, LimitExceeded, Truncated, located
+from formats.errors import (
+    BadMagic,
+    ChecksumMismatch,
+    Inconsistent,
+    Truncated,
+    located,
+    require_at_most,
+    require_bytes,
+    require_equal,
+)
 from formats.extension import ROW, codec_of, decode_index_rows
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.summary import Layout
@@ -75,9 +84,7 @@ def encode_index(index: ObjectIndex) -> bytes:
         counts = (len(group.entries), len(group.metadata))
         body += _V1_COUNTS.pack(*counts) if index.layout is Layout.V1 else _V2_GROUP.pack(group.ledger_id, *counts)
         body += group.metadata + group.entries.tobytes()
-    total = _FIXED.size + len(body)
-    if total > _LENGTH_MAX:
-        raise LimitExceeded("index is too long", expected=f"at most {_LENGTH_MAX} bytes", found=total)
+    total = require_at_most("index is too long", _FIXED.size + len(body), _LENGTH_MAX, unit="bytes")
     return _FIXED.pack(_MAGIC[index.layout], total, index.data_bytes, index.header_bytes) + body
 
 
@@ -131,8 +138,7 @@ def decode_index(data: Buffer, *, ledger_id: int | None = None) -> ObjectIndex:
     """
     view = byte_array(data)
     header = decode_index_header(view)
-    if header.index_bytes > len(view):
-        raise Truncated("index", expected=header.index_bytes, found=len(view))
+    require_bytes("index", len(view), header.index_bytes)
     whole = view[: header.index_bytes].tobytes()
     groups, sealed_at = _decode_groups(whole, header.layout, ledger_id)
     _check_seal(whole, groups, sealed_at)
@@ -185,8 +191,7 @@ def _group_of(
         crc = v1.custom.get(INDEX_CRC_KEY)
     else:
         v2 = PulsarLedger.decode(metadata)
-        if v2.ledger_id != ledger_id:
-            raise Inconsistent("ledger of an index group", expected=ledger_id, found=v2.ledger_id)
+        require_equal("ledger of an index group", v2.ledger_id, ledger_id)
         last, closed, blocks = None if v2.entries is None else v2.entries - 1, bool(v2.closed_ms), v2.blocks
         crc = None if v2.index_crc32c is None else v2.index_crc32c.to_bytes(4, "little")
     if crc is not None and (len(crc) != 4 or not metadata.endswith(crc)):
@@ -206,15 +211,15 @@ def _check_seal(whole: bytes, groups: Sequence[IndexGroup], seals: list[tuple[in
             expected=f"blocks and a checksum in {len(groups)} groups",
             found=f"{extended} and {len(seals)}",
         )
-    computed = crc32c(_unsealed(whole, [at for at, _ in seals]))
+    computed = crc32c(_unsealed(whole, seals))
     for at, crc in seals:
         if crc != computed:
             raise ChecksumMismatch("index", offset=at, expected=f"{crc:08x}", found=f"{computed:08x}")
 
 
-def _unsealed(whole: Buffer, positions: Sequence[int]) -> bytearray:
+def _unsealed(whole: bytes, seals: list[tuple[int, int]]) -> bytearray:
     plain = bytearray(whole)
-    for at in positions:
+    for at, _ in seals:
         plain[at : at + 4] = bytes(4)
     return plain
 
@@ -224,9 +229,10 @@ def seal_index(index: ObjectIndex) -> bytes:
 
     The CRC is computed with those four bytes of every group zeroed.
     """
-    whole = bytearray(encode_index(index))
-    _, seals = _decode_groups(bytes(whole), index.layout, None)
-    crc = crc32c(_unsealed(whole, [at for at, _ in seals])).to_bytes(4, "little")
+    encoded = encode_index(index)
+    _, seals = _decode_groups(encoded, index.layout, None)
+    whole = _unsealed(encoded, seals)
+    crc = crc32c(whole).to_bytes(4, "little")
     for at, _ in seals:
         whole[at : at + 4] = crc
     return bytes(whole)
@@ -344,9 +350,7 @@ def rows_of(index: ObjectIndex, ledger_id: int | None) -> tuple[list[int], list[
     rows = []
     for number, group in enumerate(index.groups):
         of_ledger = ledger_id if index.layout is Layout.V1 else group.ledger_id
-        data = group.blocks or b""
-        found, own = decode_index_rows(data, ledger_id=of_ledger, rows=len(group.entries))
-        ledgers[number] = found
+        ledgers[number], own = decode_index_rows(group.blocks or b"", ledger_id=of_ledger, rows=len(group.entries))
         rows.append(own)
     return ledgers, rows
 
@@ -414,8 +418,7 @@ def _check_extended(table: BlockTable, index: ObjectIndex, reserved: Int64s) -> 
         | (needed > table.length)
         | (reserved != 0)
     )
-    first_offset = int(table.offset[0]) if len(table) else 0
-    if wrong.any() or first_offset != 0 or index.header_bytes != BLOCK_HEADER_BYTES:
+    if wrong.any() or table.offset[:1].any() or index.header_bytes != BLOCK_HEADER_BYTES:
         raise Inconsistent(
             "index extension",
             expected="blocks that fit between their offsets",

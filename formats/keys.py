@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -159,19 +160,17 @@ def check_object_version(metadata: Mapping[str, str], object_name: str) -> int:
 def object_owner(metadata: Mapping[str, str]) -> ObjectOwner | None:
     """The object's writer; ``None`` if our marker is missing or damaged."""
     values = _lower(metadata)
-    try:
+    with suppress(KeyError, ValueError):
         return ObjectOwner(UUID(values[_INCARNATION]), int(values[_EPOCH]))
-    except (KeyError, ValueError):
-        return None
+    return None
 
 
 def object_testimony(metadata: Mapping[str, str]) -> Testimony | None:
     """The record that assigned the object; ``None`` if it is missing or invalid."""
     values = _lower(metadata)
-    try:
+    with suppress(KeyError, ValueError):
         return Testimony(values[_EPOCH_NONCE], int(values[_ASSIGNING_RECORD]))
-    except (KeyError, ValueError):
-        return None
+    return None
 
 
 def _lower(metadata: Mapping[str, str]) -> dict[str, str]:

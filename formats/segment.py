@@ -24,7 +24,7 @@ from formats.block import (
 from formats.block_memory import BlockMemory
 from formats.checksum import crc32c, crc32c_combine
 from formats.entries import ENTRY_HEADER_BYTES, Buffer, Bytes, EntryBatch, Pieces, Position, byte_array
-from formats.errors import Inconsistent, LimitExceeded, Truncated, located
+from formats.errors import Inconsistent, Truncated, located, require_at_most
 from formats.extension import (
     ENTRY_TABLE_HEADER_BYTES,
     FLAG_INDEXED,
@@ -159,8 +159,7 @@ class SegmentBuilder:
             if not self._block.continues(run.first):
                 full += self._cut_block()
             while len(run):
-                taken = self._block.take(run)
-                run = run.slice(taken, len(run))
+                run = run.slice(self._block.take(run), len(run))
                 if len(run):
                     full += self._cut_block()
         self._outline.add_entries(batch)
@@ -192,9 +191,7 @@ class SegmentBuilder:
             expected = Position(batch.ledger_id, 0) if last is None else last.next()
             if batch.first != expected or int(ids[-1]) - int(ids[0]) != len(ids) - 1:
                 raise Inconsistent("a V1 object holds one whole ledger", expected=expected, found=batch.first)
-        largest = int(batch.lengths.max())
-        if largest > ENTRY_BYTES_MAX:
-            raise LimitExceeded("entry is too large", expected=f"at most {ENTRY_BYTES_MAX} bytes", found=largest)
+        require_at_most("entry is too large", int(batch.lengths.max()), ENTRY_BYTES_MAX, unit="bytes")
 
     def _cut_block(self, *, is_last: bool = False) -> list[Part]:
         if self._block.entries == 0:
@@ -505,10 +502,7 @@ class SegmentRecovery:
                 expected=f"{self._layout.name} with our extension",
                 found=f"{header.layout.name}{'' if header.extension else ' without it'}",
             )
-        if header.block_bytes > self._block_bytes_max:
-            raise LimitExceeded(
-                "block is too large", expected=f"at most {self._block_bytes_max}", found=header.block_bytes
-            )
+        require_at_most("block is too large", header.block_bytes, self._block_bytes_max)
 
     def _take(self, header: BlockHeader, data: bytes) -> None:
         batch = decode_block(

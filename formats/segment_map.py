@@ -20,7 +20,7 @@ from formats.block import (
 )
 from formats.checksum import crc32c, crc32c_combine_many
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, EntryBatch, Position, byte_array
-from formats.errors import Inconsistent, LimitExceeded, Truncated, located
+from formats.errors import Inconsistent, located, require_at_most, require_bytes
 from formats.extension import (
     EXTENSION_MAGIC,
     EXTENSION_VERSION,
@@ -273,8 +273,7 @@ class SegmentMap:
         ledger = blocks.ledger_id
         not_before = (ledger > first.ledger_id) | ((ledger == first.ledger_id) & (self._upper >= first.entry_id))
         not_after = (ledger < last.ledger_id) | ((ledger == last.ledger_id) & (blocks.first_entry_id <= last.entry_id))
-        wanted = not_before & not_after
-        found: Int64s = self._by_position[wanted[self._by_position]]
+        found: Int64s = self._by_position[(not_before & not_after)[self._by_position]]
         return found
 
     def stored_bytes(self, numbers: Int64s) -> int:
@@ -299,10 +298,8 @@ class SegmentMap:
         offset, length = int(blocks.offset[number]), int(blocks.length[number])
         ledger_id = int(blocks.ledger_id[number])
         with located(self.object_name, offset):
-            if length > block_bytes_max:
-                raise LimitExceeded("block is too large", expected=f"at most {block_bytes_max}", found=length)
-            if len(view) < length:
-                raise Truncated("block", expected=length, found=len(view))
+            require_at_most("block is too large", length, block_bytes_max)
+            require_bytes("block", len(view), length)
             if self.has_extension or self._begins_extended(number, view):
                 self._check_header(number, view)
                 return decode_block(
@@ -331,12 +328,10 @@ class SegmentMap:
             decompressed_bytes_max: limit of the block's entries; it bounds their number, which those bytes don't.
         """
         entries, table_crc32c = int(self.blocks.entries[number]), int(self.blocks.table_crc32c[number])
-        run_bytes = int(self.blocks.uncompressed_bytes[number])
         with located(self.object_name, int(self.blocks.table_offset[number])):
-            if run_bytes > decompressed_bytes_max:
-                raise LimitExceeded(
-                    "entries are too large", expected=f"at most {decompressed_bytes_max}", found=run_bytes
-                )
+            require_at_most(
+                "entries are too large", int(self.blocks.uncompressed_bytes[number]), decompressed_bytes_max
+            )
             return decode_entry_table(data, entries=entries, table_crc32c=table_crc32c)
 
     def _begins_extended(self, number: int, view: Bytes) -> bool:
@@ -440,8 +435,7 @@ def block_checksums(segment_map: SegmentMap, numbers: Int64s) -> Int64s:
     tail = END_MARKER_BYTES + table
     marker = np.full(len(numbers), crc32c(padding(END_MARKER_BYTES)), dtype=np.int64)
     whole = crc32c_combine_many(_header_checksums(segment_map, numbers), blocks.payload_crc32c[numbers], stored)
-    tails = crc32c_combine_many(marker, blocks.table_crc32c[numbers], table)
-    found = crc32c_combine_many(whole, tails, tail)
+    found = crc32c_combine_many(whole, crc32c_combine_many(marker, blocks.table_crc32c[numbers], table), tail)
     return np.where(blocks.length[numbers] == BLOCK_HEADER_BYTES + stored + tail, found, CRC_UNKNOWN)
 
 

@@ -51,8 +51,8 @@ def parse_message(kind: Any, data: bytes, what: str = "ledger metadata", offset:
         raise Inconsistent(
             what, offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=str(cause)
         ) from cause
-    missing = ", ".join(message.FindInitializationErrors())
-    raise Inconsistent(what, offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=f"no {missing}")
+    found = f"no {', '.join(message.FindInitializationErrors())}"
+    raise Inconsistent(what, offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=found)
 
 
 def _text(value: str | bytes) -> str:
@@ -104,13 +104,12 @@ class PulsarLedger:
     def decode(cls, data: bytes) -> PulsarLedger:
         """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
         message = parse_message(_generated("pulsar").LedgerInfo, data)
-        context = _context(message.offloadContext) if message.HasField("offloadContext") else None
         return cls(
             ledger_id=message.ledgerId,
             entries=_get(message, "entries"),
             size_bytes=_get(message, "size"),
             closed_ms=_get(message, "timestamp"),
-            context=context,
+            context=_context(message.offloadContext) if message.HasField("offloadContext") else None,
             blocks=_get(message, "offloaderBlocks"),
             index_crc32c=_get(message, "offloaderIndexCrc32c"),
             message=data,
@@ -118,14 +117,17 @@ class PulsarLedger:
 
     def encode(self) -> bytes:
         """The message, fields in the order of their numbers."""
-        message = (
-            parse_message(_generated("pulsar").LedgerInfo, self.message)
-            if self.message
-            else _generated("pulsar").LedgerInfo()
-        )
-        fields = {"entries": self.entries, "size": self.size_bytes, "timestamp": self.closed_ms}
-        own = {"offloaderBlocks": self.blocks, "offloaderIndexCrc32c": self.index_crc32c}
-        _set(message, {"ledgerId": self.ledger_id, **fields, **own})
+        kind = _generated("pulsar").LedgerInfo
+        message = parse_message(kind, self.message) if self.message else kind()
+        values = {
+            "ledgerId": self.ledger_id,
+            "entries": self.entries,
+            "size": self.size_bytes,
+            "timestamp": self.closed_ms,
+            "offloaderBlocks": self.blocks,
+            "offloaderIndexCrc32c": self.index_crc32c,
+        }
+        _set(message, values)
         return bytes(message.SerializeToString(deterministic=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from formats.errors import Inconsistent, LimitExceeded
+from formats.errors import LimitExceeded, require_equal
 
 #: Messages of which some chunks have come; the one that has waited longest goes, as in Pulsar's clients.
 CHUNKED_MESSAGES_MAX = 100
@@ -77,9 +77,8 @@ class ChunkJoiner:
         if not is_last:
             return None
         self._forget(name)
-        if payload and begun.size_bytes != metadata.total_chunk_msg_size:
-            expected = metadata.total_chunk_msg_size
-            raise Inconsistent("size of a chunked message", expected=expected, found=begun.size_bytes)
+        if payload:
+            require_equal("size of a chunked message", begun.size_bytes, metadata.total_chunk_msg_size)
         return b"".join(begun.parts)
 
     def _give_up(self, name: tuple[str, str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import EncodeError
 
 from formats.entries import Position
-from formats.errors import Inconsistent, LimitExceeded
+from formats.errors import Inconsistent, require_at_most
 from formats.metadata import pulsar_protocol_pb2
 from formats.metadata.messages import parse_message
 from formats.pulsar.entry import signed64
@@ -90,10 +90,8 @@ def encode_command(kind: CommandType, entry: bytes = b"", **fields: Any) -> byte
         Inconsistent: a field's value isn't of its type, or a required one is missing.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    name = _FIELDS[kind]
     try:
-        base = _BaseCommand(type=int(kind), **{name: given})
-        encoded = base.SerializeToString()
+        encoded = _BaseCommand(type=int(kind), **{_FIELDS[kind]: given}).SerializeToString()
     except (TypeError, ValueError, EncodeError) as cause:
         raise Inconsistent(f"Pulsar command {kind.name}", expected="its fields", found=cause) from cause
     return b"".join((_SIZES.pack(4 + len(encoded) + len(entry), len(encoded)), encoded, entry))
@@ -147,10 +145,7 @@ class FrameSplitter:
         try:
             while len(received) - at >= 4:
                 size = int(_SIZE.unpack_from(received, at)[0])
-                if size > self.frame_bytes_max:
-                    raise LimitExceeded(
-                        "size of a Pulsar frame", offset=0, expected=f"at most {self.frame_bytes_max}", found=size
-                    )
+                require_at_most("size of a Pulsar frame", size, self.frame_bytes_max, offset=0)
                 if len(received) - at - 4 < size:
                     break
                 start, at = at + 4, at + 4 + size

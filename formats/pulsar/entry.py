@@ -14,7 +14,15 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from formats.checksum import crc32c
-from formats.errors import ChecksumMismatch, FormatError, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion
+from formats.errors import (
+    ChecksumMismatch,
+    FormatError,
+    Inconsistent,
+    Truncated,
+    UnsupportedVersion,
+    require_at_most,
+    require_equal,
+)
 from formats.metadata import pulsar_message_pb2
 from formats.metadata.messages import parse_message
 
@@ -133,8 +141,9 @@ def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -
             length = single.payload_size
             following = value + length
             if length <= 0 and (length < 0 or not single.HasField("payload_size")):
-                what = f"size of message {number} of a batch"
-                raise Inconsistent(what, offset=begin, expected="0 or more", found=length or "none")
+                raise Inconsistent(
+                    f"size of message {number} of a batch", offset=begin, expected="0 or more", found=length or "none"
+                )
             if following > size:
                 raise _truncated("bytes", number, value, size)
             singles(single)
@@ -142,11 +151,19 @@ def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -
             ends(following)
             part.end = position = following
         if stop == count and position != size:
-            more = f"{size - position} more bytes"
-            raise Inconsistent(f"batch of {count} messages", offset=position, expected="its end", found=more)
+            raise Inconsistent(
+                f"batch of {count} messages",
+                offset=position,
+                expected="its end",
+                found=f"{size - position} more bytes",
+            )
     except DecodeError as cause:
-        what = f"metadata of message {number} of a batch"
-        part.error = Inconsistent(what, offset=begin, expected="protobuf SingleMessageMetadata", found=str(cause))
+        part.error = Inconsistent(
+            f"metadata of message {number} of a batch",
+            offset=begin,
+            expected="protobuf SingleMessageMetadata",
+            found=str(cause),
+        )
     except FormatError as error:
         part.error = error
     return part
@@ -189,16 +206,14 @@ def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
     decompress = _CODECS.get(codec)
     if decompress is None:
         raise UnsupportedVersion("unknown compression of a payload", expected="0 to 4", found=codec)
-    if size > limit:
-        raise LimitExceeded("payload's decompressed size", expected=f"at most {limit} bytes", found=size)
+    require_at_most("payload's decompressed size", size, limit, unit="bytes")
     try:
         plain = decompress(data, size)
     except (OSError, ValueError, zlib.error, pa.ArrowException) as cause:
         raise Inconsistent(
             "compressed payload", expected=f"{size} bytes of {codec_name(codec)}", found=str(cause)
         ) from cause
-    if len(plain) != size:
-        raise Inconsistent("payload's decompressed size", expected=size, found=len(plain))
+    require_equal("payload's decompressed size", len(plain), size)
     return plain
 
 
@@ -222,9 +237,7 @@ def _lz4_package() -> Callable[[bytes, int], bytes] | None:
 
 def _lz4_by_arrow(data: bytes, size: int) -> bytes:
     # Arrow doesn't report it: a too large declaration would expose the rest of its buffer, old memory.
-    found = _lz4_size(data)
-    if found != size:
-        raise Inconsistent("lz4 payload's own size", expected=size, found=found)
+    require_equal("lz4 payload's own size", _lz4_size(data), size)
     plain: bytes = pa.Codec("lz4_raw").decompress(pa.py_buffer(data), size, asbytes=True)
     return plain
 
@@ -266,9 +279,7 @@ def _zlib(data: bytes, size: int) -> bytes:
 
 def _snappy(data: bytes, size: int) -> bytes:
     # Arrow fills as many bytes as the data declares and leaves the rest uninitialised, so the two must agree.
-    declared = _varint32(data)
-    if declared != size:
-        raise Inconsistent("snappy payload's own size", expected=size, found=declared)
+    require_equal("snappy payload's own size", _varint32(data), size)
     plain: bytes = pa.Codec("snappy").decompress(pa.py_buffer(data), decompressed_size=size, asbytes=True)
     return plain
 

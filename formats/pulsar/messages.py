@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
-from formats.errors import FormatError, Inconsistent, LimitExceeded
+from formats.errors import FormatError, Inconsistent, located, require_at_most
 from formats.metadata import pulsar_message_pb2
 from formats.pulsar import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from formats.pulsar.chunks import ChunkJoiner
@@ -190,8 +190,6 @@ def _time_or_none(value_ms: int) -> int | None:
 
 
 def _encryption_keys(m: Any) -> object:
-    if not m.encryption_keys:
-        return None
     return [
         {
             "name": _text(key.key),
@@ -199,7 +197,7 @@ def _encryption_keys(m: Any) -> object:
             "metadata": [(_text(item.key), _text(item.value)) for item in key.metadata],
         }
         for key in m.encryption_keys
-    ]
+    ] or None
 
 
 #: How each column is derived from an entry's ``MessageMetadata``.
@@ -250,12 +248,12 @@ def _text(value: str | bytes) -> str:
 def key_column(keys: list[Any], is_base64: list[bool], is_null: NDArray[np.bool_] | None) -> tuple[pa.Array, pa.Array]:
     """Keys, and whether each is base64 of the real key; keys that aren't UTF-8 are base64-encoded without loss."""
     try:
-        return pa.array(keys, pa.string()), pa.array(is_base64, pa.bool_(), mask=is_null)
+        texts = pa.array(keys, pa.string())
     except pa.ArrowInvalid:
-        for index, key in enumerate(keys):
-            if isinstance(key, bytes):
-                keys[index], is_base64[index] = base64.b64encode(key).decode("ascii"), True
-        return pa.array(keys, pa.string()), pa.array(is_base64, pa.bool_(), mask=is_null)
+        is_base64 = [isinstance(key, bytes) or given for key, given in zip(keys, is_base64, strict=True)]
+        plain = [base64.b64encode(key).decode() if isinstance(key, bytes) else key for key in keys]
+        texts = pa.array(plain, pa.string())
+    return texts, pa.array(is_base64, pa.bool_(), mask=is_null)
 
 
 def properties_column(messages: Iterable[Any], is_null: NDArray[np.bool_] | None) -> pa.MapArray:
@@ -294,9 +292,7 @@ def binary_column(
         is_null: bool, shape (n,).
     """
     count = len(starts)
-    valid = None
-    if is_null.any():
-        valid = pa.py_buffer(np.packbits(~is_null, bitorder="little"))
+    valid = pa.py_buffer(np.packbits(~is_null, bitorder="little")) if is_null.any() else None
     if count == 0:
         return pa.array([], pa.binary())
     if starts[0] == 0 and ends[-1] == len(data) and (starts[1:] == ends[:-1]).all():
@@ -308,8 +304,9 @@ def binary_column(
     column = pa.BinaryArray.from_buffers(
         pa.binary(), 2 * count - 1, [None, pa.py_buffer(both), pa.py_buffer(data)], null_count=0
     )
-    indices = pa.array(np.arange(0, 2 * count, 2, dtype=np.int64), mask=is_null if valid is not None else None)
-    return column.take(indices)
+    return column.take(
+        pa.array(np.arange(0, 2 * count, 2, dtype=np.int64), mask=is_null if valid is not None else None)
+    )
 
 
 def record_batch(rows: MessageRows, names: Sequence[str]) -> pa.RecordBatch:
@@ -335,9 +332,8 @@ class _Table:
             self.unread = unread if unread.any() else None
 
     def column(self, name: str) -> pa.Array:
-        make = _MAKERS.get(name)
-        if make is not None:
-            return make(self)
+        if name in _MAKERS:
+            return _MAKERS[name](self)
         return self.expanded(entry_column(name, self.metadata, self.brokers))
 
     def expanded(self, of_entries: pa.Array) -> pa.Array:
@@ -374,7 +370,7 @@ class _Table:
 
     def masked(self, values: list[Any], kind: pa.DataType) -> pa.Array:
         """A value per row, null in rows that couldn't be read."""
-        return pa.array(values, kind) if self.unread is None else pa.array(values, kind, mask=self.unread)
+        return pa.array(values, kind, mask=self.unread)
 
 
 def _broker_index(table: _Table) -> pa.Array:
@@ -402,8 +398,7 @@ def _sequence_id(table: _Table) -> pa.Array:
 
 
 def _ordering_key(table: _Table) -> pa.Array:
-    singles = table.rows.singles
-    keys = [single.ordering_key or (b"" if single.HasField("ordering_key") else None) for single in singles]
+    keys = [each.ordering_key or (b"" if each.HasField("ordering_key") else None) for each in table.rows.singles]
     return pa.array(keys, pa.binary())
 
 
@@ -593,9 +588,7 @@ class MessageDecoder:
     def _opened(self, entry: bytes, frame: Frame, decrypt: Callable[[Any, bytes], bytes | None]) -> bytes:
         """The entry with its payload decrypted, if there is a key; its metadata then has no encryption."""
         metadata = frame.metadata
-        if not metadata.encryption_keys:
-            return entry
-        plain = decrypt(metadata, entry[frame.payload_start :])
+        plain = decrypt(metadata, entry[frame.payload_start :]) if metadata.encryption_keys else None
         if plain is None:
             return entry
         for name in ("encryption_keys", "encryption_algo", "encryption_param"):
@@ -639,26 +632,17 @@ class MessageDecoder:
         size = stored if metadata.compression == PayloadCodec.NONE else metadata.uncompressed_size
         if count < 1 or count * MESSAGE_BYTES_MIN > size:
             raise Inconsistent("messages of a batch", expected=f"1 to {size // MESSAGE_BYTES_MIN}", found=count)
-        if count > options.batch_messages_max:
-            raise LimitExceeded("messages of a batch", expected=f"at most {options.batch_messages_max}", found=count)
+        require_at_most("messages of a batch", count, options.batch_messages_max)
         repeated = count * _repeated_bytes(metadata)
-        if repeated > options.payload_bytes_max:
-            raise LimitExceeded(
-                "metadata of a batch, once per message",
-                expected=f"at most {options.payload_bytes_max} bytes",
-                found=repeated,
-            )
+        require_at_most("metadata of a batch, once per message", repeated, options.payload_bytes_max, unit="bytes")
         return count
 
     def _payload(self, frame: Frame, entry: bytes) -> bytes:
         metadata, stored = frame.metadata, entry[frame.payload_start :]
-        try:
+        with located("", frame.payload_start):
             return decompress_payload(
                 metadata.compression, stored, metadata.uncompressed_size, self._options.payload_bytes_max
             )
-        except FormatError as error:
-            error.offset = frame.payload_start
-            raise
 
     def _refused(self, ledger_id: int, entry_id: int, error: FormatError) -> str:
         """The error and its place, for rows; raises it unless bad entries become rows."""
