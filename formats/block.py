@@ -296,8 +296,11 @@ def decode_block_header(data: Buffer, *, object_name: str = "", offset: int = 0)
         magic, header_bytes, block_bytes, first_entry_id, ledger_id = _FIXED.unpack_from(view.data)
         layout = _LAYOUT.get(magic)
         if layout is None:
-            known = " or ".join(each.hex() for each in _LAYOUT)
-            raise BadMagic("data block header magic word not match", expected=known, found=magic.hex())
+            raise BadMagic(
+                "data block header magic word not match",
+                expected=" or ".join(each.hex() for each in _LAYOUT),
+                found=magic.hex(),
+            )
         extension = decode_block_extension(view[:BLOCK_HEADER_BYTES])
         if not _FIXED_BYTES <= header_bytes <= block_bytes or block_bytes >= 2**63 or first_entry_id < 0:
             raise Inconsistent(
@@ -399,8 +402,12 @@ def _decode_extended(
     with located("", header.header_bytes):
         run = _stored_run(view[header.header_bytes : stored_end], extension, limit)
         check_entry_headers(run, table.lengths, header.first_entry_id)
-    ids = np.arange(header.first_entry_id, extension.last_entry_id + 1, dtype=np.int64)
-    return EntryBatch(ledger_id, ids, split_payloads(run, table.lengths), table.publish_times_ms)
+    return EntryBatch(
+        ledger_id,
+        np.arange(header.first_entry_id, extension.last_entry_id + 1, dtype=np.int64),
+        split_payloads(run, table.lengths),
+        table.publish_times_ms,
+    )
 
 
 def _stored_run(stored: Bytes, extension: BlockExtension, limit: int) -> Bytes:

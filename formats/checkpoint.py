@@ -108,8 +108,7 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
     """
     import pyarrow.parquet as pq
 
-    has_facts = any((getattr(ledgers, name) != FACT_UNKNOWN).any() for name in _FACTS)
-    schema = _SCHEMA_WITH_FACTS if has_facts else _SCHEMA
+    schema = _SCHEMA_WITH_FACTS if any((getattr(ledgers, name) != FACT_UNKNOWN).any() for name in _FACTS) else _SCHEMA
     arrays = [pa.array(getattr(ledgers, name), type=schema.field(name).type) for name in schema.names]
     sink = pa.BufferOutputStream()
     pq.write_table(

@@ -610,8 +610,13 @@ def _filled(
     if start != count or low < 0 or high >= max(len(drivers), 1):
         raise Inconsistent("rows", expected=count, found=start)
     span_rows, span_counts, spans = (np.concatenate(part) for part in zip(*span_parts, strict=True))
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(span_counts, dtype=np.int64)])
-    return SegmentColumns(**columns, span_rows=span_rows, span_offsets=offsets, spans=spans, drivers=drivers)
+    return SegmentColumns(
+        **columns,
+        span_rows=span_rows,
+        span_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(span_counts, dtype=np.int64)]),
+        spans=spans,
+        drivers=drivers,
+    )
 
 
 def _ranges(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], count: int) -> Mapping[str, tuple[int, int]]:

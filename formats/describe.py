@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -71,8 +72,7 @@ def describe_block(
         yield DescribedBytes(start=offset, length=len(view), what="not a block header", problem=problem)
         return
     yield DescribedBytes(start=offset, length=header.header_bytes, what="block header", facts=_header_facts(header))
-    entries = partial(_entries, view, header, ledger_id, block_bytes_max, decompressed_bytes_max)
-    batch, problem = _tried(entries, offset)
+    batch, problem = _tried(partial(_entries, view, header, ledger_id, block_bytes_max, decompressed_bytes_max), offset)
     at, end = offset + header.header_bytes, offset + header.block_bytes
     if (own := header.extension) is not None:
         lengths = {"entries": own.stored_bytes, "end marker": END_MARKER_BYTES, "entry table": own.table_bytes}
@@ -217,11 +217,10 @@ def _document(data: bytes, what: str, decode: Callable[[bytes], object]) -> Iter
 
 
 def _readable_json(data: bytes) -> dict[str, Any]:
-    try:
+    with suppress(ValueError, RecursionError):
         found = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def describe_checkpoint(data: bytes) -> Iterator[DescribedBytes]:

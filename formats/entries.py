@@ -168,8 +168,7 @@ class EntryBatch:
                 raise Inconsistent("publish time", expected=f"at most {TIME_MS_MAX}", found=int(given.max()))
             times = np.asarray(given, dtype=np.int64)
         require_equal("publish times and payloads differ in number", times.shape, (count,))
-        ids = np.arange(first_entry_id, first_entry_id + count, dtype=np.int64)
-        return cls(ledger_id, ids, array, times)
+        return cls(ledger_id, np.arange(first_entry_id, first_entry_id + count, dtype=np.int64), array, times)
 
     def __len__(self) -> int:
         return len(self.entry_ids)

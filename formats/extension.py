@@ -188,8 +188,12 @@ def decode_block_extension(header: Bytes) -> BlockExtension | None:
     if magic == _PLAIN:
         return None
     if magic != EXTENSION_MAGIC:
-        known = f"{_PLAIN.hex()} or {EXTENSION_MAGIC.hex()}"
-        raise BadMagic("block header extension", offset=_MAGIC_AT, expected=known, found=magic.hex())
+        raise BadMagic(
+            "block header extension",
+            offset=_MAGIC_AT,
+            expected=f"{_PLAIN.hex()} or {EXTENSION_MAGIC.hex()}",
+            found=magic.hex(),
+        )
     check_crc32c("block header", header[:_HEADER_CRC_AT], int.from_bytes(header[_HEADER_CRC_AT:].tobytes(), "big"))
     if version != EXTENSION_VERSION or flags & ~_KNOWN_FLAGS or any(reserved):
         raise UnsupportedVersion(
@@ -262,8 +266,10 @@ def decode_entry_table(data: Buffer, *, entries: int, table_crc32c: int) -> Entr
             found=f"{len(table)} bytes, widths {length_width} and {time_width}",
         )
     split = ENTRY_TABLE_HEADER_BYTES + entries * length_width
-    lengths = _column(table[ENTRY_TABLE_HEADER_BYTES:split], length_width, entries, smallest)
-    return EntryTable(lengths, _column(table[split:], time_width, entries, earliest))
+    return EntryTable(
+        _column(table[ENTRY_TABLE_HEADER_BYTES:split], length_width, entries, smallest),
+        _column(table[split:], time_width, entries, earliest),
+    )
 
 
 def _column(data: Bytes, width: int, count: int, base: int) -> NDArray[np.int64]:

@@ -127,8 +127,7 @@ def encode_fill(batch: EntryBatch) -> Pieces:
     Raises:
         LimitExceeded: more than ``FILL_BYTES_MAX``, which ``decode_fill`` would refuse.
     """
-    size_bytes = FILL_HEADER_BYTES + batch.wire_bytes + END_MARK_BYTES
-    require_at_most("a fill", size_bytes, FILL_BYTES_MAX, unit="bytes")
+    require_at_most("a fill", FILL_HEADER_BYTES + batch.wire_bytes + END_MARK_BYTES, FILL_BYTES_MAX, unit="bytes")
     first, last = batch.first.entry_id, batch.last.entry_id
     fixed = _FILL.pack(_FILL_MAGIC, FILL_VERSION, batch.ledger_id, first, last, batch.payload_bytes, len(batch))
     return Pieces([fixed + _CHECKSUM.pack(crc32c(fixed)), *encode_frames([batch])])

@@ -332,8 +332,7 @@ class InOrder:
         start = bisect_left(self.upper, first.entry_id, begin, end)
         if last.ledger_id != first.ledger_id:
             begin, end = self._of_ledger(last.ledger_id)
-        stop = bisect_right(self.first_entry_id, last.entry_id, begin, end)
-        return self.numbers[start : max(start, stop)]
+        return self.numbers[start : max(start, bisect_right(self.first_entry_id, last.entry_id, begin, end))]
 
     def _of_ledger(self, ledger_id: int) -> tuple[int, int]:
         begin = bisect_left(self.ledger_id, ledger_id)
@@ -363,8 +362,7 @@ def build_block_table(index: ObjectIndex, ledgers: Sequence[int], rows: list[NDA
     """
     for group in index.groups:
         _check_ascending(group)
-    counts = [len(group.entries) for group in index.groups]
-    ledger_id = np.repeat(np.array(ledgers, dtype=np.int64), counts)
+    ledger_id = np.repeat(np.array(ledgers, dtype=np.int64), [len(group.entries) for group in index.groups])
     first = _joined([group.entries["first_entry_id"] for group in index.groups])
     offset = _joined([group.entries["offset"] for group in index.groups])
     order = np.argsort(offset, kind="stable")

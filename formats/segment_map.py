@@ -129,8 +129,12 @@ class SegmentOutline:
     ) -> tuple[bytes, SegmentSummary]:
         """The index object and the summary; ledgers missing in ``facts``, the source's, count as open."""
         spans, blocks = tuple(self.spans.values()), self.blocks
-        groups = tuple(self._group(span, facts.get(span.ledger_id)) for span in spans)
-        decoded = ObjectIndex(self._layout, data_bytes, BLOCK_HEADER_BYTES, groups)
+        decoded = ObjectIndex(
+            self._layout,
+            data_bytes,
+            BLOCK_HEADER_BYTES,
+            tuple(self._group(span, facts.get(span.ledger_id)) for span in spans),
+        )
         index = seal_index(decoded) if self._extension else encode_index(decoded)
         known = [block for block in blocks if block.publish_time_max_ms != TIME_UNKNOWN_MS]
         return index, SegmentSummary.of_spans(
@@ -151,8 +155,10 @@ class SegmentOutline:
         places = [(block.first_entry_id, 1 + offset // self._part_bytes, offset) for offset, block in blocks]
         rows = None
         if self._extension:
-            own = [block.extension.row() for _, block in blocks if block.extension is not None]
-            rows = encode_index_rows(span.ledger_id, np.array(own, dtype=ROW))
+            rows = encode_index_rows(
+                span.ledger_id,
+                np.array([block.extension.row() for _, block in blocks if block.extension is not None], dtype=ROW),
+            )
         facts = facts or LedgerFacts(ledger_id=span.ledger_id)
         metadata: BookKeeperLedger | PulsarLedger
         if self._layout is Layout.V1:

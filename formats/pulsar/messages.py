@@ -408,8 +408,12 @@ def _value(table: _Table) -> pa.Array:
     is_null |= np.array(table.compacted_out, dtype=bool)
     if table.unread is not None:
         is_null |= table.unread
-    data = b"".join(piece.payload for piece in rows.pieces if piece.singles)
-    return binary_column(data, np.array(rows.starts, dtype=np.int64), np.array(rows.ends, dtype=np.int64), is_null)
+    return binary_column(
+        b"".join(piece.payload for piece in rows.pieces if piece.singles),
+        np.array(rows.starts, dtype=np.int64),
+        np.array(rows.ends, dtype=np.int64),
+        is_null,
+    )
 
 
 def _error(table: _Table) -> pa.Array:
@@ -533,8 +537,7 @@ class MessageDecoder:
         rows = MessageRows(batch.ledger_id)
         try:
             for number, entry_id in enumerate(batch.entry_ids.tolist()):
-                entry = bytes(data[bounds[number] : bounds[number + 1]])
-                for piece in self._pieces(batch.ledger_id, entry_id, entry):
+                for piece in self._pieces(batch.ledger_id, entry_id, bytes(data[bounds[number] : bounds[number + 1]])):
                     rows.add(piece)
                     if rows.count >= options.rows_max or rows.size_bytes >= options.bytes_max:
                         yield record_batch(rows, options.columns)
