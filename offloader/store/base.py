@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from formats.entries import Pieces
-from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import StoreSettings
 from offloader.store.rate_limit import Limiter
@@ -262,6 +263,14 @@ class ObjectStore(Protocol):
 
 #: Drivers of stores in this process or on this machine.
 _LOCAL_DRIVERS = frozenset({"file", "memory"})
+
+
+def put_if(store: ObjectStore, key: str, body: bytes, mode: PutMode) -> bool:
+    """Write an object; False if the condition in ``mode`` doesn't hold."""
+    with suppress(PreconditionFailed):
+        store.put(key, body, mode=mode)
+        return True
+    return False
 
 
 def require_open_store(store: object) -> None:

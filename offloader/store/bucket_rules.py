@@ -83,24 +83,30 @@ def lifecycle_findings(answer: Mapping[str, Any] | None, root: str) -> Iterator[
     check = "bucket unfinished uploads"
     aborted = _fewest_days(rules, "AbortIncompleteMultipartUpload", "DaysAfterInitiation")
     if aborted is None:
-        hint = f"add a rule AbortIncompleteMultipartUpload after {ABORT_DAYS} days"
-        yield BucketFinding(check=check, what="no rule aborts those of a process that never comes back", hint=hint)
+        yield BucketFinding(
+            check=check,
+            what="no rule aborts those of a process that never comes back",
+            hint=f"add a rule AbortIncompleteMultipartUpload after {ABORT_DAYS} days",
+        )
     else:
         yield BucketFinding(check=check, what=f"a rule aborts them after {aborted} days")
 
 
 def _harms(rule: _Rule) -> Iterator[tuple[str, str]]:
     """What a rule does that loses data or makes it unreadable, and the remedy."""
-    expiration = rule.raw.get("Expiration", {})
-    when = _when(expiration)
+    when = _when(rule.raw.get("Expiration", {}))
     if when:
-        hint = "remove it before that: what may go depends on who still reads (docs/explanation/retention.md)"
-        yield f"deletes objects {when}, segments and manifest alike,", hint
+        yield (
+            f"deletes objects {when}, segments and manifest alike,",
+            "remove it before that: what may go depends on who still reads (docs/explanation/retention.md)",
+        )
     for transition in rule.raw.get("Transitions", ()):
         kind = transition.get("StorageClass", "")
         if kind in ARCHIVES:
-            hint = "remove it, or name GLACIER_IR: archived objects can't be read until they are restored"
-            yield f"moves objects to {kind} {_when(transition)}", hint
+            yield (
+                f"moves objects to {kind} {_when(transition)}",
+                "remove it, or name GLACIER_IR: archived objects can't be read until they are restored",
+            )
 
 
 def _when(step: Mapping[str, Any]) -> str:
@@ -125,12 +131,16 @@ def versioning_findings(
     ends = _fewest_days(_rules(lifecycle, root), "NoncurrentVersionExpiration", "NoncurrentDays")
     kept = "are kept" if status == "Enabled" else "from before versioning was suspended are kept"
     if ends is None:
-        what = f"old versions {kept} and paid for without end: what cleanup deletes, and each replaced boundary"
-        hint = "add a rule NoncurrentVersionExpiration after as many days as a mistake may go unnoticed"
-        yield BucketFinding(check=check, what=what, hint=hint)
+        yield BucketFinding(
+            check=check,
+            what=f"old versions {kept} and paid for without end: what cleanup deletes, and each replaced boundary",
+            hint="add a rule NoncurrentVersionExpiration after as many days as a mistake may go unnoticed",
+        )
     else:
-        what = f"old versions {kept} for {ends} days: that long a deletion frees nothing, and can be taken back"
-        yield BucketFinding(check=check, what=what)
+        yield BucketFinding(
+            check=check,
+            what=f"old versions {kept} for {ends} days: that long a deletion frees nothing, and can be taken back",
+        )
 
 
 def lock_findings(answer: Mapping[str, Any] | None) -> Iterator[BucketFinding]:
@@ -143,12 +153,12 @@ def lock_findings(answer: Mapping[str, Any] | None) -> Iterator[BucketFinding]:
     retention = lock.get("Rule", {}).get("DefaultRetention", {})
     days = retention.get("Days") or 365 * (retention.get("Years") or 0)
     if days:
-        what = (
-            f"each version is locked for {days} days ({retention.get('Mode', 'in an unknown mode')}): cleanup deletes "
-            "the current one, its bytes can't be removed before, and rules that expire versions wait as long"
+        yield BucketFinding(
+            check=check,
+            what=f"each version is locked for {days} days ({retention.get('Mode', 'in an unknown mode')}): cleanup "
+            "deletes the current one, its bytes can't be removed before, and rules that expire versions wait as long",
+            hint="set cleanup.grace_period and the budget by that, or lock a copy of the bucket instead",
         )
-        hint = "set cleanup.grace_period and the budget by that, or lock a copy of the bucket instead"
-        yield BucketFinding(check=check, what=what, hint=hint)
     elif lock.get("ObjectLockEnabled") == "Enabled":
         yield BucketFinding(check=check, what="possible, with no retention by default: nothing is locked by it")
     else:

@@ -81,27 +81,27 @@ class CheckedStore(_Verbs):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _check_key(self, key: str) -> None:
-        """Refuse a key that some store can't hold: empty, absolute, with an empty level, ``.``, ``..`` or a control
-        character, too long, not UTF-8."""
+    def _checked_key(self, key: str) -> str:
+        """The key; refuses one that some store can't hold: empty, absolute, with an empty level, ``.``, ``..`` or a
+        control character, too long, not UTF-8."""
         problem = _key_problem(self._root + key) if key else "it is empty"
         if problem:
-            hint = "keys are names separated by single slashes"
-            raise InvalidCall(f"key {key!r} can't be used: {problem}", hint=hint)
+            raise InvalidCall(
+                f"key {key!r} can't be used: {problem}", hint="keys are names separated by single slashes"
+            )
+        return key
 
     def head(self, key: str) -> ObjectInfo:
-        self._check_key(key)
-        return self._head(key)
+        return self._head(self._checked_key(key))
 
     def get(
         self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
-        self._check_key(key)
         if byte_range is not None and not 0 <= byte_range.start <= byte_range.stop:
             raise InvalidCall(f"bytes {byte_range.start} to {byte_range.stop} are no range", hint="0 <= start <= stop")
         if byte_range is not None and byte_range.length == 0:
-            return b"", self._head(key)
-        return self._get(key, byte_range, into)
+            return b"", self._head(self._checked_key(key))
+        return self._get(self._checked_key(key), byte_range, into)
 
     def put(
         self,
@@ -112,10 +112,10 @@ class CheckedStore(_Verbs):
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
-        self._check_key(key)
         _check_mode(mode)
-        kept = _checked_metadata(metadata)
-        return self._put(key, body, mode, kept, body_crc32c(key, body, crc32c))
+        return self._put(
+            self._checked_key(key), body, mode, _checked_metadata(metadata), body_crc32c(key, body, crc32c)
+        )
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         _check_prefix(prefix)
@@ -126,57 +126,49 @@ class CheckedStore(_Verbs):
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         if isinstance(keys, str):  # a sequence of letters
             raise InvalidCall(f"delete takes a list of keys, not the text {keys!r}", hint="give [key]")
-        unique = list(dict.fromkeys(keys))
-        for key in unique:
-            self._check_key(key)
+        unique = list(map(self._checked_key, dict.fromkeys(keys)))
         return self._delete(unique) if unique else ()
 
     def delete_if_match(self, key: str, etag: str) -> None:
-        self._check_key(key)
         _check_mode(IfMatch(etag))
-        self._delete_if_match(key, etag)
+        self._delete_if_match(self._checked_key(key), etag)
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        self._check_key(key)
-        return self._begin_upload(key, _checked_metadata(metadata))
+        return self._begin_upload(self._checked_key(key), _checked_metadata(metadata))
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        self._check_key(key)
         if not 1 <= number <= PARTS_MAX:
             raise InvalidCall(f"part number {number} is not between 1 and {PARTS_MAX}", hint="use larger parts")
-        return self._upload_part(key, upload_id, number, body, self._part_crc32c(key, body, crc32c))
+        return self._upload_part(self._checked_key(key), upload_id, number, body, self._part_crc32c(key, body, crc32c))
 
     def _part_crc32c(self, key: str, body: Body, given: int | None) -> int:
         """CRC-32C of a part. Only a store that compares it itself doesn't compare it with the given one here."""
         return body_crc32c(key, body, given)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        self._check_key(key)
         numbers = [part.number for part in parts]
         if not numbers:
             raise InvalidCall(f"upload of {key} can't be completed without parts", hint="an empty object is one put")
         if any(after <= before for before, after in pairwise(numbers)):
             raise InvalidCall(f"parts of {key} don't ascend: {numbers[:20]}", hint="pass them in order, each once")
-        return self._complete_upload(key, upload_id, parts)
+        return self._complete_upload(self._checked_key(key), upload_id, parts)
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        self._check_key(key)
-        self._abort_upload(key, upload_id)
+        self._abort_upload(self._checked_key(key), upload_id)
 
     def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
         _check_prefix(prefix)
         return self._list_uploads(prefix)
 
     def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        self._check_key(key)
-        return self._list_parts(key, upload_id)
+        return self._list_parts(self._checked_key(key), upload_id)
 
     def signed_url(self, key: str, expires_s: float) -> str | None:
-        self._check_key(key)
         if not 1 <= expires_s <= SIGNED_SECONDS_MAX:
-            hint = f"between 1 and {SIGNED_SECONDS_MAX} seconds"
-            raise InvalidCall(f"a URL of {key} can't be valid for {expires_s} s", hint=hint)
-        return self._signed_url(key, expires_s)
+            raise InvalidCall(
+                f"a URL of {key} can't be valid for {expires_s} s", hint=f"between 1 and {SIGNED_SECONDS_MAX} seconds"
+            )
+        return self._signed_url(self._checked_key(key), expires_s)
 
     def _signed_url(self, key: str, expires_s: float) -> str | None:  # noqa: ARG002
         """``None``, where the store has no such URLs."""
@@ -262,6 +254,7 @@ def split_root(url: str, path: str) -> str:
     root = path.strip("/")
     problem = _key_problem(root) if root else ""
     if problem:
-        hint = "use plain names between single slashes"
-        raise Unsupported(f"the path of {url} can't be a root: {problem}", hint=hint)
+        raise Unsupported(
+            f"the path of {url} can't be a root: {problem}", hint="use plain names between single slashes"
+        )
     return f"{root}/" if root else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
@@ -45,8 +46,10 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     except ImportError as error:
         raise Unsupported(f"{shown}: {error}", hint=f"install the fsspec package for {protocol}") from error
     except ValueError as error:
-        schemes = "s3://bucket/root, file:///directory, memory://name, or a scheme that fsspec knows"
-        raise InvalidCall(f"{shown}: unknown store scheme {protocol!r}", hint=f"use {schemes}") from error
+        raise InvalidCall(
+            f"{shown}: unknown store scheme {protocol!r}",
+            hint="use s3://bucket/root, file:///directory, memory://name, or a scheme that fsspec knows",
+        ) from error
     except Exception as error:  # some file systems connect in their constructor
         raise StoreUnavailable(f"{shown}: opening failed: {error}", hint="check the URL and the network") from error
     reason = f"writing through {protocol} isn't proven to be atomic: two writers could both win"
@@ -150,10 +153,9 @@ class RemoteStore(checks.CheckedStore):
 
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         directory = self._path + prefix.rpartition("/")[0]
-        try:
+        found: Mapping[str, Mapping[str, Any]] = {}
+        with suppress(NotFound):
             found = self._ask(f"list of {prefix!r}", lambda: _files_below(self._files, directory))
-        except NotFound:
-            found = {}
         infos = {name[len(self._path) :]: info for name, info in found.items() if name.startswith(self._path)}
         keys = sorted(key for key in infos if key.startswith(prefix) and key > after)
         objects = tuple(self._info(key, infos[key]) for key in keys[:limit])

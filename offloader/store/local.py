@@ -101,11 +101,10 @@ def locked(path: Path, timeout_s: float, clock: Clock) -> Iterator[None]:
 
 
 def _could_lock(descriptor: int) -> bool:
-    try:
+    with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def names_in(directory: Path) -> list[str]:
@@ -116,12 +115,10 @@ def names_in(directory: Path) -> list[str]:
 
 def remove_empty(directory: Path, top: Path) -> None:
     """Remove ``directory`` and its empty parents below ``top``."""
-    while directory != top:
-        try:
+    with contextlib.suppress(OSError):  # not empty, or missing
+        while directory != top:
             directory.rmdir()
-        except OSError:
-            return  # not empty, or missing
-        directory = directory.parent
+            directory = directory.parent
 
 
 def write_all(descriptor: int, body: Body) -> None:
@@ -183,10 +180,9 @@ class Temporaries:
 
 
 def _is_old(entry: os.DirEntry[str], now_ms: int) -> bool:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return entry.stat(follow_symlinks=False).st_mtime_ns // 1_000_000 <= now_ms - LEFT_AGE_MS
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def _is_unlocked(path: Path) -> bool:
@@ -243,11 +239,10 @@ class VersionedFiles:
 
     def version(self, key: str) -> Version | None:
         """The object's version, ``None`` when there is none (a directory counts as none)."""
-        try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = (self._directory / key).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return Version.of(status) if stat.S_ISREG(status.st_mode) else None
+            return Version.of(status) if stat.S_ISREG(status.st_mode) else None
+        return None
 
     def read(self, key: str, byte_range: ByteRange | None, into: Sink | None = None) -> tuple[bytes, Version | None]:
         """Bytes and version from one open file: a concurrent replacement can't mix two versions. ``None``: as above."""
@@ -380,10 +375,9 @@ class VersionedFiles:
         """Sidecar for a tree copied without its times: the key's only sidecar, if its size agrees. ``None`` for files
         of other tools."""
         path = self._sidecar_path(key, version)
-        pattern = f"{path.name.rsplit('.', 3)[0]}."
-        ending = f".{version.size_bytes:x}.json"
+        begin, end = f"{path.name.rsplit('.', 3)[0]}.", f".{version.size_bytes:x}.json"
         try:
-            names = [name for name in names_in(path.parent) if name.startswith(pattern) and name.endswith(ending)]
+            names = [each for each in names_in(path.parent) if each.startswith(begin) and each.endswith(end)]
         except (FileNotFoundError, NotADirectoryError):
             return {}, None
         names = [name for name in names if len(name) == len(path.name)]
@@ -439,8 +433,7 @@ def _second_link(temporary: Path) -> Path:
 def _receive(file: io.BufferedReader, length: int, into: Sink) -> None:
     """Read ``length`` bytes of a file; fewer where another program truncated it."""
     while length:
-        room = into.room()[:length]
-        count = file.readinto(room)
+        count = file.readinto(into.room()[:length])
         if not count:
             return
         into.came(count)
@@ -546,13 +539,13 @@ class LocalStore(checks.CheckedStore):
         self._uploads = directory / HIDDEN / "uploads"
         self._locked = functools.partial(locked, directory / HIDDEN / "lock", settings.read_timeout_s, clock)
 
-    def _check_key(self, key: str) -> None:
-        super()._check_key(key)
-        levels = key.split("/")
+    def _checked_key(self, key: str) -> str:
+        levels = super()._checked_key(key).split("/")
         if levels[0] == HIDDEN:
             raise InvalidCall(f"key {key!r} can't be used: {HIDDEN} is where this store keeps its own files")
         if any(len(level.encode()) > LEVEL_BYTES_MAX for level in levels):
             raise InvalidCall(f"key {key!r} can't be used: a level is longer than {LEVEL_BYTES_MAX} bytes")
+        return key
 
     def _head(self, key: str) -> ObjectInfo:
         with translated(self.url, f"head of {key}"):
@@ -574,8 +567,7 @@ class LocalStore(checks.CheckedStore):
             if kept is None and self._files.version(key) == version:
                 kept = self._files.sidecar_of_copy(key, version)
             if kept is not None:
-                info = ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms, *kept)
-                return body, info
+                return body, ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms, *kept)
         raise StoreUnavailable(f"{self.url}: {key} was replaced {REPLACEMENTS_MAX} times while it was read")
 
     def sweep(self, now_ms: int) -> None:
@@ -709,8 +701,7 @@ class LocalStore(checks.CheckedStore):
 
     def _part_path(self, upload_id: str, part: PartInfo) -> Path:
         token = part.etag.strip('"')
-        name = f"{part.number:05d}-{part.size_bytes:x}-{part.crc32c:08x}-{token}.part"
-        return self._uploads / upload_id / name
+        return self._uploads / upload_id / f"{part.number:05d}-{part.size_bytes:x}-{part.crc32c:08x}-{token}.part"
 
     def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         with translated(self.url, f"completion of {key}"):

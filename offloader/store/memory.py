@@ -71,11 +71,10 @@ class MemoryStore(checks.CheckedStore):
     def __init__(self, name: str, root: str, clock: Clock, *, is_shared: bool = True) -> None:
         super().__init__(f"memory://{name}/{root}".rstrip("/"), root, driver="memory", bucket=name)
         self._clock = clock
+        self._bucket = _Bucket()
         if is_shared:
             with _buckets_lock:
-                self._bucket = _buckets.setdefault(name, _Bucket())
-        else:
-            self._bucket = _Bucket()
+                self._bucket = _buckets.setdefault(name, self._bucket)
 
     def _head(self, key: str) -> ObjectInfo:
         return self._find(key)[0]

@@ -10,7 +10,7 @@ import importlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar, cast
 
 from formats.documents import GLOBAL_HOLD_KEY
@@ -176,10 +176,7 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
     try:
         existing = _read_place(notes, url)
         if existing is None:
-            body = json.dumps(
-                {"format": _FORMAT, "url": place.url, "endpoint_url": place.endpoint_url, "region": place.region}
-            )
-            notes.put(_PLACE_KEY, body.encode(), mode=CREATE)
+            notes.put(_PLACE_KEY, json.dumps({"format": _FORMAT, **asdict(place)}).encode(), mode=CREATE)
         elif existing != place:
             raise InvalidCall(
                 f"{url} is a catalogue of {existing.url}{_at(existing)}, not of {place.url}{_at(place)}",

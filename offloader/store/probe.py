@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from offloader.errors import OffloaderError, PreconditionFailed, Unsupported
+from offloader.errors import OffloaderError, Unsupported
 from offloader.parallel_map import at_once
 from offloader.runtime.clock import SystemClock
-from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, PutMode, is_local
+from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, is_local, put_if
 from offloader.store.wrappers import AttemptStore, layer_of
 
 #: Prefix of scratch keys below the store's root: no stream's name begins like this.
@@ -67,9 +67,9 @@ def require_conditional_puts(
         Unsupported: a condition is ignored and ``single_writer`` isn't set.
     """
     attempts = layer_of(store, AttemptStore)
-    is_known = attempts is not None and attempts.keeps_conditions
     note = None if notes is None or is_local(store) else notes / _note_name(store)
-    is_known = is_known or is_local(store) or (note is not None and _is_recent(note))
+    is_known = is_local(store) or (attempts is not None and attempts.keeps_conditions)
+    is_known = is_known or (note is not None and _is_recent(note))
     result = probe_conditional_puts(store, rounds=rounds, thorough=not is_known)
     if result.problems and not single_writer:
         raise Unsupported(
@@ -147,26 +147,17 @@ def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], byte
             store.abort_upload(f"{scratch}-upload", upload_id)
 
 
-def _wins(store: ObjectStore, key: str, body: bytes, mode: PutMode) -> bool:
-    try:
-        store.put(key, body, mode=mode)
-    except PreconditionFailed:
-        return False
-    return True
-
-
 def _second_create(store: ObjectStore, key: str) -> list[str]:
     store.put(key, b"first", mode=CREATE)
-    if _wins(store, key, b"second", CREATE) or store.get(key)[0] != b"first":
-        return ["a create replaces an object that is there"]
-    return []
+    replaces = put_if(store, key, b"second", CREATE) or store.get(key)[0] != b"first"
+    return ["a create replaces an object that is there"] if replaces else []
 
 
 def _stale_etag(store: ObjectStore, key: str) -> list[str]:
     etag = store.put(key, b"1", mode=OVERWRITE).etag
-    if not _wins(store, key, b"22", IfMatch(etag)):
+    if not put_if(store, key, b"22", IfMatch(etag)):
         return ["a put with the current ETag is refused"]
-    if _wins(store, key, b"333", IfMatch(etag)):
+    if put_if(store, key, b"333", IfMatch(etag)):
         return ["a put with a stale ETag replaces the object"]
     return [] if store.get(key)[0] == b"22" else ["a put that is refused replaces the object"]
 
@@ -174,9 +165,8 @@ def _stale_etag(store: ObjectStore, key: str) -> list[str]:
 def _etag_of_nothing(store: ObjectStore, key: str) -> list[str]:
     gone = store.put(key, b"1", mode=OVERWRITE).etag
     store.delete([key])
-    if _wins(store, key, b"22", IfMatch(gone)):
-        return ["a put with an ETag creates an object that isn't there"]
-    return []
+    creates = put_if(store, key, b"22", IfMatch(gone))
+    return ["a put with an ETag creates an object that isn't there"] if creates else []
 
 
 def _race(store: ObjectStore, key: str) -> list[str]:
@@ -184,35 +174,29 @@ def _race(store: ObjectStore, key: str) -> list[str]:
 
     def create(body: bytes) -> bool:
         start.wait(_BARRIER_TIMEOUT_S)
-        return _wins(store, key, body, CREATE)
+        return put_if(store, key, body, CREATE)
 
     bodies = [f"creator {number}".encode() for number in range(_RACERS)]
     with ThreadPoolExecutor(_RACERS) as threads:
         won = [body for body, wins in zip(bodies, threads.map(create, bodies), strict=True) if wins]
-    if len(won) == 1 and store.get(key)[0] == won[0]:
-        return []
-    told = f"of {_RACERS} creators at once, {len(won)} were told that they won"
-    return [told if len(won) != 1 else "a loser's bytes stay"]
+    if len(won) != 1:
+        return [f"of {_RACERS} creators at once, {len(won)} were told that they won"]
+    return [] if store.get(key)[0] == won[0] else ["a loser's bytes stay"]
 
 
 def _again_and_again(store: ObjectStore, keys: Sequence[str]) -> list[str]:
     with ThreadPoolExecutor(len(keys)) as threads:
         found = list(threads.map(lambda key: _ignored(store, key, len(keys)), keys))
     creates, etags, changed = (sum(counts) for counts in zip(*found, strict=True))
-    problems = []
-    if creates:
-        problems.append(f"of {CREATES} creates of objects that are there, {creates} replaced them")
-    if etags:
-        problems.append(f"of {ETAGS} puts with a stale ETag, {etags} replaced the object")
-    if changed and not problems:
-        problems.append("a put that is refused replaces the object")
-    return problems
+    problems = [f"of {CREATES} creates of objects that are there, {creates} replaced them"] if creates else []
+    problems += [f"of {ETAGS} puts with a stale ETag, {etags} replaced the object"] if etags else []
+    return problems or (["a put that is refused replaces the object"] if changed else [])
 
 
 def _ignored(store: ObjectStore, key: str, keys: int) -> tuple[int, int, int]:
     """Count ignored creates and stale ETags of one key's share, and whether the object changed."""
     stale = store.put(key, b"first", mode=CREATE).etag
     store.put(key, b"kept")
-    creates = sum(_wins(store, key, b"created", CREATE) for _ in range(CREATES // keys))
-    etags = sum(_wins(store, key, b"replaced", IfMatch(stale)) for _ in range(ETAGS // keys))
+    creates = sum(put_if(store, key, b"created", CREATE) for _ in range(CREATES // keys))
+    etags = sum(put_if(store, key, b"replaced", IfMatch(stale)) for _ in range(ETAGS // keys))
     return creates, etags, store.get(key)[0] != b"kept"

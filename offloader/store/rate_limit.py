@@ -208,9 +208,8 @@ class RequestScheduler:
 
     def settle(self, turn: Ticket, moved_bytes: int) -> None:
         """Correct the estimated amount by what was moved."""
-        for bucket, amount in self._needs(turn, None):
-            if bucket.name == "bytes_per_s":
-                bucket.give_back(amount - moved_bytes)
+        if (bucket := self._buckets.get("bytes_per_s")) is not None:
+            bucket.give_back(turn.size_bytes - moved_bytes)
 
     def slow_down(self, turn: Ticket, now_s: float) -> bool:
         """Reduce the rate after the store throttled ``turn``; False if it was sent before the last reduction."""

@@ -121,7 +121,7 @@ class BodyReader(io.RawIOBase):
 
     def _rest(self) -> memoryview | bytes:
         start, self._position = self._position, max(self._position, len(self))
-        rest = [view[max(0, start - end + len(view)) :] for view, end in zip(self._views, self._ends, strict=True)]
+        rest = (view[max(0, start - end + len(view)) :] for view, end in zip(self._views, self._ends, strict=True))
         filled = [view for view in rest if view]
         return filled[0] if len(filled) == 1 else b"".join(filled)
 
@@ -262,8 +262,7 @@ class Download:
             return
         body = room.taken()
         self.result = received(self._what, self._key, self._asked, body, self._answer)
-        whole_crc32c = self.result[1].crc32c
-        if self._continuations and self._asked is None and whole_crc32c not in (None, crc32c(body)):
+        if self._continuations and self._asked is None and self.result[1].crc32c not in (None, crc32c(body)):
             self.result = None
             raise StoreUnavailable(
                 f"{self._what}: its parts don't have the object's CRC-32C together", hint="try again"
@@ -393,11 +392,8 @@ def keeping_of(settings: StoreSettings) -> Callable[[int | None], Mapping[str, s
         raise InvalidCall(
             "store.kms_key is set, but store.encryption isn't aws:kms", hint='set store.encryption = "aws:kms" as well'
         )
-    encryption: dict[str, str] = {}
-    if settings.encryption != "bucket":
-        encryption["ServerSideEncryption"] = settings.encryption
-    if settings.kms_key:
-        encryption["SSEKMSKeyId"] = settings.kms_key
+    encryption = {} if settings.encryption == "bucket" else {"ServerSideEncryption": settings.encryption}
+    encryption |= {"SSEKMSKeyId": settings.kms_key} if settings.kms_key else {}
     with_class = {**encryption, "StorageClass": chosen} if chosen else encryption
     return lambda size_bytes: encryption if size_bytes is not None and size_bytes < CLASS_BYTES_MIN else with_class
 
@@ -508,13 +504,16 @@ class S3Store(checks.CheckedStore):
             text = " ".join(str(answer.get("Message", "")).split())
             raise kind(f"{where}: {code or status}{': ' if text else ''}{text}", hint=hint) from error
         except _CREDENTIALS as error:
-            hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile, or give access_key and secret_key"
-            raise AccessDenied(f"{where}: {error}", hint=hint) from error
+            raise AccessDenied(
+                f"{where}: {error}",
+                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile, or give access_key and secret_key",
+            ) from error
         except (*_UNSENT, *_DOUBTFUL) as error:  # no connection, or a broken one
             if writes and not was_never_sent(error):
                 raise OutcomeUnknown(f"{where}: {plain_reason(error)}", hint="look before repeating it") from error
-            hint = "check --endpoint-url, the network and that the server runs"
-            raise StoreUnavailable(f"{where}: {plain_reason(error)}", hint=hint) from error
+            raise StoreUnavailable(
+                f"{where}: {plain_reason(error)}", hint="check --endpoint-url, the network and that the server runs"
+            ) from error
         except sdk.ParamValidationError as error:
             text = " ".join(str(error).split())
             raise InvalidCall(f"{where}: {text}", hint="check the bucket's name and the key") from error
@@ -539,8 +538,7 @@ class S3Store(checks.CheckedStore):
         while download.result is None:
             try:
                 with self._translated(f"get of {key}", writes=False):
-                    answer = self._client.get_object(Bucket=self._bucket, Key=self._root + key, **download.wanted)
-                    download.take(answer)
+                    download.take(self._client.get_object(Bucket=self._bucket, Key=self._root + key, **download.wanted))
             except OffloaderError as error:
                 past_end = _starts_past_end(error)
                 if past_end and not download.begun:
@@ -673,16 +671,16 @@ class S3Store(checks.CheckedStore):
                     Bucket=self._bucket, Key=self._root + key, UploadId=upload_id, MultipartUpload={"Parts": made_of}
                 )
                 if checksum_of_parts(answer) == composite_crc32c(parts):
-                    size_bytes = sum(part.size_bytes for part in parts)
-                    return ObjectInfo(key, size_bytes, answer["ETag"], answered_ms(answer))
+                    return ObjectInfo(key, sum(part.size_bytes for part in parts), answer["ETag"], answered_ms(answer))
         except (OutcomeUnknown, NotFound) as error:
             cause = error
         try:
             found = self._made_of(key, parts, answered=cause is None)
         except OffloaderError as error:
             if cause is None:
-                problem = f"{self.url}: completion of {key} was answered, then {error.message}"
-                raise OutcomeUnknown(problem, hint=_LOOK) from error
+                raise OutcomeUnknown(
+                    f"{self.url}: completion of {key} was answered, then {error.message}", hint=_LOOK
+                ) from error
             found = None  # report the lost completion, not this error
         if found is None:
             problem = (
@@ -695,16 +693,13 @@ class S3Store(checks.CheckedStore):
         """The object, if it exists and is made of ``parts``: proven by the checksum over theirs, or the ETag over
         theirs. The size alone suffices only for a server that confirmed (``answered``) and keeps no checksums."""
         size_bytes = sum(part.size_bytes for part in parts)
-        try:
-            with self._translated(f"head of {key}", writes=False):
-                answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
-                checksum = checksum_of_parts(answer)
-                proven = checksum == composite_crc32c(parts) or answer["ETag"] == composite_etag(parts)
-                if answer["ContentLength"] != size_bytes or not (proven or (answered and not checksum)):
-                    return None
+        with contextlib.suppress(NotFound), self._translated(f"head of {key}", writes=False):
+            answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
+            checksum = checksum_of_parts(answer)
+            proven = checksum == composite_crc32c(parts) or answer["ETag"] == composite_etag(parts)
+            if answer["ContentLength"] == size_bytes and (proven or (answered and not checksum)):
                 return object_info(key, size_bytes, answer)
-        except NotFound:
-            return None
+        return None
 
     def _abort_upload(self, key: str, upload_id: str) -> None:
         with contextlib.suppress(NotFound), self._translated(f"abort of an upload of {key}", writes=True):

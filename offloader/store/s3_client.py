@@ -94,8 +94,9 @@ def open_client(options: StoreOptions) -> Any:
     """
     core, settings = botocore.session.get_session(), options.settings
     core.register_component("data_loader", described_services())
-    times = functools.partial(parsed_time, otherwise=parse_timestamp)
-    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=times)
+    core.get_component("response_parser_factory").set_parser_defaults(
+        timestamp_parser=functools.partial(parsed_time, otherwise=parse_timestamp)
+    )
     session = boto3.session.Session(
         botocore_session=core,
         aws_access_key_id=options.access_key,
@@ -114,8 +115,12 @@ def open_client(options: StoreOptions) -> Any:
             s3={"payload_signing_enabled": False, "addressing_style": addressing},
             user_agent_extra="offloader",
         )
-        region = options.region or session.region_name or "us-east-1"
-        client = session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
+        client = session.client(
+            "s3",
+            region_name=options.region or session.region_name or "us-east-1",
+            endpoint_url=options.endpoint_url,
+            config=config,
+        )
         for operation, name in _ANSWERS.items():
             check = functools.partial(_require_element, name)
             # After the SDK's own, which finds the errors in a 200.

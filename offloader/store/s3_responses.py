@@ -8,6 +8,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -140,8 +141,14 @@ def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectI
     metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
     # Of a multipart object the server keeps a checksum of checksums, which not every server marks as such.
     whole = "-" not in answer["ETag"] or answer.get("ChecksumType") == "FULL_OBJECT"
-    crc = decoded_crc32c(answer.get("ChecksumCRC32C")) if whole else None
-    return ObjectInfo(key, size_bytes, answer["ETag"], time_ms(answer["LastModified"]), metadata, crc)
+    return ObjectInfo(
+        key,
+        size_bytes,
+        answer["ETag"],
+        time_ms(answer["LastModified"]),
+        metadata,
+        decoded_crc32c(answer.get("ChecksumCRC32C")) if whole else None,
+    )
 
 
 def place_of(content_range: str) -> tuple[int, int]:
@@ -182,8 +189,7 @@ def received(
 
 def is_aws(endpoint_url: str) -> bool:
     """Whether the endpoint is Amazon's own."""
-    host = urlsplit(endpoint_url).hostname or ""
-    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    return (urlsplit(endpoint_url).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
 def parsed_time(text: Any, otherwise: Callable[[Any], datetime]) -> datetime:
@@ -205,10 +211,9 @@ def time_ms(time: datetime) -> int:
 
 def answered_ms(answer: Mapping[str, Any]) -> int:
     """The response's server time: S3 doesn't send the modification time of a stored object."""
-    try:
+    with suppress(KeyError, ValueError):
         return time_ms(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]))
-    except (KeyError, ValueError):
-        return 0
+    return 0
 
 
 def encoded_crc32c(crc: int) -> str:
@@ -218,10 +223,9 @@ def encoded_crc32c(crc: int) -> str:
 
 def decoded_crc32c(text: str | None) -> int | None:
     """Decode such a text; ``None`` for no text or one that isn't four bytes."""
-    try:
+    with suppress(struct.error, binascii.Error):
         return int(struct.unpack(">I", base64.b64decode(text or ""))[0])
-    except (struct.error, binascii.Error):
-        return None
+    return None
 
 
 def checksum_of_parts(answer: Mapping[str, Any]) -> str:

@@ -124,8 +124,7 @@ class StoreWrapper:
     def get(
         self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
-        size_bytes = 0 if byte_range is None else byte_range.length
-        request = Request("get", Traffic.READ, key, size_bytes, into=into)
+        request = Request("get", Traffic.READ, key, 0 if byte_range is None else byte_range.length, into=into)
         return self.around(request, lambda: self._of(key).get(key, byte_range, into=into))
 
     def put(
@@ -368,10 +367,9 @@ def stream_of(key: str) -> str:
     encoded = key.removeprefix(_CATALOG).rstrip("/") if key.startswith(_CATALOG) else key.split(_MANIFEST)[0]
     if encoded == key:
         encoded = key.rpartition("/")[0]
-    try:
+    with contextlib.suppress(FormatError):
         return decode_stream(encoded) if encoded else ""
-    except FormatError:
-        return ""
+    return ""
 
 
 def histogram_of(request: Request) -> str:
@@ -406,8 +404,7 @@ def retry_delay_s(settings: StoreSettings, attempt: int, fraction: float) -> flo
     """Wait before attempt ``attempt`` + 1 (``attempt`` from 1) with full jitter: ``fraction`` (0..1, drawn by the
     caller) of a ceiling that doubles from ``retry_delay_first_s`` to ``retry_delay_max_s``. Jitter spreads the retries
     of clients that were refused together."""
-    ceiling = min(settings.retry_delay_max_s, settings.retry_delay_first_s * 2.0 ** min(attempt - 1, 60))
-    return ceiling * fraction
+    return min(settings.retry_delay_max_s, settings.retry_delay_first_s * 2.0 ** min(attempt - 1, 60)) * fraction
 
 
 class RetryingStore(StoreWrapper):

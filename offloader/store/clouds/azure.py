@@ -10,6 +10,7 @@ import struct
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -73,16 +74,16 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     try:
         files = AzureBlobFileSystem(**given, use_listings_cache=False, skip_instance_cache=True)
     except ValueError as error:
-        hint = "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and what proves who you are"
-        raise InvalidCall(f"{url}: no account to connect to", hint=hint) from error
-    shown = f"az://{parts.netloc}/{root}".rstrip("/")
-    return AzureStore(shown, files, parts.netloc, root, options)
+        raise InvalidCall(
+            f"{url}: no account to connect to",
+            hint="set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and what proves who you are",
+        ) from error
+    return AzureStore(f"az://{parts.netloc}/{root}".rstrip("/"), files, parts.netloc, root, options)
 
 
 def _connection(options: StoreOptions) -> str:
-    scheme = urlsplit(options.endpoint_url or "").scheme
     fields = {
-        "DefaultEndpointsProtocol": scheme,
+        "DefaultEndpointsProtocol": urlsplit(options.endpoint_url or "").scheme,
         "AccountName": options.access_key,
         "AccountKey": options.secret_key,
         "BlobEndpoint": options.endpoint_url,
@@ -94,9 +95,14 @@ class AzureStore(CloudStore):
     """``az://container/root``."""
 
     def __init__(self, url: str, files: Any, container: str, root: str, options: StoreOptions) -> None:
-        endpoint_url = str(files.service_client.primary_endpoint).partition("?")[0]
         super().__init__(
-            url, root, options, files.loop, driver="azureblob", bucket=container, endpoint_url=endpoint_url
+            url,
+            root,
+            options,
+            files.loop,
+            driver="azureblob",
+            bucket=container,
+            endpoint_url=str(files.service_client.primary_endpoint).partition("?")[0],
         )
         self._files = files
         self._container = files.service_client.get_container_client(container)
@@ -142,9 +148,6 @@ class AzureStore(CloudStore):
         )
         return f"{str(blob.url).partition('?')[0]}?{signature}"
 
-    def _head(self, key: str) -> ObjectInfo:
-        return self._ask(f"head of {key}", self._look(key), writes=False)
-
     async def _look(self, key: str) -> ObjectInfo:
         return _described(key, await self._blob(key).get_blob_properties(**self._once))
 
@@ -170,8 +173,14 @@ class AzureStore(CloudStore):
 
         async def made() -> ObjectInfo:
             answer = await send(blob, data, kept, mode)
-            modified_ms = int(answer["last_modified"].timestamp()) * 1000
-            return ObjectInfo(key, len(data), _quoted(answer["etag"]), modified_ms, dict(metadata), crc)
+            return ObjectInfo(
+                key,
+                len(data),
+                _quoted(answer["etag"]),
+                int(answer["last_modified"].timestamp()) * 1000,
+                dict(metadata),
+                crc,
+            )
 
         return self._ask(f"put of {key}", made(), writes=True, size_bytes=len(data))
 
@@ -186,8 +195,9 @@ class AzureStore(CloudStore):
         """Upload one block that becomes the blob: only blocks are streamed."""
         block_id = _block_id(uuid.uuid4().hex, 1, 0)
         await blob.stage_block(block_id, io.BytesIO(data), length=len(data), validate_content=True, **self._once)
-        blocks = [BlobBlock(block_id=block_id)]
-        return await blob.commit_block_list(blocks, metadata=metadata, **_condition(mode), **self._once)
+        return await blob.commit_block_list(
+            [BlobBlock(block_id=block_id)], metadata=metadata, **_condition(mode), **self._once
+        )
 
     def _listed(self, prefix: str, after: str, limit: int) -> ListPage:
         call = self._pages(self._root + prefix, self._root + after if after else "", limit)
@@ -231,8 +241,7 @@ class AzureStore(CloudStore):
         return self._ask(what, self._delete_all(keys), writes=True, size_bytes=size_bytes)
 
     def _remove_version(self, key: str, etag: str) -> None:
-        blob = self._blob(key)
-        call = blob.delete_blob(etag=etag, match_condition=MatchConditions.IfNotModified, **self._once)
+        call = self._blob(key).delete_blob(etag=etag, match_condition=MatchConditions.IfNotModified, **self._once)
         try:
             self._ask(f"delete of {key}", call, writes=True)
         except PreconditionFailed:
@@ -240,8 +249,9 @@ class AzureStore(CloudStore):
             raise
 
     async def _delete_all(self, keys: Sequence[str]) -> list[DeleteFailure]:
-        names = [self._root + key for key in keys]
-        answers = await self._container.delete_blobs(*names, raise_on_any_failure=False, **self._once)
+        answers = await self._container.delete_blobs(
+            *[self._root + key for key in keys], raise_on_any_failure=False, **self._once
+        )
         statuses = [answer.status_code async for answer in answers]
         return [
             DeleteFailure(key, str(status), status >= 500 or status == 429)
@@ -255,16 +265,18 @@ class AzureStore(CloudStore):
         data = b"".join(views_of(body))
         # Sent whole, a large body would block all other requests.
         sent = io.BytesIO(data) if len(data) > SENT_BYTES else data
-        call = blob.stage_block(block_id, sent, length=len(data), validate_content=True, **self._once)
-        self._ask(f"part {number} of {upload.key}", call, writes=True, size_bytes=len(data))
+        self._ask(
+            f"part {number} of {upload.key}",
+            blob.stage_block(block_id, sent, length=len(data), validate_content=True, **self._once),
+            writes=True,
+            size_bytes=len(data),
+        )
         return PartInfo(number, block_id, len(data), crc)
 
     def _parts(self, upload: MarkedUpload) -> Sequence[PartInfo]:
-        blob = self._blob(upload.key)
+        call = self._blob(upload.key).get_block_list("uncommitted", **self._once)
         try:
-            _, waiting = self._ask(
-                f"parts of {upload.key}", blob.get_block_list("uncommitted", **self._once), writes=False
-            )
+            _, waiting = self._ask(f"parts of {upload.key}", call, writes=False)
         except NotFound:
             return ()
         blocks = [(*_of_block(block.id), block) for block in waiting]
@@ -275,9 +287,8 @@ class AzureStore(CloudStore):
         ]
 
     def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
-        blob = self._blob(upload.key)
         blocks = [BlobBlock(block_id=part.etag) for part in parts]
-        call = blob.commit_block_list(blocks, metadata=_kept(upload.metadata), **self._once)
+        call = self._blob(upload.key).commit_block_list(blocks, metadata=_kept(upload.metadata), **self._once)
         self._ask(f"joining of {upload.key}", call, writes=True, size_bytes=len(parts) * 1024)
 
     def _drop(self, upload: MarkedUpload) -> None:
@@ -337,8 +348,7 @@ def _block_id(upload_id: str, number: int, crc: int) -> str:
 
 def _of_block(block_id: str) -> tuple[str, int, int]:
     """Upload, number and checksum of a block; a foreign block gets an upload id that is never ours."""
-    try:
+    with suppress(struct.error, ValueError):
         upload, number, crc = _BLOCK_ID.unpack(base64.b64decode(block_id))
-    except (struct.error, ValueError):
-        return "", 0, 0
-    return upload.hex(), number, crc
+        return upload.hex(), number, crc
+    return "", 0, 0

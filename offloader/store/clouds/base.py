@@ -52,13 +52,16 @@ class MarkedUpload:
 
 
 class _ServiceVerbs(Protocol):
-    """What a service implements, besides ``_head``, ``_put`` and ``_delete``."""
+    """What a service implements, besides ``_put`` and ``_delete``."""
 
     def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
         """Translate an exception of the service's library."""
 
     def _status_of(self, error: BaseException | None) -> int:
         """HTTP status of an exception of the service's library; 0: none."""
+
+    async def _look(self, key: str) -> ObjectInfo:
+        """The object's description."""
 
     async def _fetch(self, key: str, byte_range: ByteRange | None) -> tuple[bytes, ObjectInfo]:
         """The object, or a range of it that isn't empty."""
@@ -113,11 +116,15 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
             return OutcomeUnknown(text, hint="look before repeating it")
         return StoreUnavailable(text, hint="try again")
 
+    def _head(self, key: str) -> ObjectInfo:
+        return self._ask(f"head of {key}", self._look(key), writes=False)
+
     def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:  # noqa: ARG002
         wanted = byte_range or ByteRange(0, 0)
         try:
-            call = self._fetch(key, byte_range)
-            body, info = self._ask(f"get of {key}", call, writes=False, size_bytes=wanted.length)
+            body, info = self._ask(
+                f"get of {key}", self._fetch(key, byte_range), writes=False, size_bytes=wanted.length
+            )
         except InvalidCall as error:
             if self._status_of(error.__cause__) == 416:  # it starts past the end
                 return b"", self._head(key)
@@ -131,8 +138,9 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         """List objects except upload markers and parts among them: a page may hold fewer than ``limit``."""
         page = self._listed(prefix, after, limit)
-        objects = tuple(info for info in page.objects if not info.key.startswith(UPLOADS_PREFIX))
-        return ListPage(objects, page.next_after)
+        return ListPage(
+            tuple(info for info in page.objects if not info.key.startswith(UPLOADS_PREFIX)), page.next_after
+        )
 
     def _delete_if_match(self, key: str, etag: str) -> None:
         with contextlib.suppress(NotFound):
@@ -199,8 +207,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
 
     def _marked(self, key: str, upload_id: str) -> MarkedUpload:
         try:
-            self._check_key(upload_id)
-            _, metadata = self._mark(_mark_key(key, upload_id))
+            _, metadata = self._mark(_mark_key(key, self._checked_key(upload_id)))
         except NotFound as gone:
             raise NotFound(f"{self.url}: no upload {upload_id} of {key}") from gone
         return MarkedUpload(key, upload_id, metadata)
@@ -261,7 +268,6 @@ async def send_once(request: _Request, send: Callable[[_Request], Awaitable[_Res
 
 def was_never_sent(error: BaseException) -> bool:
     """Whether no byte of the request can have reached the service; false where uncertain."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, _CONNECTING):
-        cause = cause.__cause__
-    return cause is not None
+    if isinstance(error, _CONNECTING):
+        return True
+    return error.__cause__ is not None and was_never_sent(error.__cause__)

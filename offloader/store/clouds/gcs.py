@@ -73,8 +73,7 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
         use_listings_cache=False,
         skip_instance_cache=True,
     )
-    shown = f"gs://{parts.netloc}/{root}".rstrip("/")
-    return GcsStore(shown, files, parts.netloc, root, options)
+    return GcsStore(f"gs://{parts.netloc}/{root}".rstrip("/"), files, parts.netloc, root, options)
 
 
 class GcsStore(CloudStore):
@@ -154,9 +153,6 @@ class GcsStore(CloudStore):
         signed = f"{_ALGORITHM}\n{time}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
         return f"{url.geturl()}?{query}&X-Goog-Signature={account.sign_bytes(signed.encode()).hex()}"
 
-    def _head(self, key: str) -> ObjectInfo:
-        return self._ask(f"head of {key}", self._look(key), writes=False)
-
     async def _look(self, key: str) -> ObjectInfo:
         answer = await self._request("HEAD", self._object_path(key))
         return _described(key, answer.headers)
@@ -197,12 +193,11 @@ class GcsStore(CloudStore):
         return self._resource(json.loads((await self._request("POST", path, **how)).body))
 
     def _resource(self, found: Mapping[str, Any]) -> ObjectInfo:
-        modified = datetime.fromisoformat(found["updated"])
         return ObjectInfo(
             found["name"][len(self._root) :],
             int(found["size"]),
             f'"{found["generation"]}"',
-            int(modified.timestamp()) * 1000,  # HEAD has a resolution of seconds
+            int(datetime.fromisoformat(found["updated"]).timestamp()) * 1000,  # HEAD has a resolution of seconds
             {name.lower(): value for name, value in found.get("metadata", {}).items()},
             decoded_crc32c(found.get("crc32c")),
         )
@@ -237,8 +232,11 @@ class GcsStore(CloudStore):
         return [failure for failure in failures if failure is not None]
 
     def _remove_version(self, key: str, etag: str) -> None:
-        call = self._request("DELETE", self._api_path(key), ifGenerationMatch=etag.strip('"'))
-        self._ask(f"delete of {key}", call, writes=True)
+        self._ask(
+            f"delete of {key}",
+            self._request("DELETE", self._api_path(key), ifGenerationMatch=etag.strip('"')),
+            writes=True,
+        )
 
     async def _delete_all(self, keys: Sequence[str]) -> Sequence[DeleteFailure | None]:
         turns = asyncio.Semaphore(DELETES_AT_ONCE_MAX)
@@ -264,8 +262,7 @@ class GcsStore(CloudStore):
         ]
 
     def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
-        key = f"{folder_of(upload.key, upload.upload_id)}{number:05d}"
-        info = self._put(key, body, PutMode(), {}, crc)
+        info = self._put(f"{folder_of(upload.key, upload.upload_id)}{number:05d}", body, PutMode(), {}, crc)
         return PartInfo(number, info.etag, info.size_bytes, crc)
 
     def _parts(self, upload: MarkedUpload) -> Sequence[PartInfo]:
@@ -305,8 +302,11 @@ class GcsStore(CloudStore):
             ],
             "destination": {"contentType": "application/octet-stream", "metadata": dict(metadata)},
         }
-        headers = {"Content-Type": "application/json"}
-        call = self._made(f"{self._api_path(key)}/compose", headers=headers, data=[json.dumps(order).encode()])
+        call = self._made(
+            f"{self._api_path(key)}/compose",
+            headers={"Content-Type": "application/json"},
+            data=[json.dumps(order).encode()],
+        )
         with checks.completing():
             return self._ask(f"joining of {key}", call, writes=True)
 
