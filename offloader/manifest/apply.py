@@ -177,7 +177,7 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
         draft.changes["owner"] = record.writer
     nonce = draft.now("owner").nonce  # empty in a manifest of an earlier release
     if nonce and any(isinstance(edit, (Assign, Rewrite)) for edit in record.edits):
-        others = [each for each in state.assigning if each.nonce != nonce]
+        others = (each for each in state.assigning if each.nonce != nonce)
         draft.changes["assigning"] = (*others, AssigningEpoch(nonce=nonce, record_id=record.record_id))
     draft.changes.update(writer=record.writer, time_ms=record.time_ms)
     draft.reach_source(record.source_end)
@@ -414,8 +414,7 @@ class RecordBuilder:
         newest, head = self.now("newest_end"), self.now("head")
         # After a truncation past the end the stream continues at its head.
         is_head = head is not None and newest is not None and head > newest and edit.begin == head
-        is_free_live = newest is None or is_head or follows(newest, edit.begin, self.ledgers().closed)
-        if edit.end is None and not is_free_live:
+        if edit.end is None and not (newest is None or is_head or follows(newest, edit.begin, self.ledgers().closed)):
             raise self.refused(edit, f"a live segment at {edit.begin} doesn't follow {newest}, the newest end")
         self.claim(edit.begin, edit.end)
         self.segments.put(assigned_record(self.promised(edit)))
@@ -644,18 +643,18 @@ class RecordBuilder:
         new = [self._record(edit, each, promised.get(each.uuid)) for each in edit.by]
         self._require_same_entries(edit, old, new)
         self._require_known_borders(edit, old, new)
-        replaced = list(self.now("replaced"))
+        replaced = (
+            ReplacedSegment(
+                uuid=each.uuid,
+                ledger_id=each.v1_ledger_id,
+                retire_record=self.record_id,
+                object_bytes=each.object_bytes,
+            )
+            for each in old
+        )
+        self.changes["replaced"] = (*self.now("replaced"), *replaced)
         for each in old:
             self.drop_counted(each)
-            replaced.append(
-                ReplacedSegment(
-                    uuid=each.uuid,
-                    ledger_id=each.v1_ledger_id,
-                    retire_record=self.record_id,
-                    object_bytes=each.object_bytes,
-                )
-            )
-        self.changes["replaced"] = tuple(replaced)
         for record in new:
             self.require_free(edit, record.begin, record.end)
             self.drop_promise(record.uuid)
@@ -665,8 +664,7 @@ class RecordBuilder:
         summary = each.summary
         if promised is None:
             raise self.refused(edit, f"segment {each.uuid} wasn't promised, or has failed")
-        found = int(summary.layout), summary.begin, summary.end
-        if found != (promised.layout, promised.begin, promised.end):
+        if (int(summary.layout), summary.begin, summary.end) != (promised.layout, promised.begin, promised.end):
             raise self.refused(
                 edit, f"{each.uuid} holds {summary.begin}..{summary.end}, promised was {promised.begin}..{promised.end}"
             )

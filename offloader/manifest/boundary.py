@@ -30,7 +30,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.manifest.state import ManifestState
-from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode
+from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, put_if
 
 #: Keys of one delete request.
 DELETE_KEYS_MAX = 1000
@@ -57,9 +57,9 @@ class ManifestObjects:
 
     def known(self) -> list[ObjectInfo]:
         """All but the unknown ones, in a safe order of deletion: the boundary last."""
-        found = [*(self.records[number] for number in sorted(self.records)), *self.checkpoints.values()]
-        found += self.runs.values()
-        return found if self.boundary is None else [*found, self.boundary]
+        records = (self.records[number] for number in sorted(self.records))
+        last = [] if self.boundary is None else [self.boundary]
+        return [*records, *self.checkpoints.values(), *self.runs.values(), *last]
 
 
 def list_manifest(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestObjects:
@@ -96,8 +96,8 @@ def number_in(name: str) -> int | None:
 def has_segment_of(store: ObjectStore, stream: str, incarnation: UUID, *, or_index: bool = False) -> bool:
     """Whether a data object, or also an index, of that incarnation lies below the stream's name."""
     found = (parse_object_key(info.key, stream) for info in listed(store, stream_prefix(stream)))
-    known = (each for each in found if each is not None and (or_index or not each.is_index))
-    return any(is_segment_uuid_of(each.uuid, incarnation) for each in known)
+    known = (each.uuid for each in found if each is not None and (or_index or not each.is_index))
+    return any(is_segment_uuid_of(uuid, incarnation) for uuid in known)
 
 
 def unlisted_segment(store: ObjectStore, stream: str) -> UUID | None:
@@ -247,14 +247,6 @@ def create_boundary(store: ObjectStore, stream: str, incarnation: UUID, *, is_ne
     return put_if(store, boundary_key(stream, incarnation), FIRST_BOUNDARY.encode(), CREATE)
 
 
-def put_if(store: ObjectStore, key: str, data: bytes, mode: PutMode) -> bool:
-    """Writes an object; False if the condition in ``mode`` doesn't hold."""
-    with suppress(PreconditionFailed):
-        store.put(key, data, mode=mode)
-        return True
-    return False
-
-
 def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestObjects:
     """After a missing boundary: requires that no other manifest object exists. Returns what exists beside a boundary.
 
@@ -293,8 +285,7 @@ def require_never_begun(store: ObjectStore, stream: str, incarnation: UUID) -> b
 
 def naming(boundary: Boundary, record_id: int, nonce: str) -> Boundary:
     """The boundary that names a record as committed, unless it names a later one already."""
-    is_later = record_id >= boundary.newest_id
-    return replace(boundary, newest_id=record_id, newest_nonce=nonce) if is_later else boundary
+    return boundary if record_id < boundary.newest_id else replace(boundary, newest_id=record_id, newest_nonce=nonce)
 
 
 def name_record(store: ObjectStore, state: ManifestState, stored: StoredBoundary) -> bool:

@@ -50,13 +50,12 @@ from offloader.manifest.boundary import (
     decoded,
     delete_keys,
     listed,
-    put_if,
     unlisted_incarnation,
     unlisted_segment,
 )
 from offloader.parallel_map import at_once
 from offloader.runtime.clock import Clock
-from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode, is_local
+from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode, is_local, put_if
 from offloader.stream_names import name_clash, partition_of, require_stream_name
 
 _Value = TypeVar("_Value")
@@ -188,8 +187,7 @@ def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False
     Args:
         released: also names of deleted streams, whose entries are tombstones.
     """
-    found = _streams_below(store, CATALOG_PREFIX, released=released)
-    return sorted(name for name in found if name.startswith(prefix))
+    return sorted(name for name in _streams_below(store, CATALOG_PREFIX, released=released) if name.startswith(prefix))
 
 
 def require_free_name(store: ObjectStore, stream: str) -> None:
@@ -205,8 +203,10 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
 
     def require_no_partitions() -> None:
         if partitions := partition_streams(store, stream):
-            why = f"stream {stream} can't be created: it is a topic with {len(partitions)} partitions here"
-            raise InvalidCall(why, hint=f"name one of them: {next(iter(partitions.values()))}")
+            raise InvalidCall(
+                f"stream {stream} can't be created: it is a topic with {len(partitions)} partitions here",
+                hint=f"name one of them: {next(iter(partitions.values()))}",
+            )
 
     def refusal(require: Callable[[], None]) -> OffloaderError | None:
         try:
@@ -278,8 +278,7 @@ def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogE
         return existing == entry
     if info is None:
         _require_no_clash(store, entry.stream)
-    is_written = put_if(store, key, entry.encode(), mode_of_new(store, key, info))
-    return is_written or _read(store, entry.stream)[0] == entry
+    return put_if(store, key, entry.encode(), mode_of_new(store, key, info)) or _read(store, entry.stream)[0] == entry
 
 
 def release_entry(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
@@ -302,8 +301,9 @@ def forget_name(store: ObjectStore, stream: str, *, clock: Clock, now_ms: int) -
     Raises:
         OutcomeUnknown, StoreUnavailable: call again an hour later.
     """
-    key = catalog_key(stream)
-    return remove_void(store, key, clock=clock, now_ms=now_ms, is_unused=lambda: _is_unused(store, stream))
+    return remove_void(
+        store, catalog_key(stream), clock=clock, now_ms=now_ms, is_unused=lambda: _is_unused(store, stream)
+    )
 
 
 def unused_void(store: ObjectStore, stream: str) -> ObjectInfo | None:
@@ -345,8 +345,9 @@ def _require_can_create(store: ObjectStore, stream: str, *, look_for_remains: bo
     if not any(remains) or read_entry(store, stream) is not None:
         return
     if remains[0] is not None:
-        why = f"stream {stream} has a manifest, {remains[0]}, and no catalogue entry: it may be lost"
-        raise Corrupt(why, hint=REBUILD)
+        raise Corrupt(
+            f"stream {stream} has a manifest, {remains[0]}, and no catalogue entry: it may be lost", hint=REBUILD
+        )
     raise LostRecords(
         f"stream {stream} has segments in {store.url}, {remains[1]} for one, and neither a catalogue entry nor a "
         "manifest: both may be lost",
@@ -362,8 +363,7 @@ def _require_no_clash(store: ObjectStore, stream: str) -> None:
 
     looks: list[Callable[[], str | None]] = [partial(above, name) for name in levels_above(stream)]
     looks.append(lambda: next(_streams_below(store, catalog_key(stream) + "/"), None))
-    clash = next(filter(None, _answers(store, looks)), None)
-    if clash is not None:
+    if (clash := next(filter(None, _answers(store, looks)), None)) is not None:
         raise name_clash(stream, clash)
 
 

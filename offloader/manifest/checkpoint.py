@@ -107,12 +107,11 @@ def _is_sound(data: bytes, key: str, state: ManifestState) -> bool:
 
     Runs written after the boundary's checkpoint do: none of them is deleted before the boundary passes them.
     """
-    hint = "delete it: no boundary names it"
-    header, _ = decoded(data, key, decode_checkpoint, f"the checkpoint {key}", hint=hint)
+    header, _ = decoded(data, key, decode_checkpoint, f"the checkpoint {key}", hint="delete it: no boundary names it")
     runs = [part.run for part in state.segments.sealed] + [facts.run for facts in state.ledgers.sealed]
     kept = {run.name for run in runs if run is not None}
     is_same = header.record_id == state.record_id and header.incarnation == state.incarnation
-    names = [run.name for run in (*header.runs, *header.ledger_runs)]
+    names = (run.name for run in (*header.runs, *header.ledger_runs))
     return is_same and all(name in kept or (run_record_id(name) or 0) > state.checkpoint_id for name in names)
 
 
@@ -188,10 +187,10 @@ class Shortening:
         if aside is None or not aside.is_over:
             return state
         self._aside = None
-        view, records = aside.view, aside.records
-        if view is None or records is None:
+        view = aside.view
+        if view is None or aside.records is None:
             return state
-        for record in records:
+        for record in aside.records:
             if record.record_id > view.record_id:
                 view = fold(view, record)
         return view if view.record_id == state.record_id else state

@@ -115,9 +115,11 @@ def plan_checkpoint(
     )
     own = [_live(part) for part in loose]
     body = encode_checkpoint(header, SegmentColumns.concatenated(own) if own else columns_of([]))
-    segments = SegmentTable((*sealed, *loose), state.segments.tail, state.segments.order)
     after = replace(
-        state, segments=segments, ledgers=LedgerTable(ledgers, state.ledgers.tail), checkpoint_id=state.record_id
+        state,
+        segments=SegmentTable((*sealed, *loose), state.segments.tail, state.segments.order),
+        ledgers=LedgerTable(ledgers, state.ledgers.tail),
+        checkpoint_id=state.record_id,
     )
     return CheckpointPlan(state=after, runs=new, body=body, crc32c=crc32c(body))
 

@@ -82,8 +82,7 @@ class LedgerTable:
 
     def newest_id(self) -> int:
         """The highest ledger with a fact; -1: none."""
-        ids = [*self.tail, *(int(part.columns.ledger_id[-1]) for part in self.sealed if len(part.columns))]
-        return max(ids, default=-1)
+        return max([-1, *self.tail, *(int(part.columns.ledger_id[-1]) for part in self.sealed if len(part.columns))])
 
     def changed(self, facts: Mapping[int, LedgerFact]) -> LedgerTable:
         """A copy with ``facts`` replaced for their ledgers."""
@@ -93,8 +92,9 @@ class LedgerTable:
         """The tail, in columns."""
         rows = [(ledger_id, *fact) for ledger_id, fact in sorted(self.tail.items())]
         ids, last, flags, size, created = np.array(rows, np.int64).reshape(-1, 5).T.copy()
-        kinds = flags.astype(np.uint8)
-        return LedgerColumns(ledger_id=ids, last_entry_id=last, flags=kinds, payload_bytes=size, created_ms=created)
+        return LedgerColumns(
+            ledger_id=ids, last_entry_id=last, flags=flags.astype(np.uint8), payload_bytes=size, created_ms=created
+        )
 
     def merged(self) -> LedgerColumns:
         """All facts, one row each."""
@@ -148,8 +148,7 @@ class ClosedLedgers(Mapping[int, int]):
         for part in self._table.sealed:
             ids = part.columns.ledger_id
             start, stop = np.searchsorted(ids, ledger_id, "right"), np.searchsorted(ids, before, "left")
-            rows = np.flatnonzero(part.columns.last_entry_id[start:stop] >= 0)
-            found += ids[start + rows[:1]].tolist()
+            found += ids[start + np.flatnonzero(part.columns.last_entry_id[start:stop] >= 0)[:1]].tolist()
         return min(found, default=None)
 
     def has_entries_between(self, low: int, high: int) -> bool:
@@ -186,9 +185,7 @@ def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -
     """
     if begin.ledger_id == end.ledger_id:
         return begin.entry_id == end.entry_id + 1
-    if begin.ledger_id < end.ledger_id or begin.entry_id != 0:
-        return False
-    if closed_ledgers.get(end.ledger_id) != end.entry_id:
+    if begin.ledger_id < end.ledger_id or begin.entry_id != 0 or closed_ledgers.get(end.ledger_id) != end.entry_id:
         return False
     # Ledger ids aren't dense (BookKeeper assigns them across topics): only known ledgers can lie between.
     if isinstance(closed_ledgers, ClosedLedgers):
@@ -199,6 +196,7 @@ def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -
 #: First and last entry id, both included.
 Run = tuple[int, int]
 _Range = TypeVar("_Range", Gap, GapFilled)
+_Edge = TypeVar("_Edge", int, Position)
 
 
 def gap_runs(gaps: Sequence[Gap], ledger_id: int, first: int, last: int) -> list[Run]:
@@ -208,38 +206,41 @@ def gap_runs(gaps: Sequence[Gap], ledger_id: int, first: int, last: int) -> list
         gaps: in the stream's order. One may begin or end in another ledger.
     """
     begin, end = Position(ledger_id, first), Position(ledger_id, last)
-    found = []
-    for gap in _overlapping(gaps, begin, end):
-        low = gap.first.entry_id if gap.first >= begin else first
-        high = gap.last.entry_id if gap.last <= end else last
-        if low <= high:
-            found.append((low, high))
-    return joined(found)
+    cut = ((max(gap.first, begin), min(gap.last, end)) for gap in _overlapping(gaps, begin, end))
+    return joined((low.entry_id, high.entry_id) for low, high in cut if low <= high)
 
 
-def joined(runs: Iterable[Run]) -> list[Run]:
-    """The same ids, ascending; runs that touch or overlap are one."""
-    found: list[Run] = []
+def joined(runs: Iterable[tuple[_Edge, _Edge]]) -> list[tuple[_Edge, _Edge]]:
+    """The same ids or positions, ascending; runs that touch or overlap are one."""
+    found: list[tuple[_Edge, _Edge]] = []
     for low, high in sorted(runs):
-        if found and low <= found[-1][1] + 1:
+        if found and low <= _next(found[-1][1]):
             found[-1] = found[-1][0], max(found[-1][1], high)
         else:
             found.append((low, high))
     return found
 
 
-def without(runs: Iterable[Run], others: Sequence[Run]) -> list[Run]:
-    """The ids of ``runs`` that aren't in ``others``; both ascend and are disjoint."""
+def without(runs: Iterable[tuple[_Edge, _Edge]], others: Sequence[tuple[_Edge, _Edge]]) -> list[tuple[_Edge, _Edge]]:
+    """The ids or positions of ``runs`` that aren't in ``others``; both ascend and are disjoint."""
     found = []
     for low, high in runs:
         start = bisect_left(others, low, key=itemgetter(1))
         for first, last in others[start : bisect_right(others, high, key=itemgetter(0))]:
             if first > low:
-                found.append((low, first - 1))
-            low = last + 1
+                found.append((low, _previous(first)))
+            low = _next(last)
         if low <= high:
             found.append((low, high))
     return found
+
+
+def _next(edge: _Edge) -> _Edge:
+    return edge.next() if isinstance(edge, Position) else edge + 1
+
+
+def _previous(edge: _Edge) -> _Edge:
+    return edge.previous() if isinstance(edge, Position) else edge - 1
 
 
 def runs_of(entry_ids: NDArray[np.int64]) -> list[Run]:
@@ -263,17 +264,19 @@ def fills_in(fills: Sequence[GapFilled], ledger_id: int, first: int, last: int) 
 
 def _overlapping(ranges: Sequence[_Range], first: Position, last: Position) -> Sequence[_Range]:
     """Those with a position in ``first`` .. ``last``."""
-    start = bisect_left(ranges, first, key=attrgetter("last"))
-    return ranges[start : bisect_right(ranges, last, key=attrgetter("first"))]
+    begins, ends = attrgetter("first"), attrgetter("last")
+    return ranges[bisect_left(ranges, first, key=ends) : bisect_right(ranges, last, key=begins)]
 
 
 def settled_ranges(
     segments: SegmentTable, gaps: Sequence[Gap], first: Position, last: Position
 ) -> list[tuple[Position, Position]]:
     """The ranges of gaps, and of segments with objects, that have a position in ``first`` .. ``last``."""
-    found = [(gap.first, gap.last) for gap in _overlapping(gaps, first, last)]
     stored = (each for each in segments.in_order(first, last) if each.status is not SegmentStatus.ASSIGNED)
-    return found + [(each.begin, each.end or each.begin) for each in stored]
+    return [
+        *((gap.first, gap.last) for gap in _overlapping(gaps, first, last)),
+        *((each.begin, each.end or each.begin) for each in stored),
+    ]
 
 
 def is_settled(segments: SegmentTable, gaps: Sequence[Gap], ledger_id: int, first: int, last: int) -> bool:

@@ -231,8 +231,7 @@ def load_manifest(store: ObjectStore, stream: str, *, meanwhile: Meanwhile | Non
         Unsupported: a later release wrote one of them.
         StoreUnavailable: the store doesn't respond.
     """
-    incarnation = require_entry(store, stream).incarnation
-    return load_manifest_view(store, stream, incarnation, meanwhile=meanwhile).state
+    return load_manifest_view(store, stream, require_entry(store, stream).incarnation, meanwhile=meanwhile).state
 
 
 def load_manifest_view(
@@ -467,7 +466,6 @@ def kept_records(
         Corrupt: one of them is damaged.
     """
     first = read_boundary(store, state.stream, state.incarnation).boundary.first_kept_id
-    first = first if count is None else max(first, state.record_id - count + 1)
-    numbers = range(first, state.record_id + 1)
+    numbers = range(first if count is None else max(first, state.record_id - count + 1), state.record_id + 1)
     for number in reversed(numbers) if newest_first else numbers:
         yield read_record(store, state.stream, record_key(state.stream, state.incarnation, number), number)[0]

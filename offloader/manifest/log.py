@@ -259,8 +259,9 @@ class ManifestLog:
         owners = _OWNERS_EDITS if deletes else (*_OWNERS_EDITS, OpenEpoch)
         for edit in edits:
             if isinstance(edit, owners):
-                why = f"stream {self.stream}: {edit.kind} is for the owner of an epoch"
-                raise InvalidCall(why, hint="call open_epoch() first")
+                raise InvalidCall(
+                    f"stream {self.stream}: {edit.kind} is for the owner of an epoch", hint="call open_epoch() first"
+                )
         if not self.state.record_id:
             # The stream's creator may have crashed before it wrote the boundary.
             entry = read_entry(self.store, self.stream)
@@ -275,8 +276,9 @@ class ManifestLog:
         self.load()
         with self._lock:
             self._shortening.lose_track()
-            requests_max = self._settings.record_requests_max
-            self._state = checkpoint_now(self.store, self.state, self._entropy, requests_max=requests_max).state
+            self._state = checkpoint_now(
+                self.store, self.state, self._entropy, requests_max=self._settings.record_requests_max
+            ).state
             return self._state
 
     def _commit(self, incarnation: UUID, epoch: int | None, edits: Sequence[Edit]) -> ManifestState:
@@ -302,10 +304,9 @@ class ManifestLog:
     def _record(self, edits: Sequence[Edit], owners: OwnersSource | None) -> Record:
         state = self.state
         source_end, edits = (None, edits) if owners is None else owners.recorded(state, edits)
-        record_id = state.record_id + 1
-        after = apply_edits(state, edits, record_id=record_id)
+        after = apply_edits(state, edits, record_id=state.record_id + 1)
         return Record(
-            record_id=record_id,
+            record_id=after.record_id,
             incarnation=state.incarnation,
             epoch=after.epoch,
             writer=Writer(self._writer_name, self._writer_url, self._entropy(16).hex()),

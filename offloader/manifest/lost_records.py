@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -40,6 +38,7 @@ from formats.manifest import (
 from formats.summary import SegmentSummary
 from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.manifest.boundary import incarnations_in, list_manifest, listed
+from offloader.manifest.ledger_table import joined, without
 from offloader.manifest.load import view_in_checkpoint
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, tells_of_loss
@@ -84,12 +83,8 @@ class Survivors:
 
     def absent(self, first: int) -> list[tuple[int, int]]:
         """Runs of missing numbers from ``first`` up to the highest existing one."""
-        found, expected = [], first
-        for number in self.numbers:
-            if number > expected:
-                found.append((expected, number - 1))
-            expected = max(expected, number + 1)
-        return found
+        whole = (first, max(self.numbers, default=0))
+        return without([whole], [(number, number) for number in self.numbers])
 
     def add_view(self, state: ManifestState) -> None:
         """Adds a checkpoint's facts; later records change them."""
@@ -168,31 +163,14 @@ def survivors_of(store: ObjectStore, stream: str, incarnations: Iterable[UUID] |
 
 def missing_ranges(named: Iterable[Range], held: Iterable[Range], head: Position | None) -> list[Range]:
     """Parts of the named ranges after ``head`` that no held range has; ascending, and disjoint."""
-    taken = _joined(held)
     reached = head
-    found: list[Range] = []
+    apart: list[Range] = []
     for first, last in sorted(named):
         begin = first if reached is None else max(first, reached)
-        start = bisect_left(taken, begin, key=itemgetter(1))
-        for low, high in taken[start : bisect_right(taken, last, key=itemgetter(0))]:
-            if low > begin:
-                found.append((begin, low.previous()))
-            begin = high.next()
         if begin <= last:
-            found.append((begin, last))
-            begin = last.next()
-        reached = begin
-    return found
-
-
-def _joined(ranges: Iterable[Range]) -> list[Range]:
-    found: list[Range] = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(last, found[-1][1])
-        else:
-            found.append((first, last))
-    return found
+            apart.append((begin, last))
+            reached = last.next()
+    return without(apart, joined(held))
 
 
 @dataclass(frozen=True, slots=True)

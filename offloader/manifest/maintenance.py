@@ -15,6 +15,7 @@ from formats.manifest import Boundary, OpenEpoch, StreamDeleted
 from offloader.errors import Corrupt, Fenced, InvalidCall, NotFound, StoreUnavailable, Unsupported
 from offloader.manifest.boundary import (
     FIRST_BOUNDARY,
+    ManifestObjects,
     change_boundary,
     create_boundary,
     decoded,
@@ -71,10 +72,7 @@ def expire_records(
         NotFound: the stream was deleted.
         Corrupt: a checkpoint is damaged; nothing was deleted.
     """
-    now_ms = time_for_deletion_ms(
-        store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000, ask_store=not dry_run
-    )
-    old_ms = age_limit_ms(now_ms, settings.orphan_age_hours_min)
+    old_ms = _old_ms(store, clock, settings, ask_store=not dry_run)
     manifest = store, state.stream, state.incarnation
     found = list_manifest(*manifest)
     # Records that retired what isn't purged yet stay: the grace period is counted from their time.
@@ -112,6 +110,13 @@ def expire_records(
         runs=len(runs),
         unknown=found.unknown,
     )
+
+
+def _old_ms(store: ObjectStore, clock: Clock, settings: ManifestSettings, *, ask_store: bool) -> int:
+    """The latest time of an object that is old enough to be deleted now."""
+    skew_ms_max = settings.clock_skew_seconds_max * 1000
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=skew_ms_max, ask_store=ask_store)
+    return age_limit_ms(now_ms, settings.orphan_age_hours_min)
 
 
 def expire_history(
@@ -265,11 +270,8 @@ def sweep_dead_incarnations(
         DeletionStopped: a global hold is set.
         ClockSkew: the clocks differ too much to trust any age.
     """
-    now_ms = time_for_deletion_ms(
-        store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000, ask_store=not dry_run
-    )
+    old_ms = _old_ms(store, clock, settings, ask_store=not dry_run)
     # Listed before the lookup: an entry is created before the first object of its incarnation.
-    old_ms = age_limit_ms(now_ms, settings.orphan_age_hours_min)
     found = {each: list_manifest(store, stream, each) for each in incarnations_in(store, stream)}
     entry = read_entry(store, stream)
     if entry is None and not is_released(store, stream):
@@ -283,10 +285,7 @@ def sweep_dead_incarnations(
         is_old = all(info.modified_ms <= old_ms for info in known)
         if not known or not is_old or incarnation in but or (entry is not None and incarnation == entry.incarnation):
             continue
-        if not dry_run:
-            require_no_global_hold(store)
-            delete_keys(store, [info.key for info in known])
-        swept[incarnation] = DeadIncarnation(objects=len(known), unknown=objects.unknown)
+        swept[incarnation] = _deleted(store, objects, dry_run=dry_run)
     return swept
 
 
@@ -314,14 +313,18 @@ def sweep_late_writes(
     known = found.known()
     if found.boundary is not None and (len(known) > 1 or not _is_unused(store, stream, incarnation)):
         return None
-    if not known or any(info.modified_ms > old_ms for info in known):
+    is_young = any(info.modified_ms > old_ms for info in known)
+    if not known or is_young or has_segment_of(store, stream, incarnation, or_index=True):
         return None
-    if has_segment_of(store, stream, incarnation, or_index=True):
-        return None
+    return _deleted(store, found, dry_run=dry_run)
+
+
+def _deleted(store: ObjectStore, found: ManifestObjects, *, dry_run: bool) -> DeadIncarnation:
+    keys = [info.key for info in found.known()]
     if not dry_run:
         require_no_global_hold(store)
-        delete_keys(store, [info.key for info in known])
-    return DeadIncarnation(objects=len(known), unknown=found.unknown)
+        delete_keys(store, keys)
+    return DeadIncarnation(objects=len(keys), unknown=found.unknown)
 
 
 def _is_unused(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
@@ -353,14 +356,13 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     found = list_manifest(store, stream, incarnation)
     tombstone = found.checkpoints.get(state.record_id)
     # The boundary needs its checkpoint, so that readers find the stream deleted and not damaged.
+    runs = set() if tombstone is None else runs_named_by(store, state, state.record_id)
     kept = {
         boundary_key(stream, incarnation),
         checkpoint_key(stream, incarnation, state.record_id),
         record_key(stream, incarnation, state.record_id),
+        *(f"{manifest_prefix(stream, incarnation)}{name}" for name in runs),
     }
-    if tombstone is not None:
-        prefix = manifest_prefix(stream, incarnation)
-        kept |= {f"{prefix}{name}" for name in runs_named_by(store, state, state.record_id)}
     doomed = [info.key for info in found.known() if info.key not in kept]
     require_no_global_hold(store)
     delete_keys(store, doomed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -83,7 +84,7 @@ def resolve_name(given: str, existing: Collection[str]) -> NamedStreams:
     name = stream_name(given)
     if name in existing:
         return NamedStreams(name)
-    split = [(partition_of(stream), stream) for stream in existing]
+    split = ((partition_of(stream), stream) for stream in existing)
     found = {of[1]: stream for of, stream in split if of is not None and of[0] == name}
     return NamedStreams(name, dict(sorted(found.items())))
 
@@ -103,8 +104,7 @@ def named_streams(store: ObjectStore, given: str) -> NamedStreams:
         InvalidCall: no name of a stream or of a persistent topic.
     """
     name = stream_name(given)
-    try:
+    exists = True
+    with suppress(Corrupt, Unsupported):
         exists = read_entry(store, name) is not None
-    except (Corrupt, Unsupported):
-        exists = True
     return resolve_name(name, [name] if exists else partition_streams(store, name).values())

@@ -117,8 +117,7 @@ def take_lease(
         raise InvalidCall(
             f"a lease of {seconds} s on stream {stream}", hint=f"between 1 and {LEASE_SECONDS_MAX}; readers renew it"
         )
-    uuid = UUID(bytes=entropy(16), version=4)
-    return HeldLease(store, Lease(uuid, stream, reader or user_at_host(), seconds), clock)
+    return HeldLease(store, Lease(UUID(bytes=entropy(16), version=4), stream, reader or user_at_host(), seconds), clock)
 
 
 def leases_of(store: ObjectStore, stream: str) -> Sequence[LeaseInfo]:
@@ -128,13 +127,11 @@ def leases_of(store: ObjectStore, stream: str) -> Sequence[LeaseInfo]:
         if (uuid := lease_uuid(info.key, stream)) is not None:
             with suppress(NotFound):
                 data, now = store.get(info.key)
-                try:
+                reader, ends_ms = "", None
+                with suppress(FormatError):
                     lease = Lease.decode(data, object_name=info.key)
-                except FormatError:
-                    found.append(LeaseInfo(uuid=uuid, reader="", ends_ms=None))
-                else:
-                    ends_ms = now.modified_ms + lease.seconds * 1000
-                    found.append(LeaseInfo(uuid=uuid, reader=lease.reader, ends_ms=ends_ms))
+                    reader, ends_ms = lease.reader, now.modified_ms + lease.seconds * 1000
+                found.append(LeaseInfo(uuid=uuid, reader=reader, ends_ms=ends_ms))
     return found
 
 

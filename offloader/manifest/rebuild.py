@@ -42,7 +42,6 @@ from offloader.manifest.boundary import (
     create_boundary,
     incarnations_in,
     listed,
-    put_if,
 )
 from offloader.manifest.catalog import read_entry, replace_entry
 from offloader.manifest.ledger_table import Run, gap_runs, runs_of
@@ -54,7 +53,7 @@ from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings, OffloadSettings
-from offloader.store.base import CREATE, ByteRange, ObjectInfo, ObjectStore
+from offloader.store.base import CREATE, ByteRange, ObjectInfo, ObjectStore, put_if
 
 #: Bytes of one GET of a data object.
 READ_BYTES = 8 * 1024 * 1024
@@ -253,6 +252,11 @@ class ChosenSegments:
     closed_ledgers: Mapping[int, int]
     unproven: Sequence[Position]
 
+    @property
+    def ranges(self) -> list[Range]:
+        """The ranges of the recorded segments."""
+        return [(each.summary.begin, each.summary.end) for each in self.recorded]
+
 
 def choose_segments(
     found: Sequence[FoundSegment], head: Position | None, closed_ledgers: Mapping[int, int]
@@ -445,7 +449,7 @@ def _missing(
     head: Position | None,
 ) -> list[tuple[Position, Position]]:
     """Ranges that are named somewhere, or lie between two segments of a ledger, and aren't in the chosen ones."""
-    held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
+    held = chosen.ranges
     between = [
         (before[1].next(), after[0].previous())
         for before, after in pairwise(held)
@@ -461,11 +465,10 @@ def _missing(
 
 def _kept_gaps(chosen: ChosenSegments, known: Survivors, head: Position | None) -> list[Gap]:
     """The recorded gaps that no segment fills."""
-    held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
     return [
         Gap(first, last, gap.reason)
         for gap in known.gaps
-        for first, last in missing_ranges([(gap.first, gap.last)], held, head)
+        for first, last in missing_ranges([(gap.first, gap.last)], chosen.ranges, head)
     ]
 
 
@@ -476,7 +479,7 @@ def _chosen_fills(
 
     Others are what failed attempts and deleted ledgers left; they stay where they are.
     """
-    held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
+    held = chosen.ranges
     ledgers = {span.ledger_id for s in chosen.recorded for span in s.summary.ledgers}
     gaps = [(gap.first, gap.last) for gap in known.gaps]
     taken: list[FoundFill] = []
@@ -494,8 +497,8 @@ def _gaps_of_fills(
     fills: Sequence[FoundFill], chosen: ChosenSegments, gaps: Sequence[Gap], head: Position | None
 ) -> list[Gap]:
     """Gaps for the entries of fills that no surviving record names as gaps."""
-    held = [(s.summary.begin, s.summary.end) for s in chosen.recorded] + [(g.first, g.last) for g in gaps]
-    named = [each for fill in fills for each in fill.ranges]
+    held = chosen.ranges + [(gap.first, gap.last) for gap in gaps]
+    named = (each for fill in fills for each in fill.ranges)
     return [Gap(first, last, FILLED) for first, last in missing_ranges(named, held, head)]
 
 
@@ -541,9 +544,9 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
             return entry, None
         what = "is being deleted" if state.stream_deleted else "can be read"
         raise InvalidCall(f"the manifest of stream {stream} {what}: it isn't rebuilt", hint="nothing was changed")
-    states = [_readable(store, stream, incarnation) for incarnation in incarnations_in(store, stream)]
-    whole = [s for s in states if s is not None and s.record_id and s.owner.name != REBUILDING]
-    alive = [s.incarnation for s in whole if not s.stream_deleted]
+    states = (_readable(store, stream, incarnation) for incarnation in incarnations_in(store, stream))
+    whole = (each for each in states if each is not None and each.record_id and each.owner.name != REBUILDING)
+    alive = [each.incarnation for each in whole if not each.stream_deleted]
     if len(alive) > 1:
         raise InvalidCall(
             f"stream {stream} has no catalogue entry and {len(alive)} readable manifests: {', '.join(map(str, alive))}",
@@ -559,8 +562,12 @@ def _attached(store: ObjectStore, stream: str, incarnation: UUID, clock: Clock, 
         raise StoreUnavailable(
             f"stream {stream}: its catalogue entry appeared meanwhile", hint="check the stream and try again"
         )
-    state = None if dry_run else _readable(store, stream, incarnation)
-    return Rebuild(state=state, chosen=choose_segments([], None, {}), problems=(), attached=incarnation)
+    return Rebuild(
+        state=None if dry_run else _readable(store, stream, incarnation),
+        chosen=choose_segments([], None, {}),
+        problems=(),
+        attached=incarnation,
+    )
 
 
 def _readable(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestState | None:

@@ -111,7 +111,7 @@ class SegmentSums(NamedTuple):
 
     def plus(self, record: SegmentRecord, sign: int) -> SegmentSums:
         """Adds (``sign`` 1) or subtracts (-1) one segment."""
-        more = 1, record.content.entries, record.content.payload_bytes, record.object_bytes
+        more = SegmentSums(1, record.content.entries, record.content.payload_bytes, record.object_bytes)
         return SegmentSums(*(own + sign * its for own, its in zip(self, more, strict=True)))
 
 
@@ -168,9 +168,7 @@ def columns_of(records: Iterable[SegmentRecord]) -> SegmentColumns:
     taken = list(records)
     drivers: list[Mapping[str, str]] = []
     rows: list[dict[str, int]] = []
-    span_rows: list[int] = []
-    span_counts: list[int] = []
-    spans: list[list[int]] = []
+    spans: dict[int, list[list[int]]] = {}
     for row, record in enumerate(taken):
         summary, begin, end = record.content, record.begin, record.end
         assert end is not None, "an offloaded segment has an end"
@@ -195,9 +193,7 @@ def columns_of(records: Iterable[SegmentRecord]) -> SegmentColumns:
         own = [[s.ledger_id, s.first_entry_id, s.last_entry_id, s.entries, s.payload_bytes] for s in summary.ledgers]
         # The other columns imply the span of a segment in one ledger.
         if own != [[begin.ledger_id, begin.entry_id, summary.end.entry_id, summary.entries, summary.payload_bytes]]:
-            span_rows.append(row)
-            span_counts.append(len(own))
-            spans += own
+            spans[row] = own
     halves = [(record.uuid.int >> 64, record.uuid.int & _HALF) for record in taken]
     numbers: dict[str, Any] = {
         name: np.array([row[name] for row in rows], dtype=dtype) for name, dtype in NUMBER_COLUMNS.items()
@@ -206,9 +202,9 @@ def columns_of(records: Iterable[SegmentRecord]) -> SegmentColumns:
         uuid_high=np.array([high for high, _ in halves], dtype=np.uint64),
         uuid_low=np.array([low for _, low in halves], dtype=np.uint64),
         **numbers,
-        span_rows=np.array(span_rows, dtype=np.int64),
-        span_offsets=np.cumsum([0, *span_counts], dtype=np.int64),
-        spans=np.array(spans, dtype=np.int64).reshape(-1, SPAN_NUMBERS),
+        span_rows=np.array(list(spans), dtype=np.int64),
+        span_offsets=np.cumsum([0, *map(len, spans.values())], dtype=np.int64),
+        spans=np.array([*itertools.chain.from_iterable(spans.values())], dtype=np.int64).reshape(-1, SPAN_NUMBERS),
         drivers=tuple(drivers),
     )
 
@@ -296,8 +292,12 @@ class SealedSegments:
 
     def record(self, row: int) -> SegmentRecord:
         value: dict[str, int] = {name: getattr(self.columns, name).item(row) for name in NUMBER_COLUMNS}
-        uuid = self.columns.uuid_high.item(row) << 64 | self.columns.uuid_low.item(row)
-        return _record(uuid, value, self.columns.drivers, self.columns.spans_of(row))
+        return _record(
+            self.columns.uuid_high.item(row) << 64 | self.columns.uuid_low.item(row),
+            value,
+            self.columns.drivers,
+            self.columns.spans_of(row),
+        )
 
     def begin(self, row: int) -> Position:
         return Position(self.columns.begin_ledger_id.item(row), self.columns.begin_entry_id.item(row))
@@ -310,8 +310,7 @@ class SealedSegments:
         start = 0 if first is None else rows_not_after(self.columns, first)
         if first is not None and start and self.end(start - 1) >= first:
             start -= 1
-        stop = len(self.columns) if last is None else rows_not_after(self.columns, last)
-        return start, max(start, stop)
+        return start, max(start, len(self.columns) if last is None else rows_not_after(self.columns, last))
 
     def live_rows(self, start: int, stop: int) -> Rows:
         """The rows of ``start`` to ``stop`` that aren't tombstoned."""
@@ -358,8 +357,9 @@ class SegmentSlice(Sequence[SegmentRecord]):
     ) -> SegmentSlice:
         """Merges those rows of each of ``sealed``, and ``tail``, each ascending by begin."""
         if not any(map(len, rows)):  # as of most streams, and of what few segments are: a dozen arrays take longer
-            numbers = np.arange(len(tail), dtype=np.int32)
-            return cls(sealed, tail, np.full(len(tail), len(sealed), dtype=np.int32), numbers)
+            return cls(
+                sealed, tail, np.full(len(tail), len(sealed), dtype=np.int32), np.arange(len(tail), dtype=np.int32)
+            )
         counts = [*map(len, rows), len(tail)]
         source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         row = np.concatenate([*(each.astype(np.int32) for each in rows), np.arange(len(tail), dtype=np.int32)])
@@ -410,20 +410,19 @@ class SegmentSlice(Sequence[SegmentRecord]):
 
     def published_from(self, publish_time_ms: int) -> SegmentSlice:
         """Segments that may hold an entry published at that time or later, by their recorded times."""
-        times = [r.summary.publish_time_max_ms if r.summary else TIME_UNKNOWN_MS for r in self._tail]
-        latest = self._gathered("publish_time_max_ms", np.int64, times)
+        latest = self._newest_times()
         return self.where((latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS))
+
+    def _newest_times(self) -> NDArray[np.int64]:
+        times = [r.summary.publish_time_max_ms if r.summary else TIME_UNKNOWN_MS for r in self._tail]
+        return self._gathered("publish_time_max_ms", np.int64, times)
 
     def ends(self) -> NDArray[np.int64]:
         """Each segment's last position and newest publish time: ledger id, entry id, ms; int64, shape (n, 3)."""
         ends = [r.end or r.begin for r in self._tail]
-        times = [r.summary.publish_time_max_ms if r.summary else TIME_UNKNOWN_MS for r in self._tail]
-        columns = {
-            "end_ledger_id": [end.ledger_id for end in ends],
-            "end_entry_id": [end.entry_id for end in ends],
-            "publish_time_max_ms": times,
-        }
-        return np.stack([self._gathered(name, np.int64, own) for name, own in columns.items()], axis=1)
+        ledgers = self._gathered("end_ledger_id", np.int64, [end.ledger_id for end in ends])
+        entries = self._gathered("end_entry_id", np.int64, [end.entry_id for end in ends])
+        return np.stack([ledgers, entries, self._newest_times()], axis=1)
 
     def sums(self) -> SegmentSums:
         """Number of segments, entries and bytes."""
@@ -457,8 +456,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
             own = [astuple(span) for span in self._tail[int(self._rows[at_row])].spans]
             pieces.append(np.array(own, dtype=np.int64).reshape(-1, SPAN_NUMBERS))
             owners.append(np.full(len(own), at_row))
-        order = np.argsort(np.concatenate(owners), kind="stable")
-        found: NDArray[np.int64] = np.concatenate(pieces)[order]
+        found: NDArray[np.int64] = np.concatenate(pieces)[np.argsort(np.concatenate(owners), kind="stable")]
         return found
 
     def owned(self) -> NDArray[np.bool_]:

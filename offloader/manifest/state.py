@@ -363,8 +363,7 @@ def _end_in(segment: SegmentRecord, ledger_id: int) -> int | None:
     """The ledger's last entry in the segment, -1 while that is open; ``None`` when it has none."""
     if segment.summary is not None:
         return next((span.last_entry_id for span in segment.spans if span.ledger_id == ledger_id), None)
-    last = (segment.end or segment.begin).ledger_id
-    return -1 if segment.begin.ledger_id <= ledger_id <= last else None
+    return -1 if segment.begin.ledger_id <= ledger_id <= (segment.end or segment.begin).ledger_id else None
 
 
 def require_takeable(state: ManifestState, now_ms: int, takeover_after_s: float, *, take_over: bool) -> None:

@@ -14,7 +14,7 @@ from uuid import UUID
 from formats.documents import NONCES_KEPT, Document, PartitionRow, TopicEntry, Version, document_key, topic_key
 from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
-from offloader.manifest.boundary import decoded, put_if
+from offloader.manifest.boundary import decoded
 from offloader.manifest.catalog import (
     doubtful_rows,
     forget_documents,
@@ -29,7 +29,7 @@ from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
 from offloader.retention.cuts import Known, PartitionEntries
 from offloader.runtime.clock import Clock
-from offloader.store.base import CREATE, IfMatch, ObjectStore
+from offloader.store.base import CREATE, IfMatch, ObjectStore, put_if
 from offloader.stream_names import partition_of
 
 #: Attempts to change an entry under concurrent changes.

@@ -15,7 +15,6 @@ from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, Se
 from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.boundary import put_if
 from offloader.manifest.catalog import mode_of_new, not_listed, read_entry, read_intent, require_entry
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.protection import require_no_global_hold
@@ -23,7 +22,7 @@ from offloader.manifest.source_identity import closed_edit, first_not_held
 from offloader.manifest.state import EditRefused, ManifestState, follows, require_takeable
 from offloader.retention.scope import SourceOf, no_source
 from offloader.runtime.clock import Clock
-from offloader.store.base import ObjectInfo, ObjectStore
+from offloader.store.base import ObjectInfo, ObjectStore, put_if
 from offloader.stream_names import partition_of
 
 #: Reason of the gap that a forced truncation records.
