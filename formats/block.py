@@ -222,8 +222,7 @@ def _check_padding(end: memoryview, offset: int) -> None:
 
 def _equal_lengths(data: Bytes, start: int, stop: int, barrier: int) -> list[int]:
     """Lengths of the leading entries that are as long as the first one, found without a walk."""
-    if barrier >= 0:
-        stop = min(stop, barrier)
+    stop = min(stop, barrier) if barrier >= 0 else stop
     if stop - start < 2 * ENTRY_HEADER_BYTES:
         return []
     first = int.from_bytes(data[start : start + 4].tobytes(), "big", signed=True)
@@ -243,7 +242,6 @@ END_MARKER_BYTES = 4
 #: Prefix of a compressed payload, before its one zstd frame: to Pulsar's readers the end of the entries.
 COMPRESSED_PREFIX = PADDING
 _FIXED = struct.Struct(">4sQQqq")
-_FIXED_BYTES = 36
 
 
 _MAGIC = dict(zip(Layout, BLOCK_MAGICS, strict=True))
@@ -302,7 +300,7 @@ def decode_block_header(data: Buffer, *, object_name: str = "", offset: int = 0)
                 found=magic.hex(),
             )
         extension = decode_block_extension(view[:BLOCK_HEADER_BYTES])
-        if not _FIXED_BYTES <= header_bytes <= block_bytes or block_bytes >= 2**63 or first_entry_id < 0:
+        if not _FIXED.size <= header_bytes <= block_bytes or block_bytes >= 2**63 or first_entry_id < 0:
             raise Inconsistent(
                 "block header",
                 expected="36 <= header length <= block length, first entry >= 0",

@@ -175,10 +175,8 @@ NUMBER_COLUMNS: Mapping[str, np.dtype[Any]] = {
 
 def narrow_dtype(low: int, high: int, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The smallest unsigned type that holds ``low`` to ``high``, or ``dtype`` where none is smaller."""
-    for narrow in _NARROW:
-        if low >= 0 and high < 1 << 8 * narrow.itemsize and narrow.itemsize < dtype.itemsize:
-            return narrow
-    return dtype
+    fitting = (each for each in _NARROW if low >= 0 and high < 1 << 8 * each.itemsize)
+    return next((each for each in fitting if each.itemsize < dtype.itemsize), dtype)
 
 
 def _narrowed(values: Numbers) -> Numbers:
@@ -585,10 +583,11 @@ def _filled(
     columns: dict[str, Numbers] = {}
     for name, dtype in NUMBER_COLUMNS.items():
         low, high = ranges[name]
-        if low == high and count:
-            columns[name] = np.broadcast_to(np.array(low, dtype=dtype), (count,))
-        else:
-            columns[name] = np.empty(count, dtype=narrow_dtype(low, high, dtype))
+        columns[name] = (
+            np.broadcast_to(np.array(low, dtype=dtype), (count,))
+            if low == high and count
+            else np.empty(count, dtype=narrow_dtype(low, high, dtype))
+        )
     columns["uuid_high"], columns["uuid_low"] = np.empty(count, np.uint64), np.empty(count, np.uint64)
     varying = [name for name in NUMBER_COLUMNS if columns[name].flags.writeable]
     none = np.empty(0, np.int64)

@@ -55,10 +55,9 @@ def crc32c_combine_many(
     first: NDArray[np.int64], second: NDArray[np.int64], second_bytes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """``crc32c_combine`` of n pairs; int64, shape (n,)."""
-    product, bits = first, second_bytes
-    for exponent in range(3, 3 + int(second_bytes.max(initial=0)).bit_length()):
-        product = np.where(bits & 1, _multiply_many(exponent, product), product)
-        bits = bits >> 1
+    product = first
+    for bit in range(int(second_bytes.max(initial=0)).bit_length()):
+        product = np.where(second_bytes >> bit & 1, _multiply_many(3 + bit, product), product)
     result: NDArray[np.int64] = product ^ second
     return result
 
@@ -86,12 +85,10 @@ def _multiply_many(exponent_log2: int, b: NDArray[np.int64]) -> NDArray[np.int64
 def _multiply(a: int, b: int) -> int:
     """Product of two polynomials modulo the CRC's, bits reversed (x^0 is the top bit)."""
     product = 0
-    bit = 1 << 31
-    while bit:
-        if a & bit:
+    for bit in reversed(range(32)):
+        if a >> bit & 1:
             product ^= b
         b = (b >> 1) ^ _POLYNOMIAL if b & 1 else b >> 1
-        bit >>= 1
     return product
 
 
@@ -107,11 +104,5 @@ def _power(exponent_log2: int) -> int:
 @functools.lru_cache(maxsize=1024)
 def _shift(length_bytes: int) -> int:
     """x^(8 * length_bytes) modulo the polynomial: the effect of appending that many bytes on a CRC."""
-    result = 1 << 31
-    position = 3
-    while length_bytes:
-        if length_bytes & 1:
-            result = _multiply(_power(position), result)
-        length_bytes >>= 1
-        position += 1
-    return result
+    powers = (_power(3 + bit) for bit in range(length_bytes.bit_length()) if length_bytes >> bit & 1)
+    return functools.reduce(_multiply, powers, 1 << 31)

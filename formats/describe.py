@@ -74,10 +74,12 @@ def describe_block(
     yield DescribedBytes(start=offset, length=header.header_bytes, what="block header", facts=_header_facts(header))
     batch, problem = _tried(partial(_entries, view, header, ledger_id, block_bytes_max, decompressed_bytes_max), offset)
     at, end = offset + header.header_bytes, offset + header.block_bytes
-    if (own := header.extension) is not None:
-        lengths = {"entries": own.stored_bytes, "end marker": END_MARKER_BYTES, "entry table": own.table_bytes}
-    else:
-        lengths = {"entries": max(end - at, 0) if batch is None else batch.wire_bytes}
+    own = header.extension
+    lengths = (
+        {"entries": max(end - at, 0) if batch is None else batch.wire_bytes}
+        if own is None
+        else {"entries": own.stored_bytes, "end marker": END_MARKER_BYTES, "entry table": own.table_bytes}
+    )
     facts = _entries_facts(batch)
     for what, length in lengths.items():
         yield DescribedBytes(start=at, length=length, what=what, facts=facts, problem=problem)

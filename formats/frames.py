@@ -32,9 +32,9 @@ FRAMES_BYTES_MAX = 8 * 1024 * 1024
 PIECE_BYTES = 1024 * 1024
 #: Stands in the end mark where a frame has its length.
 END_LENGTH = -1
+#: Of the end mark, and of a frame's header.
 _MARK = struct.Struct(">iq")
 END_MARK_BYTES = _MARK.size
-_ENTRY_ID = struct.Struct(">q")
 
 
 def encode_frames(batches: Iterable[EntryBatch], *, piece_bytes: int = PIECE_BYTES) -> Iterator[Buffer]:
@@ -87,7 +87,7 @@ def _entries(run: Bytes, ledger_id: int) -> EntryBatch:
     if not len(run):
         return EntryBatch.build(ledger_id, 0, [])
     require_bytes("frame", len(run), ENTRY_HEADER_BYTES)
-    first = _ENTRY_ID.unpack_from(run.data, 4)[0]
+    _, first = _MARK.unpack_from(run.data)
     if first < 0:
         raise Inconsistent("entry id", offset=4, expected="0 or more", found=first)
     batch = decode_run(

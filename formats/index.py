@@ -346,12 +346,15 @@ def rows_of(index: ObjectIndex, ledger_id: int | None) -> tuple[list[int], list[
         raise Inconsistent("index", expected="one group per ledger", found=f"{ledgers[:10]}")
     if not index.groups or index.groups[0].blocks is None:
         return ledgers, None
-    rows = []
-    for number, group in enumerate(index.groups):
-        of_ledger = ledger_id if index.layout is Layout.V1 else group.ledger_id
-        ledgers[number], own = decode_index_rows(group.blocks or b"", ledger_id=of_ledger, rows=len(group.entries))
-        rows.append(own)
-    return ledgers, rows
+    decoded = [
+        decode_index_rows(
+            group.blocks or b"",
+            ledger_id=ledger_id if index.layout is Layout.V1 else group.ledger_id,
+            rows=len(group.entries),
+        )
+        for group in index.groups
+    ]
+    return [of_ledger for of_ledger, _ in decoded], [rows for _, rows in decoded]
 
 
 def build_block_table(index: ObjectIndex, ledgers: Sequence[int], rows: list[NDArray[np.void]] | None) -> BlockTable:

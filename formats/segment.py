@@ -319,9 +319,8 @@ class _BlockBuilder:
 
     def _framed(self, is_last: bool) -> list[_Stretch]:
         """A plain Pulsar block: its header, and its padding."""
-        length = BLOCK_HEADER_BYTES + self._run_bytes + self._tail_bytes
-        if self._pads and not is_last:
-            length = max(length, self._block_bytes)
+        length_min = self._block_bytes if self._pads and not is_last else 0
+        length = max(BLOCK_HEADER_BYTES + self._run_bytes + self._tail_bytes, length_min)
         header = encode_plain_header(self._layout, length, self._first_entry_id, self._ledger_id)
         tail = padding(length - BLOCK_HEADER_BYTES - self._run_bytes)
         return [_Stretch([byte_array(header), *self._run(), byte_array(tail)])]

@@ -153,12 +153,8 @@ class SegmentOutline:
     def _group(self, span: LedgerSpan, facts: LedgerFacts | None) -> IndexGroup:
         blocks = self._blocks[span.ledger_id]
         places = [(block.first_entry_id, 1 + offset // self._part_bytes, offset) for offset, block in blocks]
-        rows = None
-        if self._extension:
-            rows = encode_index_rows(
-                span.ledger_id,
-                np.array([block.extension.row() for _, block in blocks if block.extension is not None], dtype=ROW),
-            )
+        own = [block.extension.row() for _, block in blocks if block.extension is not None]
+        rows = encode_index_rows(span.ledger_id, np.array(own, dtype=ROW)) if self._extension else None
         facts = facts or LedgerFacts(ledger_id=span.ledger_id)
         metadata: BookKeeperLedger | PulsarLedger
         if self._layout is Layout.V1:
@@ -457,8 +453,5 @@ def _header_checksums(segment_map: SegmentMap, numbers: Int64s) -> Int64s:
     for name in _SAME:
         headers[name] = getattr(blocks, name)[numbers]
     raw = headers.tobytes()
-    found = []
-    for start in range(0, len(raw), BLOCK_HEADER_BYTES):
-        checked = crc32c(raw[start : start + _CHECKED_BYTES])
-        found.append(crc32c(checked.to_bytes(4, "big"), checked))
-    return np.array(found, dtype=np.int64)
+    checked = [crc32c(raw[start : start + _CHECKED_BYTES]) for start in range(0, len(raw), BLOCK_HEADER_BYTES)]
+    return np.array([crc32c(each.to_bytes(4, "big"), each) for each in checked], dtype=np.int64)

@@ -6,6 +6,7 @@ import base64
 import enum
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -678,10 +679,8 @@ def publish_times_ms(batch: EntryBatch) -> NDArray[np.int64]:
     """
     times, data, bounds = batch.publish_times_ms.copy(), batch.data, batch.offsets.tolist()
     for number in np.flatnonzero(times == TIME_UNKNOWN_MS).tolist():
-        try:
+        with suppress(FormatError):
             time_ms = decode_frame(bytes(data[bounds[number] : bounds[number + 1]])).metadata.publish_time
-        except FormatError:
-            continue
-        if 0 < time_ms <= TIME_MS_MAX:
-            times[number] = time_ms
+            if 0 < time_ms <= TIME_MS_MAX:
+                times[number] = time_ms
     return times

@@ -281,8 +281,9 @@ class RecordBuilder:
     def segment(self, edit: Edit, uuid: UUID, status: SegmentStatus) -> SegmentRecord:
         found = self.segments.get(uuid)
         if found is None or found.status is not status:
-            is_now = found.status.value if found else "unknown"
-            raise self.refused(edit, f"segment {uuid} is {is_now}, not {status.value}")
+            raise self.refused(
+                edit, f"segment {uuid} is {found.status.value if found else 'unknown'}, not {status.value}"
+            )
         return found
 
     def require_free(self, edit: Edit, begin: Position, end: Position | None, *, but: UUID | None = None) -> None:
@@ -371,12 +372,11 @@ class RecordBuilder:
         self.changes["epoch"] = edit.epoch
         known: KnownSource | None = self.now("source")
         if edit.source is not None:
-            goes_on = known is not None and known.uuid == edit.source and not edit.accepted
             self.changes["source"] = KnownSource(
                 uuid=edit.source,
                 token=edit.token,
                 reserved=-1 if known is None else known.reserved,  # -1: below every ledger id
-                reach=known.reach if known is not None and goes_on else None,
+                reach=known.reach if known is not None and known.uuid == edit.source and not edit.accepted else None,
             )
         if edit.reserved is not None:
             self.reserve_ledgers(ReserveLedgers(edit.reserved))

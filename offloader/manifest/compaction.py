@@ -87,15 +87,14 @@ def plan_checkpoint(
         new.append((name, body))
         return RunRef(name=name, rows=rows, object_bytes=len(body), crc32c=crc32c(body))
 
-    sealed: list[SealedSegments] = []
-    loose: list[SealedSegments] = []
-    for part in state.segments.sealed:
-        if part.run is not None:
-            sealed.append(part)
-        elif len(part) < run_rows_min:
-            loose.append(part)
-        else:
-            sealed.append(replace(part, run=run_of("segments", len(part.columns), encode_columns(part.columns, {}))))
+    loose = [part for part in state.segments.sealed if part.run is None and len(part) < run_rows_min]
+    sealed = [
+        part
+        if part.run is not None
+        else replace(part, run=run_of("segments", len(part.columns), encode_columns(part.columns, {})))
+        for part in state.segments.sealed
+        if part.run is not None or len(part) >= run_rows_min
+    ]
     ledgers = tuple(
         facts
         if facts.run is not None

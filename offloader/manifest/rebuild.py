@@ -14,7 +14,7 @@ from uuid import UUID
 from formats.block import BLOCK_HEADER_BYTES, decode_block_header
 from formats.checksum import crc32c
 from formats.entries import Position
-from formats.errors import FormatError, Inconsistent
+from formats.errors import FormatError, Inconsistent, require_equal
 from formats.frames import FILL_BYTES_MAX, decode_fill
 from formats.keys import (
     RESERVED_LEVELS,
@@ -145,8 +145,7 @@ def read_segment(
         own_key = index_key(stream, uuid, ledger_id)
         index = store.get(own_key)[0]
         segment_map = SegmentMap.parse(index, object_name=own_key, ledger_id=ledger_id)
-        if segment_map.data_bytes != info.size_bytes:
-            raise Inconsistent("data object", object_name=key, expected=segment_map.data_bytes, found=info.size_bytes)
+        require_equal("data object", info.size_bytes, segment_map.data_bytes, object_name=key)
     made, summary = _facts(store, key, info, segment_map, ledger_id, part_bytes)
     if segment_map is not None:
         summary = replace(summary, index_bytes=len(index), index_crc32c=crc32c(index))
@@ -171,8 +170,7 @@ def _facts(
 ) -> tuple[bytes, SegmentSummary]:
     header = decode_block_header(store.get(key, ByteRange(0, BLOCK_HEADER_BYTES))[0], object_name=key)
     layout = Layout.V2 if ledger_id is None else Layout.V1
-    if header.layout is not layout:
-        raise Inconsistent("layout", object_name=key, expected=layout.name, found=header.layout.name)
+    require_equal("layout", header.layout.name, layout.name, object_name=key)
     if segment_map is not None and not segment_map.has_extension:
         return b"", _of_plain(store, key, info, segment_map)
     if segment_map is not None and info.crc32c is not None:

@@ -633,12 +633,9 @@ class SegmentDraft(SegmentTable):
         """A segment that shares a position with ``begin`` .. ``end``; a range without an end is unbounded."""
         at = len(self.order) if end is None else bisect_right(self.order, end, key=itemgetter(0))
         # Ranges are disjoint, so of those that begin before ``end`` the last one reaches furthest.
-        for _, uuid in reversed(self.order[max(at - 2, 0) : at]):
-            record = self.tail[uuid]
-            if uuid != but:
-                if record.end is None or record.end >= begin:
-                    return record
-                break
+        near = [self.tail[uuid] for _, uuid in self.order[max(at - 2, 0) : at] if uuid != but]
+        if near and (near[-1].end is None or near[-1].end >= begin):
+            return near[-1]
         for part, dead in zip(self.sealed, self._dead, strict=True):
             start, stop = part.bounds(begin, end)
             for row in range(start, stop):

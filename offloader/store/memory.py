@@ -117,9 +117,7 @@ class MemoryStore(checks.CheckedStore):
         full_prefix = self._root + prefix
         with self._bucket.lock:
             keys = self._bucket.keys
-            start = bisect_left(keys, full_prefix)
-            if after:
-                start = max(start, bisect_right(keys, self._root + after))
+            start = max(bisect_left(keys, full_prefix), bisect_right(keys, self._root + after) if after else 0)
             page = itertools.islice(keys, start, start + limit + 1)
             begun = itertools.takewhile(lambda full_key: full_key.startswith(full_prefix), page)
             found = [self._bucket.objects[full_key][0] for full_key in begun]

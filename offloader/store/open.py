@@ -33,7 +33,6 @@ _MODULES = {
     "gs": "offloader.store.clouds.gcs",
     "s3": "offloader.store.s3",
 }
-_OTHER_MODULE = "offloader.store.fsspec"
 #: Scheme of a catalogue.
 SCHEME = "catalogue"
 #: Schemes whose packages come with an extra; those that only fsspec knows need ``fsspec``.
@@ -142,7 +141,7 @@ def _opener_of(url: str) -> Callable[[str, StoreOptions], ObjectStore]:
         return _open_catalogue
     extra = _EXTRAS.get(scheme, "" if scheme in _MODULES else "fsspec")
     with needs_extra(extra, f"a store at {scheme}://") if extra else nullcontext():
-        module = importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
+        module = importlib.import_module(_MODULES.get(scheme, "offloader.store.fsspec"))
     return cast("Callable[[str, StoreOptions], ObjectStore]", module.open_url)
 
 

@@ -30,10 +30,7 @@ from offloader.errors import (
 )
 from offloader.store.base import ByteRange, ObjectInfo, PartInfo
 
-_CREDENTIALS = "check the credentials: environment, profile, or access_key and secret_key"
-_PERMISSION = "check the credentials and the bucket's policy"
 _REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
-_NESTED = "this server can't hold an object whose key continues another one's"
 _AGAIN = "try again"
 _LOOK = "look before repeating it"
 #: The only code by which S3 states that it didn't start a request. MinIO's SlowDownWrite doesn't: a server that wrote
@@ -46,8 +43,16 @@ _MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
     (NotFound, "the upload was completed or aborted"): ("NoSuchUpload",),
     (BucketMissing, "create the bucket, or check its name and --endpoint-url"): ("NoSuchBucket",),
     (PreconditionFailed, ""): ("PreconditionFailed",),
-    (AccessDenied, _PERMISSION): ("AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden"),
-    (AccessDenied, _CREDENTIALS): ("InvalidAccessKeyId", "SignatureDoesNotMatch"),
+    (AccessDenied, "check the credentials and the bucket's policy"): (
+        "AccessDenied",
+        "AllAccessDisabled",
+        "AccountProblem",
+        "Forbidden",
+    ),
+    (AccessDenied, "check the credentials: environment, profile, or access_key and secret_key"): (
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+    ),
     (AccessDenied, "the session expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),
     (AccessDenied, "the session isn't valid: get new credentials"): ("InvalidToken",),
     (AccessDenied, "set this machine's clock"): ("RequestTimeTooSkewed", "RequestExpired"),
@@ -80,7 +85,11 @@ _MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
     (InvalidCall, "the object is larger than the server takes in one request: upload parts"): ("EntityTooLarge",),
     (InvalidCall, "a part isn't what was uploaded"): ("InvalidPart",),
     (InvalidCall, "pass the parts in order"): ("InvalidPartOrder",),
-    (Unsupported, _NESTED): ("ObjectParentIsFile", "XMinioParentIsObject", "XMinioObjectExistsAsDirectory"),
+    (Unsupported, "this server can't hold an object whose key continues another one's"): (
+        "ObjectParentIsFile",
+        "XMinioParentIsObject",
+        "XMinioObjectExistsAsDirectory",
+    ),
     (InvalidCall, "check store.storage_class: not every server has every class"): ("InvalidStorageClass",),
     (InvalidCall, "check store.encryption: not every server offers it"): ("InvalidEncryptionAlgorithmError",),
     (Unsupported, "the object lies in an archive class: restore it first, then repeat this"): ("InvalidObjectState",),

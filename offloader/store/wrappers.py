@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from formats.errors import FormatError
-from formats.keys import decode_stream, record_number
+from formats.keys import CATALOG_PREFIX, decode_stream, record_number
 from offloader.errors import (
     InvalidCall,
     NotFound,
@@ -202,7 +202,6 @@ class ReadOnlyStore(StoreWrapper):
         raise Unsupported(f"{self.url}: {action} of {what} refused: {self._reason}", hint=self._hint)
 
 
-_CATALOG = "_catalog/"
 _MANIFEST = "/manifest/"
 _INDEX = "-index"
 #: For names of errors: ``StoreUnavailable`` is counted as ``store_unavailable``.
@@ -364,7 +363,9 @@ def require_limits(store: ObjectStore, limits: LimitSettings) -> None:
 
 def stream_of(key: str) -> str:
     """The stream that owns the object or prefix; empty if none or unknown."""
-    encoded = key.removeprefix(_CATALOG).rstrip("/") if key.startswith(_CATALOG) else key.split(_MANIFEST)[0]
+    encoded = (
+        key.removeprefix(CATALOG_PREFIX).rstrip("/") if key.startswith(CATALOG_PREFIX) else key.split(_MANIFEST)[0]
+    )
     if encoded == key:
         encoded = key.rpartition("/")[0]
     with contextlib.suppress(FormatError):
@@ -374,7 +375,7 @@ def stream_of(key: str) -> str:
 
 def histogram_of(request: Request) -> str:
     """The histogram of a request; empty for listings, heads, deletes and manifest requests."""
-    if request.key.startswith(_CATALOG):
+    if request.key.startswith(CATALOG_PREFIX):
         return ""
     if request.traffic is Traffic.UPLOAD:
         if _MANIFEST in request.key:

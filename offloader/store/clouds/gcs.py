@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import re
 import uuid
@@ -161,9 +162,8 @@ class GcsStore(CloudStore):
         return error.answer.status if isinstance(error, _Refused) else 0
 
     async def _fetch(self, key: str, byte_range: ByteRange | None) -> tuple[bytes, ObjectInfo]:
-        headers = {"Accept-Encoding": "identity"}
-        if byte_range is not None:
-            headers["Range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
+        asked = {} if byte_range is None else {"Range": f"bytes={byte_range.start}-{byte_range.stop - 1}"}
+        headers = {"Accept-Encoding": "identity", **asked}
         answer = await self._request("GET", self._object_path(key), headers=headers)
         body = answer.body
         if answer.status == 200 and byte_range is not None:  # the server ignores ranges
@@ -204,9 +204,8 @@ class GcsStore(CloudStore):
 
     def _resources(self, prefix: str, after: str, limit: int) -> tuple[list[ObjectInfo], bool]:
         """Up to ``limit`` objects, and whether more follow."""
-        params: dict[str, Any] = {"prefix": self._root + prefix, "maxResults": limit}
-        if after:
-            params["startOffset"] = f"{self._root}{after}\0"  # offsets are inclusive
+        start = f"{self._root}{after}\0" if after else None  # offsets are inclusive
+        params: dict[str, Any] = {"prefix": self._root + prefix, "maxResults": limit, "startOffset": start}
         found: list[ObjectInfo] = []
         path = f"storage/v1/b/{quote(self._bucket, safe='')}/o"
         while len(found) < limit:  # a page may be short without being the last
@@ -280,14 +279,11 @@ class GcsStore(CloudStore):
     def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
         folder = folder_of(upload.key, upload.upload_id)
         sources = [(f"{folder}{part.number:05d}", part.etag) for part in parts]
-        joined = 0
+        numbers = itertools.count()
         while len(sources) > COMPOSED_MAX:
             groups = [sources[at : at + COMPOSED_MAX] for at in range(0, len(sources), COMPOSED_MAX)]
-            sources = []
-            for group in groups:
-                info = self._compose(f"{folder}joined-{joined:05d}", group, {})
-                sources.append((info.key, info.etag))
-                joined += 1
+            joined = [self._compose(f"{folder}joined-{next(numbers):05d}", group, {}) for group in groups]
+            sources = [(info.key, info.etag) for info in joined]
         self._compose(upload.key, sources, upload.metadata)
 
     def _compose(self, key: str, sources: Sequence[tuple[str, str]], metadata: Mapping[str, str]) -> ObjectInfo:
