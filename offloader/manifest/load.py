@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import NamedTuple
@@ -88,7 +88,7 @@ def with_tail(
             if _boundary(store, view, first) is None:
                 raise Passed from error
             raise
-        with _aside(meanwhile if requests_max > 1 else None, view):
+        with nullcontext() if meanwhile is None or requests_max == 1 else _aside(meanwhile, view):
             listed, stored = both(
                 partial(_highest_listed, store, view),
                 partial(_boundary, store, view, first),
@@ -114,11 +114,8 @@ def with_tail(
 
 
 @contextmanager
-def _aside(call: Meanwhile | None, view: ManifestState) -> Iterator[None]:
+def _aside(call: Meanwhile, view: ManifestState) -> Iterator[None]:
     """Runs a call on another thread for as long as the block, at least."""
-    if call is None:
-        yield
-        return
     with ThreadPoolExecutor(1) as threads:
         threads.submit(copy_context().run, call, view)
         yield

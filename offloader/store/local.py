@@ -517,13 +517,12 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
     directory = Path(unquote(parts.path))
     if (options.read_only or not options.create) and not directory.is_dir():
         raise BucketMissing(f"{url}: no such directory", hint="check the path, or write something there first")
+    store = LocalStore(directory, options.settings, options.clock)
     if not options.read_only:
         with translated(url, "opening"):
             make_directories(directory)
         if not os.access(directory, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise AccessDenied(f"{url}: the directory can't be written", hint="check its owner and permissions")
-    store = LocalStore(directory, options.settings, options.clock)
-    if not options.read_only:
         store.sweep(options.clock.now_ms())
     return store
 

@@ -237,8 +237,8 @@ class AzureStore(CloudStore):
         return delete_in_turns(keys, DELETED_AT_ONCE_MAX, self._delete_some)
 
     def _delete_some(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        what, size_bytes = f"delete of {len(keys)} objects", len(keys) * 65536
-        return self._ask(what, self._delete_all(keys), writes=True, size_bytes=size_bytes)
+        call = self._delete_all(keys)
+        return self._ask(f"delete of {len(keys)} objects", call, writes=True, size_bytes=len(keys) * 65536)
 
     def _remove_version(self, key: str, etag: str) -> None:
         call = self._blob(key).delete_blob(etag=etag, match_condition=MatchConditions.IfNotModified, **self._once)

@@ -227,8 +227,7 @@ class GcsStore(CloudStore):
 
     def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         call = self._delete_all(keys)
-        failures = self._ask(f"delete of {len(keys)} objects", call, writes=True, size_bytes=len(keys) * 64 * 1024)
-        return [failure for failure in failures if failure is not None]
+        return self._ask(f"delete of {len(keys)} objects", call, writes=True, size_bytes=len(keys) * 64 * 1024)
 
     def _remove_version(self, key: str, etag: str) -> None:
         self._ask(
@@ -237,7 +236,7 @@ class GcsStore(CloudStore):
             writes=True,
         )
 
-    async def _delete_all(self, keys: Sequence[str]) -> Sequence[DeleteFailure | None]:
+    async def _delete_all(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         turns = asyncio.Semaphore(DELETES_AT_ONCE_MAX)
 
         async def delete(key: str) -> DeleteFailure | None:
@@ -258,6 +257,7 @@ class GcsStore(CloudStore):
         return [
             DeleteFailure(key, type(each).__name__, True) if isinstance(each, BaseException) else each
             for key, each in zip(keys, found, strict=True)
+            if each is not None
         ]
 
     def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
