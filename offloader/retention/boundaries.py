@@ -32,8 +32,7 @@ def segment_ends(state: ManifestState) -> NDArray[np.int64]:
     times = np.where(found[:, 2] == TIME_UNKNOWN_MS, TIME_UNKNOWN, found[:, 2])
     found[:, 2] = np.maximum.accumulate(times)
     inside = (found[:, 0] < end.ledger_id) | ((found[:, 0] == end.ledger_id) & (found[:, 1] <= end.entry_id))
-    kept: NDArray[np.int64] = found[inside]
-    return kept
+    return found.compress(inside, axis=0)
 
 
 @dataclass(frozen=True)

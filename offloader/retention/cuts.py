@@ -428,10 +428,11 @@ class PartitionEntries:
         if self.tail is None:
             return f"{position} is beyond the tail: there is no entry"
         row = self._row(position)
-        if row >= 0 and position.ledger_id == self._pieces[row, 0] and position <= self._last_of(row).next():
-            return ""
-        is_known = position.ledger_id in self._ledgers or position.ledger_id in self.state.closed_ledgers
-        if (position.entry_id == 0 and is_known) or any(g.first <= position <= g.last for g in self.state.gaps):
+        is_inside = row >= 0 and position.ledger_id == self._pieces[row, 0] and position <= self._last_of(row).next()
+        is_begin = position.entry_id == 0 and (
+            position.ledger_id in self._ledgers or position.ledger_id in self.state.closed_ledgers
+        )
+        if is_inside or is_begin or any(gap.first <= position <= gap.last for gap in self.state.gaps):
             return ""
         if position > self.tail:
             return f"{position} is beyond the tail {self.tail}"
@@ -474,8 +475,7 @@ def _cold_pieces(state: ManifestState) -> NDArray[np.int64]:
     # Include retired ones: the size before the start position counts too.
     pieces = state.segments.in_order(None, end).ledger_spans()
     up_to_end = (pieces[:, 0] < end.ledger_id) | ((pieces[:, 0] == end.ledger_id) & (pieces[:, 2] <= end.entry_id))
-    committed: NDArray[np.int64] = pieces[up_to_end]
-    return committed
+    return pieces.compress(up_to_end, axis=0)
 
 
 def _with_known(cold: NDArray[np.int64], known: Known | None) -> NDArray[np.int64]:
@@ -516,8 +516,7 @@ def _merged(cold: NDArray[np.int64], ledgers: Sequence[LedgerInfo]) -> NDArray[n
 
 def _ordered(*given: NDArray[np.int64]) -> NDArray[np.int64]:
     pieces = np.concatenate(given)
-    ordered: NDArray[np.int64] = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
-    return ordered
+    return pieces.take(np.lexsort((pieces[:, 1], pieces[:, 0])), axis=0)
 
 
 class OwnCuts:
@@ -557,8 +556,8 @@ class OwnCuts:
         return self.size_before(cut).payload_bytes
 
     def bytes_after(self, cut: Cut) -> int:
-        """Payload bytes from a cut to the tail."""
-        return self.total().payload_bytes - self.bytes_before(cut)
+        """Payload bytes from a cut to the tail: fewer than recorded sizes tell if a partition was deleted since."""
+        return self.total().payload_bytes - self.size_before(cut).payload_bytes
 
     def bytes_in_doubt(self, cut: Cut) -> int:
         """Payload bytes that may lie before a cut beyond ``bytes_before``: of pieces that it is inside of."""
@@ -615,11 +614,8 @@ class OwnCuts:
 
 
 def _sum(sizes: Iterable[Size]) -> Size:
-    payload_bytes = entries = 0
-    for each in sizes:
-        payload_bytes += each.payload_bytes
-        entries += each.entries
-    return Size(payload_bytes, entries)
+    payload_bytes, entries = zip(NOTHING, *sizes, strict=True)
+    return Size(sum(payload_bytes), sum(entries))
 
 
 def _position(cut: Cut, number: int) -> Position | None:

@@ -33,7 +33,6 @@ from offloader.retention.state import (
     RecordedCuts,
     RecordedState,
     change_records,
-    lineage_of,
     read_decisions,
     read_records,
     remember_decision,
@@ -98,15 +97,12 @@ class _Snapshot:
 
     retention: StreamRetention
     scope: Scope
+    lineage: Lineage
     past: RecordedState
     own: OwnCuts
     partitions: LoadedPartitions
     registry: Registry
     now_ms: int
-
-    @property
-    def lineage(self) -> Lineage:
-        return lineage_of(self.scope)
 
     def offloaded_end(self) -> Cut:
         """Limit of the start position: the committed end, or of partitions that aren't offloaded the tail."""
@@ -121,8 +117,8 @@ class _Snapshot:
 
     def boundaries(self) -> Boundaries:
         """The ends of the partitions' segments, from the start positions on."""
-        counted = {number: self.own.partitions[number].state for number in self.scope.partitions}
-        return Boundaries({number: segment_ends(state) for number, state in counted.items()}, self.own)
+        own = self.own
+        return Boundaries({number: segment_ends(own.partitions[number].state) for number in self.scope.partitions}, own)
 
     def with_records(self, past: RecordedState, begin: Cut, *, is_recorded: bool) -> RecordedState:
         """``past`` adjusted to the current start position, whatever moved it; with the tail if recorded."""
@@ -245,6 +241,7 @@ class RetentionCycle:
         return _Snapshot(
             retention=retention,
             scope=scope,
+            lineage=Lineage.of_partitions(scope.partitions),
             past=past,
             own=OwnCuts(partitions),
             partitions=partitions,

@@ -168,6 +168,9 @@ class _Cycle:
         self.given = situation
         self.lineage = situation.lineage
         self.head = situation.head
+        self.is_keep = situation.policy.kind is PolicyKind.KEEP
+        #: The recorded cuts, and the segment boundaries.
+        self.chains = (situation.records.records, situation.boundaries)
 
     # --- positions -------------------------------------------------------------------------------------------------
 
@@ -199,11 +202,6 @@ class _Cycle:
 
     def not_before_head(self, cut: Cut) -> Cut:
         return self.lineage.join((cut, self.head))
-
-    @property
-    def chains(self) -> tuple[Sequence[Record], Sequence[Record]]:
-        """The recorded cuts, and the segment boundaries."""
-        return self.given.records.records, self.given.boundaries
 
     @cached_property
     def head_record(self) -> tuple[Record, ...]:
@@ -271,10 +269,8 @@ class _Cycle:
         """Time since any subscriber was active."""
         if any(one.is_active for one in self.given.subscriptions):
             return 0
-        heard_ms = [one.active_ms for one in self.given.subscriptions]
-        if not heard_ms and self.given.created_ms is not None:
-            heard_ms = [self.given.created_ms]
-        return self.given.now_ms - max(heard_ms, default=self.given.now_ms)
+        heard_ms = max((one.active_ms for one in self.given.subscriptions), default=self.given.created_ms)
+        return 0 if heard_ms is None else self.given.now_ms - heard_ms
 
     # --- the rules -----------------------------------------------------------------------------------------------
 
@@ -317,15 +313,14 @@ class _Cycle:
         )
 
     def verdict(self, kind: BoundKind, bound: Cut | None, limits: Sequence[Limits]) -> _Verdict:
-        is_keep = self.given.policy.kind is PolicyKind.KEEP
         if kind is BoundKind.SILENT:
             return _Verdict(Rule.ALL_SILENT)
         if not limits:
             return _Verdict(Rule.NOBODY_PUBLISHED) if bound is None else _Verdict(Rule.ALL_READ, bound)
         if self.given.records.newest is None:
             return _Verdict(Rule.NOTHING_RECORDED)
-        verdicts = [self.beyond_keep(each) if is_keep else self.by_limits(each, bound) for each in limits]
-        return verdicts[0] if len(limits) == 1 and not is_keep else self.together(limits, verdicts)
+        verdicts = [self.beyond_keep(each) if self.is_keep else self.by_limits(each, bound) for each in limits]
+        return verdicts[0] if len(limits) == 1 and not self.is_keep else self.together(limits, verdicts)
 
     def by_limits(self, limits: Limits, bound: Cut | None) -> _Verdict:
         if bound is None:
@@ -368,7 +363,7 @@ class _Cycle:
         if self.lineage.equal(cut, wanted):
             rule, cut = ruling.rule, wanted
         else:
-            rule = Rule.KEPT_AT_LEAST if self.given.policy.kind is PolicyKind.KEEP else Rule.BOTH_KEEPING_MIN
+            rule = Rule.KEPT_AT_LEAST if self.is_keep else Rule.BOTH_KEEPING_MIN
         return _Verdict(rule, cut, candidates, ruling.ruled)
 
     def ruling(self, limits: Sequence[Limits], verdicts: Sequence[_Verdict], wanted: Cut) -> _Verdict:
@@ -378,20 +373,16 @@ class _Cycle:
             for each, verdict in zip(limits, verdicts, strict=True)
             if verdict.cut is not None
         ]
-
-        def key(one: tuple[Unit, _Verdict, Cut]) -> tuple[bool, int]:
-            return self.lineage.reaches(one[2], wanted), -(self.keeps(one[2]) or 0)
-
-        unit, verdict, _ = max(moving, key=key)
+        unit, verdict, _ = max(
+            moving, key=lambda one: (self.lineage.reaches(one[2], wanted), -(self.keeps(one[2]) or 0))
+        )
         return replace(verdict, ruled=unit if len(limits) > 1 else None)
 
     def within_offloaded(self, cut: Cut | None) -> tuple[Cut | None, bool]:
         """The cut, limited to the offloaded end, and whether that limited it; ``None`` if nothing is left of it."""
         if cut is None:
             return None, False
-        held = cut
-        if self.given.offloaded is not None:
-            held = self.not_before_head(self.lineage.meet((cut, self.given.offloaded)))
+        held = cut if self.given.offloaded is None else self.lower(cut, self.given.offloaded)
         return None if self.lineage.equal(held, self.head) else held, not self.lineage.equal(cut, held)
 
     # --- the broker's list of ledgers --------------------------------------------------------------------------------
@@ -423,10 +414,9 @@ class _Cycle:
         allowed = wanted = self.not_before_head(trimmed)
         reasons = []
         for reason, limit in self.holds(wanted, limits):
-            lower = self.lower(allowed, limit)
+            allowed = self.lower(allowed, limit)
             if not self.lineage.equal(self.lower(wanted, limit), wanted):
                 reasons.append(reason)
-            allowed = lower
         return allowed, tuple(reasons)
 
     def holds(self, wanted: Cut, limits: Sequence[Limits]) -> Iterator[tuple[str, Cut]]:
@@ -439,10 +429,9 @@ class _Cycle:
         for name, cut in counted.items():
             if not self.lineage.reaches(cut, wanted):
                 yield f"subscriber {name} hasn't read it", cut
-        is_keep = self.given.policy.kind is PolicyKind.KEEP
         for each in limits:
             # What keep keeps stays although the broker trimmed it.
-            least = max(each.min, each.max or 0) if is_keep else each.min
+            least = max(each.min, each.max or 0) if self.is_keep else each.min
             if not least:
                 continue
             recorded = self.given.records.newest is not None
@@ -608,9 +597,6 @@ class _Cycle:
         for one in self.given.subscriptions:
             unread_from = self.reads_from(one)
             if not self.lineage.reaches(unread_from, cut):
-                reason = OverrideReason.TIMED_OUT
-                if one.name in counted:
-                    reason = OverrideReason.ABOVE_MAX
-                elif self.position(one) is None:
-                    reason = OverrideReason.NEVER_PUBLISHED
+                uncounted = OverrideReason.NEVER_PUBLISHED if self.position(one) is None else OverrideReason.TIMED_OUT
+                reason = OverrideReason.ABOVE_MAX if one.name in counted else uncounted
                 yield Overridden(one.name, reason, *self.amount(self.lineage.meet((unread_from, cut)), cut))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import accumulate, takewhile
 from types import MappingProxyType
@@ -318,13 +318,9 @@ def _plain(value: Any) -> Any:
         return value.as_json()
     if isinstance(value, enum.Enum):
         return value.name.lower()
-    if isinstance(value, str):
-        return value
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Iterable):
-        return [_plain(one) for one in value]
-    return value
+    return [_plain(one) for one in value] if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
 #: Most positions in all recorded cuts of one stream: the document is read and written in each cycle.
@@ -389,7 +385,7 @@ class RecordedState:
         return replace(self, records=self.records.truncated(head, lineage), head_ms=head_ms)
 
 
-class RecordedCuts:
+class RecordedCuts(OwnCuts):
     """Measures cuts as ``OwnCuts`` does, but never below the size measured when a cut was recorded.
 
     A position inside a block counts as the block's start; a recorded cut at or before it may be a better bound. Neither
@@ -400,7 +396,7 @@ class RecordedCuts:
     """
 
     def __init__(self, own: OwnCuts, records: RetentionSet, known: Mapping[int, Known] = MappingProxyType({})) -> None:
-        self._own = own
+        super().__init__(own.partitions)
         self._more = {n: _uncounted(own, n, at).payload_bytes for n, at in known.items() if n in own.partitions}
         self._records = [record for record in records.records if record.size_bytes is not None]
 
@@ -409,30 +405,17 @@ class RecordedCuts:
         count = self._recorded_before(cut)
         recorded = self._records[count - 1].size_bytes if count else 0
         more = sum(self._more.get(segment.number, 0) for segment in cut.offsets)
-        return max(self._own.bytes_before(cut) + more, recorded or 0)
-
-    def entries_before(self, cut: Cut) -> int:
-        """Entries likewise."""
-        return self._own.entries_before(cut)
-
-    def bytes_after(self, cut: Cut) -> int:
-        """Payload bytes from a cut to the tail: fewer than recorded sizes tell if a partition was deleted since."""
-        return self._own.bytes_after(cut)
+        return max(super().bytes_before(cut) + more, recorded or 0)
 
     def bytes_in_doubt(self, cut: Cut) -> int:
         """As of ``OwnCuts``; nothing where the cut was recorded."""
         count = self._recorded_before(cut)
-        is_recorded = count > 0 and self._own.reaches(self._records[count - 1].cut, cut)
-        return 0 if is_recorded else self._own.bytes_in_doubt(cut)
+        is_recorded = count > 0 and self.reaches(self._records[count - 1].cut, cut)
+        return 0 if is_recorded else super().bytes_in_doubt(cut)
 
     def _recorded_before(self, cut: Cut) -> int:
         """How many recorded cuts are at or before a cut."""
-        return bisect_right(self._records, False, key=lambda record: not self._own.reaches(cut, record.cut))
-
-
-def lineage_of(scope: Scope) -> Lineage:
-    """The partitions as the stream segments of one epoch."""
-    return Lineage.of_partitions(scope.partitions)
+        return bisect_right(self._records, False, key=lambda record: not self.reaches(cut, record.cut))
 
 
 def read_records(retention: StreamRetention, scope: Scope) -> RecordedState:
@@ -524,7 +507,15 @@ def _raised(own: OwnCuts, known: Mapping[int, Known], missing: int) -> dict[int,
 
 def _state(document: Records, scope: Scope) -> RecordedState:
     alive = scope.alive(document.partitions)
-    records = [_record(row, alive) for row in document.records]
+    records = tuple(
+        Record(
+            row.time_ms,
+            cut_of_rows(row.cut, alive),
+            # Unknown once a partition is gone whose entries were counted.
+            row.payload_bytes if all(each.partition in alive for each in row.cut) else None,
+        )
+        for row in document.records
+    )
     counted_bytes = (document.records[-1].payload_bytes or 0) if document.records else 0
     known = {
         row.partition: Known(
@@ -533,13 +524,7 @@ def _state(document: Records, scope: Scope) -> RecordedState:
         for row in document.sizes
         if row.partition in alive
     }
-    return RecordedState(RetentionSet(tuple(records)), document.head_ms, known, counted_bytes)
-
-
-def _record(row: RecordRow, alive: Set[int]) -> Record:
-    """A recorded cut; its size is unknown once a partition is gone whose entries were counted."""
-    is_whole = all(each.partition in alive for each in row.cut)
-    return Record(row.time_ms, cut_of_rows(row.cut, alive), row.payload_bytes if is_whole else None)
+    return RecordedState(RetentionSet(records), document.head_ms, known, counted_bytes)
 
 
 def _document(scope: Scope, document: Records, state: RecordedState) -> Records:

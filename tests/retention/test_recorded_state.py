@@ -15,6 +15,7 @@ from offloader.manifest.maintenance import delete_stream
 from offloader.retention import state as recorded_state
 from offloader.retention.cuts import Cut, OwnCuts
 from offloader.retention.decide import Situation, Subscription, decide
+from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.scope import Scope
 from offloader.retention.state import (
@@ -23,7 +24,6 @@ from offloader.retention.state import (
     RecordedState,
     Rule,
     change_records,
-    lineage_of,
     read_decisions,
     read_records,
     remember_decision,
@@ -80,7 +80,7 @@ class Bench:
         if purge and gone:
             state = log.commit_as_maintainer([Retire(gone)])
             log.commit_as_maintainer([Purged(gone, state.record_id)])
-        lineage = lineage_of(place)
+        lineage = Lineage.of_partitions(place.partitions)
         return change_records(retention, place, lambda state: state.truncated(cut, lineage, None))
 
 
@@ -185,7 +185,7 @@ def test_recorded_cut_in_a_segment_keeps_min_surely_after_a_partition_was_delete
     _, place, state, own = bench.look("a/topic")
     situation = Situation(
         policy=Policy(kind=PolicyKind.SIZE, limits=Limits(Unit.SIZE, 80)),
-        lineage=lineage_of(place),
+        lineage=Lineage.of_partitions(place.partitions),
         measure=RecordedCuts(own, state.records, state.known),
         records=state.records,
         head=Cut(),
@@ -244,7 +244,7 @@ def test_decision_from_stored_state_is_recorded() -> None:
     retention, place, state, own = bench.look()
     situation = Situation(
         policy=Policy(kind=PolicyKind.SIZE, limits=Limits(Unit.SIZE, 150, 400)),
-        lineage=lineage_of(place),
+        lineage=Lineage.of_partitions(place.partitions),
         measure=RecordedCuts(own, state.records),
         records=state.records,
         head=own.head(),
@@ -273,7 +273,7 @@ def test_large_decisions_are_kept_as_far_as_they_fit() -> None:
     decision = decide(
         Situation(
             policy=Policy(kind=PolicyKind.CONSUMPTION),
-            lineage=lineage_of(place),
+            lineage=Lineage.of_partitions(place.partitions),
             measure=RecordedCuts(own, state.records),
             records=state.records,
             head=own.head(),

@@ -8,8 +8,8 @@ from formats.entries import Position
 from offloader.errors import NotFound
 from offloader.gc.delete_stream import remove_stream
 from offloader.retention.cycle import retained_streams
+from offloader.retention.lineage import Lineage
 from offloader.retention.scope import find_scope, home_of, record_partitions
-from offloader.retention.state import lineage_of
 from offloader.retention.subscribers import open_retention
 from tests.retention.retained_streams import STREAM, TOPIC, Bench
 
@@ -66,7 +66,7 @@ def test_cycle_costs_what_partitions_there_are_and_not_what_numbers_they_have() 
     bench = Bench(policy="consumption")
     for number in (7, 200_000):
         bench.grow(f"{TOPIC}-partition-{number}", ledgers=2)
-    assert len(lineage_of(find_scope(bench.memory, TOPIC)).segments) == 2
+    assert len(Lineage.of_partitions(find_scope(bench.memory, TOPIC).partitions).segments) == 2
     far = f"{TOPIC}-partition-999999999"
     bench.grow(far, ledgers=2)
     bench.subscribe("billing", TOPIC)
