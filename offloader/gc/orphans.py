@@ -186,9 +186,10 @@ class LiveSet:
 
     def is_named(self, uuid: UUID) -> bool:
         """Whether the live manifest needs objects of that uuid."""
-        if self.names is None or self.names.stream_deleted:
-            return False
-        return uuid in self.names.segments or uuid in self.names.uuids_aside()
+        names = self.names
+        return (
+            names is not None and not names.stream_deleted and (uuid in names.segments or uuid in names.uuids_aside())
+        )
 
     def kept_or(self, reason: Reason, modified_ms: int) -> Reason:
         """``reason``, unless a hold, the age or doubt requires waiting."""
@@ -216,10 +217,8 @@ def classify_page(page: Sequence[ObjectInfo], known: LiveSet) -> Iterator[tuple[
         # Nearly all names are a uuid, or one and "-index"; the parser handles other names with a uuid.
         length = len(info.key) - start
         plain = length == _UUID_LETTERS or (length == _UUID_LETTERS + len(_INDEX) and info.key.endswith(_INDEX))
-        if plain or (length > _UUID_LETTERS and parse_object_key(info.key, known.stream) is not None):
-            shaped.append(info)
-        else:
-            rest.append(info)
+        is_shaped = plain or (length > _UUID_LETTERS and parse_object_key(info.key, known.stream) is not None)
+        (shaped if is_shaped else rest).append(info)
     is_uuid, high, low = _uuids_of([info.key[start : start + _UUID_LETTERS] for info in shaped])
     named = np.zeros(len(shaped), dtype=bool)
     if known.names is not None and not known.names.stream_deleted:
@@ -227,13 +226,11 @@ def classify_page(page: Sequence[ObjectInfo], known: LiveSet) -> Iterator[tuple[
     count = int(named.sum())
     if count:
         yield Place.SEGMENT, count, sum(shaped[row].size_bytes for row in np.flatnonzero(named).tolist())
-    for row in np.flatnonzero(~named).tolist():
-        if is_uuid[row]:
-            uuid = UUID(int=int(high[row]) << 64 | int(low[row]))
-            info = shaped[row]
-            yield Garbage.of(info, known.stream, Place.SEGMENT, known.why_unnamed(uuid, info.modified_ms))
-        else:
-            rest.append(shaped[row])
+    for row in np.flatnonzero(is_uuid & ~named).tolist():
+        uuid = UUID(int=int(high[row]) << 64 | int(low[row]))
+        info = shaped[row]
+        yield Garbage.of(info, known.stream, Place.SEGMENT, known.why_unnamed(uuid, info.modified_ms))
+    rest += [shaped[row] for row in np.flatnonzero(~is_uuid).tolist()]
     yield from (_judge_other(info, known, info.key[start:]) for info in rest)
 
 

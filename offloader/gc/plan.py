@@ -292,13 +292,13 @@ def _in_gone_ledgers(state: ManifestState) -> dict[UUID, Position]:
     """Segments at or after the start position with only deleted ledgers, and where they begin."""
     deleted = state.deleted_ledgers
     head = state.head or Position(0, 0)
-    found = {}
-    for ledger_id in (each for each in deleted if each >= head.ledger_id):
-        for segment in state.offloaded(Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)):
-            is_before = segment.end is not None and state.head is not None and segment.end < state.head
-            if not is_before and all(span.ledger_id in deleted for span in segment.spans):
-                found[segment.uuid] = segment.begin
-    return found
+    return {
+        segment.uuid: segment.begin
+        for ledger_id in deleted
+        if ledger_id >= head.ledger_id
+        for segment in state.offloaded(Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX))
+        if (segment.end is None or segment.end >= head) and all(span.ledger_id in deleted for span in segment.spans)
+    }
 
 
 def _line(

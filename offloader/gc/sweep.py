@@ -55,10 +55,11 @@ RETRY_FIRST_MS = 60_000
 
 def end_batch(store: ObjectStore, record: DeletionRecord, *, now_ms: int, problem: str = "") -> DeletionRecord:
     """Record that all objects are deleted, or why not."""
-    if problem:
-        record = replace(record, attempts=record.attempts + 1, tried_ms=now_ms, problem=problem)
-    else:
-        record = replace(record, done_ms=now_ms, problem="")
+    record = (
+        replace(record, attempts=record.attempts + 1, tried_ms=now_ms, problem=problem)
+        if problem
+        else replace(record, done_ms=now_ms, problem="")
+    )
     write_batch(store, record)
     if not problem:
         void_batch(store, record)
@@ -606,24 +607,22 @@ def undo_retirements(
 
 def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[SegmentRecord]) -> Position | None:
     """Start position once the chosen segments that are contiguous up to the current one are restored."""
-    head = state.head
-    if head is None:
+    reached = state.head
+    if reached is None:
         return None
     closed, wanted = state.closed_ledgers, {each.uuid for each in chosen}
-    ranges = [(gap.first, gap.last, False) for gap in state.gaps if gap.first < head]
+    ranges = [(gap.first, gap.last, False) for gap in state.gaps if gap.first < reached]
     ranges += [
         (each.begin, each.end, each.uuid in wanted)
-        for each in state.segments.in_order(None, head.previous())
+        for each in state.segments.in_order(None, reached.previous())
         if each.end is not None and (each.uuid in wanted or each.status is SegmentStatus.OFFLOADED)
     ]
     found: tuple[Position, Position] | None = None
-    reached = head
     for begin, end, is_chosen in sorted(ranges, reverse=True):
         if not (begin < reached <= end or follows(end, reached, closed)):
             break
         reached = begin
-        if is_chosen:
-            found = begin, end
+        found = (begin, end) if is_chosen else found
     if found is None:
         return None
     begin, end = found

@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,15 +269,13 @@ def _opened(catalog: Catalog, name: str, content: str, *, create: bool) -> Table
         raise InvalidCall(f"table {name} doesn't exist, and no warehouse was named", hint="give --warehouse URL")
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
     properties = {TableProperties.FORMAT_VERSION: "2", CONTENT: content}
-    try:
-        with (
-            catalog.create_table_transaction(name, COLUMNS[content], properties=properties) as transaction,
-            transaction.update_spec() as update,
-        ):
-            update.add_field("publish_time", DayTransform(), "publish_day")
-            update.add_field("stream", IdentityTransform(), "stream")
-    except (TableAlreadyExistsError, CommitFailedException):  # by another exporter, just now
-        pass
+    with (
+        suppress(TableAlreadyExistsError, CommitFailedException),  # by another exporter, just now
+        catalog.create_table_transaction(name, COLUMNS[content], properties=properties) as transaction,
+        transaction.update_spec() as update,
+    ):
+        update.add_field("publish_time", DayTransform(), "publish_day")
+        update.add_field("stream", IdentityTransform(), "stream")
     return catalog.load_table(name)
 
 

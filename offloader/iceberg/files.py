@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -41,6 +41,20 @@ class _DayFile:
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
     written_bytes: int = 0
+
+
+def delete_files(table: Table, paths: Iterable[str]) -> int:
+    """Deletes files that no snapshot names, as far as possible; the number of those that are gone."""
+    deleted = 0
+    for path in sorted(paths):
+        try:
+            table.io.delete(path)
+            deleted += 1
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _log.info("%s wasn't deleted: %s", path, error)
+    return deleted
 
 
 class RangeFiles:
@@ -88,11 +102,7 @@ class RangeFiles:
             except (OSError, ValueError, pa.ArrowException) as error:
                 _log.debug("%s wasn't closed: %s", each.location, error)
         self._open.clear()
-        for location in self._started:
-            try:
-                self._table.io.delete(location)
-            except OSError as error:
-                _log.info("%s wasn't deleted: %s", location, error)
+        delete_files(self._table, self._started)
 
     def _wait(self, day: int, rows: pa.RecordBatch) -> None:
         if day not in self._open:

@@ -30,7 +30,7 @@ from formats.entries import Position
 from offloader.errors import Corrupt, NotFound, OutcomeUnknown, StoreUnavailable, Unsupported
 from offloader.iceberg import ExportedRange, history, range_of, repeated_never, sync_local_files, translated
 from offloader.iceberg import files as data_files
-from offloader.iceberg.files import RangeFiles
+from offloader.iceberg.files import RangeFiles, delete_files
 from offloader.read.ranges import grouped
 from offloader.read.reader import load_stream
 from offloader.store.base import ObjectStore
@@ -287,7 +287,7 @@ def expire(store: ObjectStore, table: Table, *, before_ms: int, dry_run: bool = 
                     f"table {_name(table)}: the expiry may have happened: {error}", hint=_HINT
                 ) from error
             sync_local_files(table, [])
-            return ExpiredSnapshots(snapshots=len(old), files=_delete(table, _files_only_of(table, old)))
+            return ExpiredSnapshots(snapshots=len(old), files=delete_files(table, _files_only_of(table, old)))
     raise _overtaken(table)
 
 
@@ -402,20 +402,6 @@ def _manifests_of(table: Table, snapshots: Iterable[Snapshot]) -> tuple[set[str]
 
 def _data_files_of(table: Table, manifests: Iterable[ManifestFile]) -> set[str]:
     return {entry.data_file.file_path for each in manifests for entry in each.fetch_manifest_entry(table.io)}
-
-
-def _delete(table: Table, paths: Iterable[str]) -> int:
-    """Deletes files that no snapshot names, as far as possible; the number of those that are gone."""
-    deleted = 0
-    for path in sorted(paths):
-        try:
-            table.io.delete(path)
-            deleted += 1
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            _log.info("%s wasn't deleted: %s", path, error)
-    return deleted
 
 
 def _overtaken(table: Table) -> StoreUnavailable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import partial
@@ -189,11 +189,11 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
         try:
             _check_data_object(fetcher, objects, summary)
         except OffloaderError as error:
-            found.append(_finding(error, objects, objects.data_key))
+            found.append(_finding(error, stream, record.uuid, objects.data_key))
         try:
             segment_map = fetcher.index(objects, keep=False)
         except OffloaderError as error:
-            found.append(_finding(error, objects, objects.index_key))
+            found.append(_finding(error, stream, record.uuid, objects.index_key))
             return SegmentCheck(uuid=record.uuid, findings=tuple(found))
         found += _contradictions(objects, segment_map, summary)
         if not deep or any(each.problem is Damage.MISSING for each in found):
@@ -266,7 +266,7 @@ def check_fills(store: ObjectStore, state: ManifestState, *, deep: bool) -> Iter
         except Trimmed:  # its ledger was deleted since the manifest was loaded
             continue
         except OffloaderError as error:
-            yield _finding_of(error, state.stream, fill.uuid, key)
+            yield _finding(error, state.stream, fill.uuid, key)
 
 
 def _check_fill_object(store: ObjectStore, stream: str, fill: GapFilled) -> None:
@@ -355,14 +355,14 @@ def _check_blocks(
     with closing(results):
         try:
             for run, data, counted, errors in results:
-                found += [_finding(error, objects, objects.data_key) for error in errors]
+                found += [_finding(error, objects.stream, objects.uuid, objects.data_key) for error in errors]
                 damaged = damaged or bool(errors)
                 own_bytes = int(blocks.offset[run.numbers[-1]] + blocks.length[run.numbers[-1]]) - run.start
                 checksum, position = crc32c(memoryview(data)[:own_bytes], checksum), run.start + own_bytes
                 decoded += len(run.numbers) - len(errors)
                 entries, payload_bytes = entries + counted[0], payload_bytes + counted[1]
         except OffloaderError as error:
-            found.append(_finding(error, objects, objects.data_key))
+            found.append(_finding(error, objects.stream, objects.uuid, objects.data_key))
             damaged = True
     if not damaged:
         pairs = [
@@ -393,11 +393,7 @@ _PROBLEMS = {
 }
 
 
-def _finding(error: OffloaderError, objects: SegmentObjects, key: str) -> Finding:
-    return _finding_of(error, objects.stream, objects.uuid, key)
-
-
-def _finding_of(error: OffloaderError, stream: str, uuid: UUID, key: str) -> Finding:
+def _finding(error: OffloaderError, stream: str, uuid: UUID, key: str) -> Finding:
     """Convert an error into a finding; re-raise errors unrelated to the object.
 
     An unreachable store or denied access is no finding: nothing was checked.
@@ -448,10 +444,9 @@ def check_history(store: ObjectStore, state: ManifestState) -> Iterator[Finding]
 def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> Iterator[Finding]:
     """Findings for a stream whose manifest can't be loaded: its remaining records and objects."""
     yield _damage(stream, Damage.MANIFEST, error.message, None, advice=error.hint)
-    try:
+    entry = None
+    with suppress(*Unreadable):
         entry = read_entry(store, stream)
-    except Unreadable:
-        entry = None
     incarnations = incarnations_in(store, stream) if entry is None else [entry.incarnation]
     found = survivors_of(store, stream, incarnations)
     for key in found.unreadable:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome
-from offloader.retention.policy import Limits, Unit, limits_text, policy_text, size_text, span_text
-from offloader.retention.state import Decision, Lag, Role, Rule
+from offloader.retention.policy import Unit, limits_text, policy_text, size_text, span_text
+from offloader.retention.state import Candidate, Decision, Lag, Role, Rule
 
 WIDTH = 79
 #: Indentation of each text.
@@ -75,11 +75,8 @@ def _verdict(outcome: CycleOutcome, decision: Decision, *, done: bool) -> Iterat
         if decision.rule in (Rule.NOTHING_RECORDED, Rule.NO_CUT_KEEPS_MIN):
             yield from _said("later", _MORE_CUTS)
         return
-    amount = []
-    if decision.removed_entries is not None:
-        amount.append(f"{decision.removed_entries:,} entries")
-    if decision.removed_bytes is not None:
-        amount.append(size_text(decision.removed_bytes))
+    amount = [] if decision.removed_entries is None else [f"{decision.removed_entries:,} entries"]
+    amount += [] if decision.removed_bytes is None else [size_text(decision.removed_bytes)]
     if words := boundary_words(decision):
         yield from _said("boundary", words)
     verb = "went" if done and outcome.truncations else "would go"
@@ -167,20 +164,19 @@ def _candidates(outcome: CycleOutcome) -> Iterator[tuple[str, Cut, str]]:
     decision = outcome.decision
     if decision is None:
         return
-    for candidate in decision.candidates:
-        name = _ROLES.get(candidate.role)
-        if name is not None:
-            yield name, candidate.cut, _kept(decision, decision.limits, candidate.keeps_bytes, candidate.time_ms)
+    yield from (
+        (_ROLES[each.role], each.cut, _kept(decision, each)) for each in decision.candidates if each.role in _ROLES
+    )
     if decision.bound is not None:
         yield "bound", decision.bound, "read by all that count"
     if decision.cut is not None:
         yield "new head", decision.cut, ""
 
 
-def _kept(decision: Decision, limits: Limits | None, keeps_bytes: int | None, time_ms: int | None) -> str:
-    if limits is not None and limits.unit is Unit.TIME and time_ms is not None:
-        return f"{span_text(decision.at_ms - time_ms)} old"
-    return "" if keeps_bytes is None else f"keeps {size_text(keeps_bytes)}"
+def _kept(decision: Decision, candidate: Candidate) -> str:
+    if decision.limits is not None and decision.limits.unit is Unit.TIME and candidate.time_ms is not None:
+        return f"{span_text(decision.at_ms - candidate.time_ms)} old"
+    return "" if candidate.keeps_bytes is None else f"keeps {size_text(candidate.keeps_bytes)}"
 
 
 def _row(name: str, content: str) -> str:

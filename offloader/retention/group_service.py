@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from formats.documents import GROUP_PREFIX, GroupState, PartitionRow, StreamCutRow, ToDoRow, group_key, group_of_key
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, OffloaderError, Unsupported
@@ -126,10 +126,7 @@ class ReaderGroups:
     def start_checkpoint(self, name: str, checkpoint: str, *, kept: bool = True) -> GroupOutcome:
         """Start a checkpoint; ``kept``: keep it until it expires, for later publication."""
         now_ms = self._documents.clock.now_ms()
-
-        def started(group: GroupState) -> GroupState:
-            return reader_groups.started_checkpoint(group, checkpoint, kept=kept, now_ms=now_ms)
-
+        started = partial(reader_groups.started_checkpoint, name=checkpoint, kept=kept, now_ms=now_ms)
         try:
             return self._change(name, started)
         except LimitReached:
@@ -215,17 +212,15 @@ class ReaderGroups:
         refused: list[tuple[ToDoRow, str]] = []
         failed: list[tuple[ToDoRow, OffloaderError]] = []
         done: list[tuple[ToDoRow, PublishStatus]] = []
-        waits: set[str] = set()
         # Before the streams note the time of what is published: the next sign of life must not be later than they wait.
         now_ms = self._documents.clock.now_ms()
         for row in group.to_do:
-            if row.stream in waits:
+            # Obligations of a stream are performed in order: its later ones wait for one that failed.
+            if any(row.stream == earlier.stream for earlier, _ in failed):
                 continue
             try:
                 status, why = self._do(group.name, row)
             except OffloaderError as error:
-                # Obligations of a stream are performed in order: its later ones wait for this one.
-                waits.add(row.stream)
                 failed.append((row, error))
                 _log.warning("reader group %s: %s in stream %s: %s", group.name, row.action, row.stream, error)
                 continue

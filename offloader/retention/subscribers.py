@@ -181,10 +181,9 @@ class Registry:
         active_ms = max(found.active_ms, now_ms)
         if not moved and active_ms - found.active_ms < RENEWED_MS_MIN:
             return Published(self, PublishStatus.SUCCESS)
-        wanted = replace(found, active_ms=active_ms)
-        if moved:
-            wanted = replace(wanted, cut=cut, updated_ms=active_ms)
-        return Published(self._with(wanted), PublishStatus.SUCCESS)
+        active = replace(found, active_ms=active_ms)
+        after = replace(active, cut=cut, updated_ms=active_ms) if moved else active
+        return Published(self._with(after), PublishStatus.SUCCESS)
 
     def active(
         self, *, now_ms: int, timeout_ms: int | None, tail: Cut | None, rules: CutRules, connected: Collection[str] = ()

@@ -318,9 +318,7 @@ def _with_hot_gone(
         newest = log.name_newest()
         doomed = [ledger_id for ledger_id in doomed if ledger_id in newest.deleted_ledgers]
         kept |= _on_hold(newest, doomed)
-    for ledger_id in doomed:
-        if ledger_id in kept:
-            continue
+    for ledger_id in [each for each in doomed if each not in kept]:
         try:
             require_no_global_hold(log.store)
             source.delete(ledger_id)
@@ -458,9 +456,8 @@ def _apply(
     store: ObjectStore, intent: TruncationIntent, truncate: Callable[[PartitionHead], Truncation]
 ) -> Mapping[str, Truncation]:
     done = {}
-    for each in intent.heads:
-        if not _is_alive(store, each):
-            continue  # deleted since; a recreated stream of that name is another one
+    # One that was deleted since is left out; a recreated stream of that name is another one.
+    for each in filter(partial(_is_alive, store), intent.heads):
         try:
             done[each.stream] = truncate(each)
         except (NotFound, Fenced):
@@ -478,9 +475,11 @@ def _is_alive(store: ObjectStore, wanted: PartitionHead) -> bool:
 def _begun(store: ObjectStore, intent: TruncationIntent, before: ObjectInfo | None) -> bool:
     """Write an intent over the one read, unless that has changed."""
     key = intent_key(intent.topic)
-    is_written = put_if(store, key, intent.encode(), mode_of_new(store, key, before))
     # Another one that is there may be this one, whose response was lost.
-    return is_written or read_intent(store, intent.topic)[0] == intent
+    return (
+        put_if(store, key, intent.encode(), mode_of_new(store, key, before))
+        or read_intent(store, intent.topic)[0] == intent
+    )
 
 
 def _finish(store: ObjectStore, intent: TruncationIntent) -> None:
