@@ -192,8 +192,9 @@ def _is_ours(key: str, state: ManifestState) -> bool:
     segment = state.segments.get(parsed.uuid)
     if segment is not None and key in segment.object_keys(stream):
         return segment.owned
-    is_own = is_segment_uuid_of(parsed.uuid, state.incarnation)
-    return is_own or (parsed.is_fill and any(fill.uuid == parsed.uuid for fill in state.fills))
+    return is_segment_uuid_of(parsed.uuid, state.incarnation) or (
+        parsed.is_fill and any(fill.uuid == parsed.uuid for fill in state.fills)
+    )
 
 
 def _listed_uploads(store: ObjectStore, state: ManifestState) -> Iterator[UploadInfo]:
@@ -206,9 +207,11 @@ def _listed_uploads(store: ObjectStore, state: ManifestState) -> Iterator[Upload
 
 def _ours_of(uploads: Iterable[UploadInfo], state: ManifestState) -> Collection[UploadInfo]:
     """Each upload once, if its name proves that it is of this incarnation."""
-    keys = ((parse_object_key(upload.key, state.stream), upload) for upload in uploads)
-    ours = (upload for key, upload in keys if key is not None and is_segment_uuid_of(key.uuid, state.incarnation))
-    return {upload.upload_id: upload for upload in ours}.values()
+    return {
+        upload.upload_id: upload
+        for upload in uploads
+        if (key := parse_object_key(upload.key, state.stream)) and is_segment_uuid_of(key.uuid, state.incarnation)
+    }.values()
 
 
 def _adopted(state: ManifestState) -> int:

@@ -286,9 +286,8 @@ def _retention_reason(info: ObjectInfo, known: LiveSet) -> Reason | None:
         if incarnation in (known.incarnation, topic.incarnation):
             return None
         is_told = not topic.is_damaged and (known.is_stream or known.is_forgotten or topic.is_there)
-        if incarnation in known.doubtful or not is_told:
-            return Reason.DOUBTFUL
-        return known.kept_or(Reason.DEAD, info.modified_ms)
+        is_dead = is_told and incarnation not in known.doubtful
+        return known.kept_or(Reason.DEAD, info.modified_ms) if is_dead else Reason.DOUBTFUL
     if key in (topic_key(known.stream), intent_key(known.stream)):
         is_over = topic.entry_is_over if key == topic_key(known.stream) else topic.intent_is_over
         return known.kept_or(Reason.DEAD, info.modified_ms) if is_over and not is_void_size(info.size_bytes) else None
@@ -316,8 +315,8 @@ def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
         reason = known.kept_or(Reason.COMPLETE, upload.started_ms)
     else:
         reason = Reason.FOREIGN
-    info = ObjectInfo(upload.key, 0, "", upload.started_ms)
-    return Garbage.of(info, known.stream, Place.UPLOAD, reason, upload.upload_id)
+    listed = ObjectInfo(upload.key, 0, "", upload.started_ms)
+    return Garbage.of(listed, known.stream, Place.UPLOAD, reason, upload.upload_id)
 
 
 def classified_again(leftover: Garbage, known: LiveSet) -> Garbage:

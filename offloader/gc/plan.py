@@ -177,11 +177,12 @@ class CleanupPlan:
 
     def size(self) -> tuple[int, int]:
         """Number of segments that a round retires, releases or purges now, and the bytes of their objects."""
-        slices = [*(each.segments for each in self.doomed), *(each.segments for each in self.due)]
-        sums = [each.sums() for each in slices]
+        sums = [each.segments.sums() for each in self.doomed] + [each.segments.sums() for each in self.due]
         replaced = [each.object_bytes for group in self.due for each in group.replaced]
-        segments = sum(each.segments for each in sums) + len(replaced)
-        return segments, sum(each.object_bytes for each in sums) + sum(replaced)
+        return (
+            len(replaced) + sum(each.segments for each in sums),
+            sum(replaced) + sum(each.object_bytes for each in sums),
+        )
 
     def lines(self) -> Iterator[PlannedDeletion]:
         """Lines by segment; computed on access."""

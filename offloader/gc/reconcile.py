@@ -286,8 +286,7 @@ class Reconciliation:
                 yield from self._judged([upload])
 
     def _judged(self, uploads: Iterable[UploadInfo]) -> Iterator[Garbage]:
-        found = (classify_upload(upload, self._known) for upload in uploads)
-        return (each for each in found if each is not None)
+        return (found for upload in uploads if (found := classify_upload(upload, self._known)) is not None)
 
     def _ended_leases(self) -> Iterator[Garbage]:
         for lease in leases_of(self.store, self.stream):
@@ -382,8 +381,11 @@ class Reconciliation:
         gone = leftover.outcome in (Outcome.DELETED, Outcome.DELETABLE)
         if not gone and leftover.reason.is_ours and leftover.place in (Place.SEGMENT, Place.UPLOAD):
             parsed = parse_object_key(leftover.key, self.stream)
-            others = self._known.dead | self._known.doubtful
-            self._unfinished |= {each for each in others if parsed and is_segment_uuid_of(parsed.uuid, each)}
+            self._unfinished |= {
+                each
+                for each in self._known.dead | self._known.doubtful
+                if parsed and is_segment_uuid_of(parsed.uuid, each)
+            }
         return leftover
 
     def _forgotten(self, voids: Sequence[Garbage], now_ms: int) -> Iterator[Garbage]:

@@ -103,8 +103,8 @@ def expire_audit(store: ObjectStore, stream: str, settings: CleanupSettings, *, 
 
 
 def _names(store: ObjectStore, stream: str, *, done: bool) -> list[str]:
-    found = (deletion_name(info.key, stream, done=done) for info in listed(store, deletion_prefix(stream, done=done)))
-    return sorted(name for name in found if name is not None)
+    below = listed(store, deletion_prefix(stream, done=done))
+    return sorted(name for info in below if (name := deletion_name(info.key, stream, done=done)) is not None)
 
 
 def write_batch(store: ObjectStore, record: DeletionRecord) -> None:

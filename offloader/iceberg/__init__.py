@@ -251,10 +251,8 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
         )
     deadlines = {"s3.connect-timeout": str(CONNECT_S_MAX), "s3.request-timeout": str(RESPONSE_S_MAX)}
     given = {**deadlines, **configured, **options}
-    if warehouse:
-        given["warehouse"] = warehouse
-    if has_url:
-        given |= {"uri": catalog, "type": "rest" if catalog.startswith("http") else "sql"}
+    given |= {"warehouse": warehouse} if warehouse else {}
+    given |= {"uri": catalog, "type": "rest" if catalog.startswith("http") else "sql"} if has_url else {}
     is_rest = given.get("type", "rest") == "rest" and str(given.get("uri", "")).startswith("http")
     return _RestCatalog(name, **given) if is_rest else load_catalog(name, **given)
 

@@ -169,8 +169,9 @@ class RowMaker:
             MissingColumns: the table has none for a value's fields.
             Corrupt: an entry isn't a message, or a value not of its schema, and that is to fail.
         """
-        is_entries = self._content == "entries"
-        found = [batch.to_arrow()] if is_entries else decode_messages(batch, self._decoder, remedy=_REMEDY)
+        found = (
+            [batch.to_arrow()] if self._content == "entries" else decode_messages(batch, self._decoder, remedy=_REMEDY)
+        )
         for rows in found:
             columns: dict[str, Any] = {
                 each.name: micros(rows[each.name]) if each.type == TIME else rows[each.name]
@@ -206,12 +207,13 @@ class RowMaker:
 
     def _to_decode(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         places = rows.select([name for name in ("ledger_id", "entry_id", "batch_index") if name in rows.schema.names])
-        if self._content == "messages":
-            both = zip(places.to_pylist(), rows.select(_NEEDED).to_pylist(), strict=True)
-            return [place | message for place, message in both]
         nothing = dict.fromkeys(_NEEDED)
-        values = rows["payload"].to_pylist()
-        return [{**nothing, **place, "value": each} for place, each in zip(places.to_pylist(), values, strict=True)]
+        messages = (
+            rows.select(_NEEDED).to_pylist()
+            if self._content == "messages"
+            else [{**nothing, "value": each} for each in rows["payload"].to_pylist()]
+        )
+        return [place | message for place, message in zip(places.to_pylist(), messages, strict=True)]
 
     def _require_fitting(self, decoder: TypedDecoder, values: Values) -> None:
         if id(decoder) in self._fitting:

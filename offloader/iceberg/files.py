@@ -130,8 +130,7 @@ class RangeFiles:
         location = self._locations.new_data_location(name, key)
         output = self._table.io.new_output(location)
         self._started.append(location)
-        writer = self._model.create_writer(output, self._schema, self._table.properties)
-        return _DayFile(location, key, output, writer)
+        return _DayFile(location, key, output, self._model.create_writer(output, self._schema, self._table.properties))
 
     def _write(self, file: _DayFile) -> None:
         """Writes what waits, as a row group."""

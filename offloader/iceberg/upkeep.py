@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 from pyiceberg.exceptions import CommitFailedException, RESTError
@@ -28,7 +28,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from formats.entries import Position
 from offloader.errors import Corrupt, NotFound, OutcomeUnknown, StoreUnavailable, Unsupported
-from offloader.iceberg import ExportedRange, history, range_of, repeated_never, sync_local_files, translated
+from offloader.iceberg import (
+    ExportedRange,
+    exported_ranges,
+    history,
+    range_of,
+    repeated_never,
+    sync_local_files,
+    translated,
+)
 from offloader.iceberg import files as data_files
 from offloader.iceberg.files import RangeFiles, delete_files
 from offloader.read.ranges import grouped
@@ -50,6 +58,7 @@ EXPIRED = "offloader.expired."
 JOINED_FILES = "offloader.joined-files"
 EXPIRED_SNAPSHOTS = "offloader.expired-snapshots"
 _HINT = "run it again: nothing is lost by a half"
+_Result = TypeVar("_Result")
 _log = logging.getLogger("offloader.iceberg")
 
 
@@ -102,26 +111,35 @@ def join_files(table: Table, stream: str, *, dry_run: bool = False) -> list[Join
             hint="Spark's rewrite_data_files does it",
         )
     done = list[JoinedFiles]()
+
+    def join() -> list[JoinedFiles]:
+        for names, group in _small_groups(table, stream):
+            joined = JoinedFiles(
+                stream=stream,
+                files=len(group),
+                bytes=sum(each.file_size_in_bytes for each in group),
+                rows=sum(each.record_count for each in group),
+            )
+            if not dry_run:
+                _join(table, stream, names, group)
+                _log.info("joined %d files of %s, %d rows", joined.files, stream, joined.rows)
+            done.append(joined)
+        return done
+
+    return _undisturbed(table, join)
+
+
+def _undisturbed(table: Table, work: Callable[[], _Result]) -> _Result:
+    """The result of work on the refreshed table; it begins again where another program's commit came first."""
     with translated(f"table {_name(table)}", hint=_HINT):
         for _ in range(UPKEEP_ATTEMPTS_MAX):
             table.refresh()
-            found = _small_groups(table, stream)
-            try:
-                for names, group in found:
-                    joined = JoinedFiles(
-                        stream=stream,
-                        files=len(group),
-                        bytes=sum(each.file_size_in_bytes for each in group),
-                        rows=sum(each.record_count for each in group),
-                    )
-                    if not dry_run:
-                        _join(table, stream, names, group)
-                        _log.info("joined %d files of %s, %d rows", joined.files, stream, joined.rows)
-                    done.append(joined)
-            except CommitFailedException:  # nothing was committed
-                continue
-            return done
-    raise _overtaken(table)
+            with suppress(CommitFailedException):  # nothing was committed
+                return work()
+    raise StoreUnavailable(
+        f"table {_name(table)}: {UPKEEP_ATTEMPTS_MAX} times another program committed to it first",
+        hint="run fewer programs that change the table",
+    )
 
 
 def _small_groups(table: Table, stream: str) -> list[tuple[Sequence[str], list[DataFile]]]:
@@ -224,8 +242,7 @@ class _ReplaceFiles(_OverwriteFiles):
     """Other files with the same rows: what follows a table's changes has nothing to read in it."""
 
     def _summary(self, snapshot_properties: Mapping[str, str] = MappingProxyType({})) -> Summary:
-        found = super()._summary(dict(snapshot_properties))
-        return Summary(operation=Operation.REPLACE, **found.additional_properties)
+        return Summary(Operation.REPLACE, **super()._summary(dict(snapshot_properties)).additional_properties)
 
 
 def _replacement(transaction: Transaction, properties: dict[str, str]) -> _ReplaceFiles:
@@ -270,25 +287,21 @@ def expire(store: ObjectStore, table: Table, *, before_ms: int, dry_run: bool = 
         raise Unsupported(
             f"table {_name(table)} has the property gc.enabled=false", hint="its files may be other tables' too"
         )
-    with translated(f"table {_name(table)}", hint=_HINT):
-        for _ in range(UPKEEP_ATTEMPTS_MAX):
-            table.refresh()
-            streams = {each.stream for each in map(range_of, history(table.metadata)) if each is not None}
-            begins = {name: begin for name in streams if (begin := _begin_of(store, name)) is not None}
-            old = expirable(table.metadata, begins, before_ms)
-            if dry_run or not old:
-                return ExpiredSnapshots(snapshots=len(old), files=0)
-            try:
-                _forget(table, old)
-            except CommitFailedException:  # nothing was committed
-                continue
-            except (OSError, SQLAlchemyError, RESTError) as error:
-                raise OutcomeUnknown(
-                    f"table {_name(table)}: the expiry may have happened: {error}", hint=_HINT
-                ) from error
-            sync_local_files(table, [])
-            return ExpiredSnapshots(snapshots=len(old), files=delete_files(table, _files_only_of(table, old)))
-    raise _overtaken(table)
+
+    def forget() -> ExpiredSnapshots:
+        streams = {each.stream for each in exported_ranges(table.metadata)}
+        begins = {name: begin for name in streams if (begin := _begin_of(store, name)) is not None}
+        old = expirable(table.metadata, begins, before_ms)
+        if dry_run or not old:
+            return ExpiredSnapshots(snapshots=len(old), files=0)
+        try:
+            _forget(table, old)
+        except (OSError, SQLAlchemyError, RESTError) as error:
+            raise OutcomeUnknown(f"table {_name(table)}: the expiry may have happened: {error}", hint=_HINT) from error
+        sync_local_files(table, [])
+        return ExpiredSnapshots(snapshots=len(old), files=delete_files(table, _files_only_of(table, old)))
+
+    return _undisturbed(table, forget)
 
 
 def expirable(metadata: TableMetadata, begins: Mapping[str, tuple[str, Position]], before_ms: int) -> list[Snapshot]:
@@ -311,11 +324,8 @@ def expirable(metadata: TableMetadata, begins: Mapping[str, tuple[str, Position]
                 break
         found.append(each)
     # A snapshot that only says that others expired isn't worth another one.
-    return found if any(EXPIRED_SNAPSHOTS not in _facts(each) for each in found) else []
-
-
-def _facts(snapshot: Snapshot) -> Mapping[str, str]:
-    return snapshot.summary.additional_properties if snapshot.summary else {}
+    facts = (each.summary.additional_properties if each.summary else {} for each in found)
+    return found if any(EXPIRED_SNAPSHOTS not in each for each in facts) else []
 
 
 def _begin_of(store: ObjectStore, stream: str) -> tuple[str, Position] | None:
@@ -402,13 +412,6 @@ def _manifests_of(table: Table, snapshots: Iterable[Snapshot]) -> tuple[set[str]
 
 def _data_files_of(table: Table, manifests: Iterable[ManifestFile]) -> set[str]:
     return {entry.data_file.file_path for each in manifests for entry in each.fetch_manifest_entry(table.io)}
-
-
-def _overtaken(table: Table) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"table {_name(table)}: {UPKEEP_ATTEMPTS_MAX} times another program committed to it first",
-        hint="run fewer programs that change the table",
-    )
 
 
 def _name(table: Table) -> str:

@@ -88,8 +88,7 @@ _KINDS: tuple[tuple[Callable[[str], bool], tuple[str, Callable[[bytes], Iterator
 
 def _kind_of(key: str, begin: bytes) -> tuple[str, Callable[[bytes], Iterator[DescribedBytes]] | None]:
     """The kind of an object, and its describer; ``None`` for data objects, which are read piece by piece."""
-    name = key.rpartition("/")[2]
-    if is_index(begin) or name.endswith("-index"):
+    if is_index(begin) or key.endswith("-index"):
         return "index", partial(describe_index, ledger_id=_ledger_id_of(key))
     return next((known for is_kind, known in _KINDS if is_kind(key)), ("data object", None))
 

@@ -69,8 +69,7 @@ def measure_saving(store: ObjectStore, key: str, summary: SegmentSummary, *, clo
     """
     if summary.compressed or summary.data_bytes < SAMPLE_BYTES_MIN or not summary.payload_bytes:
         return None
-    body = store.get(key, ByteRange(0, min(summary.data_bytes, SAMPLE_BYTES_MAX)))[0]
-    return _measured(body, summary, clock)
+    return _measured(store.get(key, ByteRange(0, min(summary.data_bytes, SAMPLE_BYTES_MAX)))[0], summary, clock)
 
 
 def saving_of(entries: Sequence[EntryBatch], *, block_bytes: int, clock: Clock) -> Saving | None:

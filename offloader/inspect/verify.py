@@ -371,9 +371,9 @@ def _check_blocks(
             ("entries", summary.entries, entries),
             ("payload bytes", summary.payload_bytes, payload_bytes),
         ]
+        key, advice = objects.data_key, "restore this object from a copy"
         place = {"start": 0, "stop": summary.data_bytes}
-        advice = "restore this object from a copy"
-        found += _differences(objects, objects.data_key, Damage.CORRUPT, pairs, "its blocks give", advice, **place)
+        found += _differences(objects, key, Damage.CORRUPT, pairs, "its blocks give", advice, **place)
     return SegmentCheck(uuid=objects.uuid, blocks=decoded, entries=entries, data_bytes=position, findings=tuple(found))
 
 
@@ -464,9 +464,8 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
             words = "no record names it", "nothing deletes it while the manifest can't be read"
             yield _note(stream, Damage.ORPHAN, info.key, f"{info.size_bytes} bytes", words)
     for uuid in sorted(found.ranges.keys() - there):
-        first_position, last_position = found.ranges[uuid]
-        what = f"segment {uuid} at {first_position}..{last_position} has no data object"
-        yield _damage(stream, Damage.MISSING, what, None, segment=uuid)
+        where = "..".join(map(str, found.ranges[uuid]))
+        yield _damage(stream, Damage.MISSING, f"segment {uuid} at {where} has no data object", None, segment=uuid)
 
 
 def _lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed) -> Finding | None:
@@ -558,6 +557,5 @@ _UNTOLD = (
 
 
 def _note(stream: str, problem: Damage, key: str, found: str, words: tuple[str, str]) -> Finding:
-    what, advice = words
-    message = f"stream {stream}, object {key}, {found}: {what}"
-    return Finding(stream=stream, problem=problem, key=key, found=found, message=message, advice=advice)
+    message = f"stream {stream}, object {key}, {found}: {words[0]}"
+    return Finding(stream=stream, problem=problem, key=key, found=found, message=message, advice=words[1])

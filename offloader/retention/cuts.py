@@ -79,8 +79,7 @@ class Cut:
         return hash(frozenset(self.offsets.items()))
 
     def __str__(self) -> str:
-        pairs = (f"{segment}={self.offsets[segment]}" for segment in self.segments)
-        return ",".join(pairs) or _UNBOUNDED_TEXT
+        return ",".join(f"{segment}={self.offsets[segment]}" for segment in self.segments) or _UNBOUNDED_TEXT
 
     @property
     def segments(self) -> list[SegmentId]:

@@ -155,8 +155,7 @@ class RetentionCycle:
         self._source_of = source_of
         self._by = by or user_at_host()
         self._documents = DocumentStore(store, clock, entropy)
-        skew_ms_max = settings_of("").manifest.clock_skew_seconds_max * 1000
-        self._times = DeletionClock(store, clock, skew_ms_max=skew_ms_max)
+        self._times = DeletionClock(store, clock, skew_ms_max=settings_of("").manifest.clock_skew_seconds_max * 1000)
 
     def plan(self, stream: str) -> CycleOutcome:
         """What ``run`` would do now; writes nothing.
@@ -216,8 +215,8 @@ class RetentionCycle:
 
         # The manifests were read before: what they know of is listed, or trimmed.
         numbers = sorted(snapshot.scope.partitions)
-        answers = dict(zip(numbers, at_once(ask, numbers), strict=True))
-        asked = {number: answer for number, answer in answers.items() if answer is not None}
+        answers = zip(numbers, at_once(ask, numbers), strict=True)
+        asked = {number: answer for number, answer in answers if answer is not None}
         if not asked:
             return None
         states = {number: snapshot.own.partitions[number].state for number in asked}
@@ -359,8 +358,9 @@ class RetentionCycle:
             truncations = {stream: self._truncate_plain(scope, position) for stream, position in heads.items()}
         if not truncations:
             return None
-        lineage = snapshot.lineage
-        change_records(snapshot.retention, scope, lambda state: state.truncated(cut, lineage, decision.cut_time_ms))
+        change_records(
+            snapshot.retention, scope, lambda state: state.truncated(cut, snapshot.lineage, decision.cut_time_ms)
+        )
         return replace(outcome, truncations=truncations)
 
     def _still(self, snapshot: _Snapshot, decision: Decision) -> bool:

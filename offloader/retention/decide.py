@@ -214,9 +214,11 @@ class _Cycle:
 
     def kept(self, record: Record, unit: Unit) -> int:
         """What is kept when the stream is truncated at a record or boundary: its age in ms, or bytes."""
-        if unit is Unit.TIME:
-            return self.given.now_ms - record.time_ms
-        return self.keeps_exactly(self.not_before_head(record.cut))
+        return (
+            self.given.now_ms - record.time_ms
+            if unit is Unit.TIME
+            else self.keeps_exactly(self.not_before_head(record.cut))
+        )
 
     def window_of(self, chain: Sequence[Record], limits: Limits) -> tuple[int | None, int | None]:
         def kept(row: int) -> int:
@@ -474,9 +476,9 @@ class _Cycle:
 
     def is_later(self, one: Record, other: Record, unit: Unit) -> bool:
         """Whether a truncation at ``one`` removes more, or where neither does, keeps the smaller amount."""
-        if self.is_at_or_after(other, one):
-            return False
-        return self.is_at_or_after(one, other) or self.kept(one, unit) < self.kept(other, unit)
+        return not self.is_at_or_after(other, one) and (
+            self.is_at_or_after(one, other) or self.kept(one, unit) < self.kept(other, unit)
+        )
 
     def chosen(self, cut: Cut, candidates: Sequence[Candidate]) -> Candidate:
         """The chosen cut, with the time of the record or boundary that it is."""

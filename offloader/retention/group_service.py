@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Concatenate, ParamSpec
 
 from formats.documents import GROUP_PREFIX, GroupState, PartitionRow, StreamCutRow, ToDoRow, group_key, group_of_key
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, OffloaderError, Unsupported
@@ -21,6 +22,7 @@ from offloader.retention.subscribers import PublishStatus, StreamRetention
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore, require_open_store
 
+_Given = ParamSpec("_Given")
 _log = logging.getLogger("offloader.retention")
 
 
@@ -98,8 +100,7 @@ class ReaderGroups:
             InvalidCall: not a name, or a start that is no cut of its stream.
             NotFound: a stream doesn't exist.
         """
-        homes = self._checked(config)
-        return self._change(name, lambda group: reader_groups.created(group, config, homes))
+        return self._change(name, reader_groups.created, config, self._checked(config))
 
     def update(self, name: str, from_generation: int, config: GroupConfig) -> GroupOutcome:
         """Change the configuration. Becoming a subscriber registers the group, ceasing to be one removes it.
@@ -107,8 +108,7 @@ class ReaderGroups:
         Raises:
             InvalidCall: the group changed since ``from_generation``; and as ``create``.
         """
-        homes = self._checked(config)
-        return self._change(name, lambda group: reader_groups.updated(group, from_generation, config, homes))
+        return self._change(name, reader_groups.updated, from_generation, config, self._checked(config))
 
     def delete(self, name: str) -> GroupOutcome:
         """Delete a group and its subscribers; again, where that failed. A small object keeps its generation."""
@@ -116,12 +116,11 @@ class ReaderGroups:
 
     def add_reader(self, name: str, reader: str) -> GroupOutcome:
         """Add a reader, which takes part in checkpoints from now on."""
-        return self._change(name, lambda group: reader_groups.reader_added(group, reader))
+        return self._change(name, reader_groups.reader_added, reader)
 
     def remove_reader(self, name: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         """Remove a reader; ``cuts`` are its processed positions, by stream."""
-        rows = self._rows(cuts)
-        return self._change(name, lambda group: reader_groups.reader_removed(group, reader, rows))
+        return self._change(name, reader_groups.reader_removed, reader, self._rows(cuts))
 
     def start_checkpoint(self, name: str, checkpoint: str, *, kept: bool = True) -> GroupOutcome:
         """Start a checkpoint; ``kept``: keep it until it expires, for later publication."""
@@ -147,21 +146,19 @@ class ReaderGroups:
                 raise InvalidCall(
                     f"reader {reader} of group {name} at checkpoint {checkpoint}, stream {stream}: {problem}"
                 )
-        rows = self._rows(cuts)
-        return self._expiring(self._change(name, lambda group: reader_groups.reached(group, checkpoint, reader, rows)))
+        return self._expiring(self._change(name, reader_groups.reached, checkpoint, reader, self._rows(cuts)))
 
     def pass_checkpoint(self, name: str, checkpoint: str, reader: str) -> GroupOutcome:
         """Record that a reader has read past a checkpoint. Once all have, an automatic group publishes it."""
-        return self._change(name, lambda group: reader_groups.passed(group, checkpoint, reader))
+        return self._change(name, reader_groups.passed, checkpoint, reader)
 
     def update_truncation_checkpoint(self, name: str, checkpoint: str) -> GroupOutcome:
         """Publish a complete checkpoint of a group; raises ``Unsupported`` if its retention isn't manual."""
-        return self._change(name, lambda group: reader_groups.truncated_at_checkpoint(group, checkpoint))
+        return self._change(name, reader_groups.truncated_at_checkpoint, checkpoint)
 
     def update_truncation_cuts(self, name: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         """Publish cuts of a group, one for each stream; raises ``Unsupported`` if its retention isn't manual."""
-        rows = self._rows(cuts)
-        return self._change(name, lambda group: reader_groups.owing_publish(group, rows))
+        return self._change(name, reader_groups.owing_publish, self._rows(cuts))
 
     def tick(self, name: str, *, renew_ms: int) -> GroupOutcome:
         """Periodic work: start an automatic checkpoint if due, and settle obligations.
@@ -195,8 +192,14 @@ class ReaderGroups:
         absent = absent_group(name)  # before the key, which not every text has
         return self._documents.read(group_key(name), absent).document
 
-    def _change(self, name: str, change: Callable[[GroupState], GroupState]) -> GroupOutcome:
-        return self._settled(self._written(name, change))
+    def _change(
+        self,
+        name: str,
+        change: Callable[Concatenate[GroupState, _Given], GroupState],
+        *given: _Given.args,
+        **named: _Given.kwargs,
+    ) -> GroupOutcome:
+        return self._settled(self._written(name, lambda group: change(group, *given, **named)))
 
     def _written(self, name: str, change: Callable[[GroupState], GroupState]) -> GroupState:
         def alter(stored: Stored[GroupState]) -> GroupState | None:
@@ -299,7 +302,7 @@ class ReaderGroups:
                     heads[stream], homes[stream] = self._stream(stream).cuts(scope).head(), scope.rows
         if reader_groups.expired(group, heads, homes) == group:
             return outcome
-        found = self._change(group.name, lambda each: reader_groups.expired(each, heads, homes))
+        found = self._change(group.name, reader_groups.expired, heads, homes)
         return GroupOutcome(found.group, [*outcome.refused, *found.refused], [*outcome.failed, *found.failed])
 
 

@@ -189,9 +189,8 @@ def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
     old = tuple(row for row in group.published if row.stream not in waits)
     # A time as far ahead is of a process whose clock is wrong.
     is_due = old and abs(now_ms - group.published_ms) >= renew_ms
-    if group.deleted or not is_due or group.retention != RetentionType.AUTOMATIC.value:
-        return group
-    return owing(group, old)
+    is_renewed = is_due and not group.deleted and group.retention == RetentionType.AUTOMATIC.value
+    return owing(group, old) if is_renewed else group
 
 
 def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: int) -> GroupState:

@@ -107,8 +107,12 @@ def find_scope(
                 f"{name} is partition {number} of a topic: retention decides for all partitions together",
                 hint=f"name the topic: {topic}",
             )
-        only = {0: Partition(name, own.incarnation)}
-        return Scope(name=name, incarnation=own.incarnation, partitions=only, is_topic=False)
+        return Scope(
+            name=name,
+            incarnation=own.incarnation,
+            partitions={0: Partition(name, own.incarnation)},
+            is_topic=False,
+        )
     for _ in range(ATTEMPTS_MAX):
         # Before the partitions: those of a topic deleted since would make the entry of its successor look like an old
         # one.

@@ -309,8 +309,7 @@ class Decision:
 
     def as_json(self) -> dict[str, Any]:
         """JSON form, stored and for ``--json``: enumerations by lower-case names, cuts by their segments."""
-        value: dict[str, Any] = _plain(self)
-        return value | {"why": self.why}
+        return {**_plain(self), "why": self.why}
 
 
 def _plain(value: Any) -> Any:
@@ -367,8 +366,9 @@ class RecordedState:
             known |= _raised(own, known, missing)
             earlier = RetentionSet(tuple(replace(record, size_bytes=None) for record in earlier.records))
         size_bytes = total + max(missing, 0)
-        records = earlier.add(Record(time_ms=now_ms, cut=tail, size_bytes=size_bytes))
-        return replace(self, records=records, known=known, counted_bytes=size_bytes)
+        return replace(
+            self, records=earlier.add(Record(now_ms, tail, size_bytes)), known=known, counted_bytes=size_bytes
+        )
 
     def before_truncation(self, own: OwnCuts, cut: Cut) -> RecordedState:
         """State to save before the stream is truncated at ``cut``."""

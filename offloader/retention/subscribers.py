@@ -404,8 +404,9 @@ class StreamRetention:
             own = self.cuts(scope)
             begin = own.canonical(cut_of(start))
             if problem := own.problem(begin):
-                what = f"subscriber {name} of stream {self.name} can't start at {begin}: {problem}"
-                raise InvalidCall(what, hint=_HOW_CUTS_ARE)
+                raise InvalidCall(
+                    f"subscriber {name} of stream {self.name} can't start at {begin}: {problem}", hint=_HOW_CUTS_ARE
+                )
         # Create it only now: a refused call leaves nothing behind.
         scope = self.scope(create=True) if scope.is_topic else scope
         registered: list[Subscriber] = []

@@ -233,9 +233,7 @@ def _not_held_ledgers(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> di
 
 
 def _is_before(ledger_id: int, head: Position, ends: dict[int, int]) -> bool:
-    if ledger_id != head.ledger_id:
-        return ledger_id < head.ledger_id
-    return ledger_id in ends and ends[ledger_id] < head.entry_id
+    return (ledger_id, ends.get(ledger_id, head.entry_id)) < head
 
 
 def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position) -> None:
