@@ -150,8 +150,7 @@ def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]
     be in this listing, as it is older.
     """
     require_no_global_hold(store)
-    entry = read_entry(store, state.stream)
-    if entry is None or entry.incarnation != state.incarnation:
+    if (entry := read_entry(store, state.stream)) is None or entry.incarnation != state.incarnation:
         raise NotFound(f"stream {state.stream} was deleted by another process meanwhile")
     delete_keys(store, keys)
 
@@ -186,8 +185,7 @@ def _is_ours(key: str, state: ManifestState) -> bool:
     # These two folder names are reserved: no stream and no other program has objects there.
     if key.startswith(retention_prefix(stream)) or lease_uuid(key, stream) is not None:
         return True
-    parsed = parse_object_key(key, stream)
-    if parsed is None:
+    if (parsed := parse_object_key(key, stream)) is None:
         return False
     segment = state.segments.get(parsed.uuid)
     if segment is not None and key in segment.object_keys(stream):

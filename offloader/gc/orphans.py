@@ -281,8 +281,7 @@ def _retention_reason(info: ObjectInfo, known: LiveSet) -> Reason | None:
     garbage for good. Other keys name no incarnation.
     """
     key, topic = info.key, known.topic
-    incarnation = incarnation_of_retention_key(key, known.stream)
-    if incarnation is not None:
+    if (incarnation := incarnation_of_retention_key(key, known.stream)) is not None:
         if incarnation in (known.incarnation, topic.incarnation):
             return None
         is_told = not topic.is_damaged and (known.is_stream or known.is_forgotten or topic.is_there)
@@ -303,8 +302,7 @@ def _retention_reason(info: ObjectInfo, known: LiveSet) -> Reason | None:
 
 def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
     """Classify an unfinished upload of a stream; ``None``: a writer may still be using it."""
-    parsed = parse_object_key(upload.key, known.stream)
-    if parsed is None:
+    if (parsed := parse_object_key(upload.key, known.stream)) is None:
         reason = Reason.FOREIGN
     elif not known.is_named(parsed.uuid):
         reason = known.why_unnamed(parsed.uuid, upload.started_ms)

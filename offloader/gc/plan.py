@@ -213,11 +213,10 @@ def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now
     due: list[Retired] = []
     waiting: list[tuple[Retired, str, int | None]] = []
     for group in retired_groups(state):
-        known = facts.get(group.record_id)
-        if known is None or known.retired_ms is None:
-            waiting.append((group, "the grace period", None))
-        elif now_ms < known.retired_ms + grace_ms:
-            waiting.append((group, "the grace period", known.retired_ms + grace_ms))
+        known = facts.get(group.record_id, RetiredFacts(None))
+        until_ms = None if known.retired_ms is None else known.retired_ms + grace_ms
+        if until_ms is None or now_ms < until_ms:
+            waiting.append((group, "the grace period", until_ms))
         elif known.readers:
             waiting.append((group, f"readers: {', '.join(known.readers)}", None))
         else:

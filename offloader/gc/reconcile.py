@@ -128,8 +128,7 @@ def known_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
     Raises:
         NotFound: no such stream. Corrupt, Unsupported: as ``read_entry``.
     """
-    entry = read_entry(store, stream)
-    if entry is None and not is_released(store, stream):
+    if (entry := read_entry(store, stream)) is None and not is_released(store, stream):
         raise NotFound(
             f"stream {stream} has no catalogue entry in {store.url}: nothing says what is needed",
             hint="`offloader ls` lists the streams; `offloader manifest rebuild` where an entry was lost",

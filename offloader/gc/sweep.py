@@ -237,8 +237,7 @@ class Sweeper:
 
     def _begin(self, action: Action, rule: str, record_id: int, entries: Sequence[DeletedSegment]) -> DeletionRecord:
         # A batch recorded before its purge record, when the last round stopped, is this one.
-        found = self._batches.get(_identity(action.value, record_id, entries))
-        if found is not None:
+        if (found := self._batches.get(_identity(action.value, record_id, entries))) is not None:
             return found
         now_ms = self._now_ms()
         batch = DeletionRecord(

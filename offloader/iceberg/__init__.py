@@ -278,8 +278,7 @@ def _opened(catalog: Catalog, name: str, content: str, *, create: bool) -> Table
 
 
 def _require_fitting(table: Table, name: str, content: str) -> None:
-    found = content_of(table)
-    if found != content:
+    if (found := content_of(table)) != content:
         raise Unsupported(f"table {name} has {found}, not {content}", hint="export to a table of its own")
     arrow, ours = schema_to_pyarrow(table.schema(), include_field_ids=False), COLUMNS[content]
     missing = [

@@ -330,12 +330,11 @@ def expirable(metadata: TableMetadata, begins: Mapping[str, tuple[str, Position]
 
 def _begin_of(store: ObjectStore, stream: str) -> tuple[str, Position] | None:
     """The stream's id and first readable position; ``None``: it is deleted, or empty."""
-    try:
+    with suppress(NotFound):
         state = load_stream(store, stream)
-    except NotFound:
-        return None
-    first = state.first_position()
-    return None if first is None else (str(state.incarnation), first)
+        first = state.first_position()
+        return None if first is None else (str(state.incarnation), first)
+    return None
 
 
 def expired_ranges(properties: Mapping[str, str], old: Iterable[ExportedRange]) -> dict[str, str]:
@@ -343,14 +342,12 @@ def expired_ranges(properties: Mapping[str, str], old: Iterable[ExportedRange]) 
 
     Raises ``Corrupt``: a property was changed.
     """
-    known: dict[str, ExportedRange | None] = {}
+    known: dict[str, ExportedRange] = {}
     for each in old:
-        if each.stream not in known:
-            known[each.stream] = _expired_range(properties, each.stream)
-        before = known[each.stream]
+        before = known.get(each.stream) or _expired_range(properties, each.stream)
         follows = before is not None and before.last == each.after and before.incarnation == each.incarnation
         known[each.stream] = each if before is None or not follows else _joined(before, each)
-    return {EXPIRED + name: json.dumps(each.encode()) for name, each in known.items() if each is not None}
+    return {EXPIRED + name: json.dumps(each.encode()) for name, each in known.items()}
 
 
 def _joined(one: ExportedRange, two: ExportedRange) -> ExportedRange:
@@ -365,11 +362,8 @@ def _joined(one: ExportedRange, two: ExportedRange) -> ExportedRange:
 
 
 def _expired_range(properties: Mapping[str, str], stream: str) -> ExportedRange | None:
-    text = properties.get(EXPIRED + stream)
-    if text is None:
-        return None
     try:
-        return ExportedRange.decode(dict(json.loads(text)))
+        return ExportedRange.decode(dict(json.loads(properties.get(EXPIRED + stream, "{}"))))
     except (ValueError, TypeError) as cause:
         raise Corrupt(
             f"the table's property {EXPIRED}{stream} was changed: {cause}", hint="expire snapshots with another program"
@@ -396,18 +390,14 @@ def _files_only_of(table: Table, old: Sequence[Snapshot]) -> set[str]:
     kept_lists, kept_manifests = _manifests_of(table, table.metadata.snapshots)
     old_lists, old_manifests = _manifests_of(table, old)
     only_old = {path: each for path, each in old_manifests.items() if path not in kept_manifests}
-    data = _data_files_of(table, only_old.values())
-    if data:
+    if data := _data_files_of(table, only_old.values()):
         data -= _data_files_of(table, kept_manifests.values())
     return (old_lists - kept_lists) | only_old.keys() | data
 
 
-def _manifests_of(table: Table, snapshots: Iterable[Snapshot]) -> tuple[set[str], dict[str, ManifestFile]]:
-    lists, manifests = set[str](), dict[str, ManifestFile]()
-    for each in snapshots:
-        lists.add(each.manifest_list)
-        manifests |= {manifest.manifest_path: manifest for manifest in each.manifests(table.io)}
-    return lists, manifests
+def _manifests_of(table: Table, snapshots: Sequence[Snapshot]) -> tuple[set[str], dict[str, ManifestFile]]:
+    manifests = (manifest for each in snapshots for manifest in each.manifests(table.io))
+    return {each.manifest_list for each in snapshots}, {each.manifest_path: each for each in manifests}
 
 
 def _data_files_of(table: Table, manifests: Iterable[ManifestFile]) -> set[str]:

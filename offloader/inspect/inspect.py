@@ -197,19 +197,18 @@ def timeline_of(state: ManifestState) -> StreamTimeline:
     for number, record in enumerate(readable_segments(state), 1):
         summary = record.content
         begins.append((record.begin, events))
-        timeline.append((events, summary.publish_time_min_ms))
         at = events
         for part in summary.ledgers:
             before = ledgers.get(part.ledger_id) or Span(f"ledger {part.ledger_id}", at, at, 0)
             at += part.entries
             ledgers[part.ledger_id] = Span(before.name, before.start, at, before.size_bytes + part.payload_bytes)
         segments.append(Span(f"segment {number}", events, at, summary.data_bytes))
+        timeline += [(events, summary.publish_time_min_ms), (at - 1, summary.publish_time_max_ms)]
         events = at
-        timeline.append((events - 1, summary.publish_time_max_ms))
     if not segments:
         raise NotFound(f"stream {state.stream} has no readable segment", hint="offload something first")
-    gaps = []
-    for gap in state.gaps:
-        after = next((before for begin, before in begins if begin > gap.last), events)
-        gaps.append((after, f"gap {gap.first}..{gap.last}"))
+    gaps = [
+        (next((before for begin, before in begins if begin > gap.last), events), f"gap {gap.first}..{gap.last}")
+        for gap in state.gaps
+    ]
     return StreamTimeline(state.stream, list(ledgers.values()), segments, timeline, gaps, where_ledgers="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, BlockHeader, decode_block_header
@@ -111,14 +112,12 @@ def _measured(body: bytes, summary: SegmentSummary, clock: Clock) -> Saving | No
 def _blocks(body: bytes) -> Iterator[tuple[BlockHeader, bytes]]:
     """The whole blocks at the beginning of a data object, and their entries."""
     at = 0
-    while at < len(body):
-        try:
+    with suppress(Truncated):
+        while at < len(body):
             header = decode_block_header(body[at : at + BLOCK_HEADER_BYTES])
-        except Truncated:
-            return
-        end = at + header.block_bytes
-        if end > len(body):
-            return
-        entries = end if header.extension is None else at + header.header_bytes + header.extension.stored_bytes
-        yield header, body[at + header.header_bytes : entries]
-        at = end
+            end = at + header.block_bytes
+            if end > len(body):
+                return
+            entries = end if header.extension is None else at + header.header_bytes + header.extension.stored_bytes
+            yield header, body[at + header.header_bytes : entries]
+            at = end

@@ -205,8 +205,7 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
 
 def check_order(state: ManifestState) -> Iterator[Finding]:
     """Gaps and overlaps between the manifest's readable segments, from the manifest alone."""
-    end = state.committed_end()
-    if end is None:
+    if (end := state.committed_end()) is None:
         return
     for before, after in pairwise(state.offloaded(state.committed_from, end)):
         assert before.end is not None
@@ -456,8 +455,7 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
         yield _damage(stream, Damage.LOST_RECORDS, f"{text} missing, and record {found.numbers[-1]} is there", None)
     there = set()
     for info in listed(store, stream_prefix(stream)):
-        name = parse_object_key(info.key, stream)
-        if name is None or name.is_index:
+        if (name := parse_object_key(info.key, stream)) is None or name.is_index:
             continue
         there.add(name.uuid)
         if name.uuid not in found.ranges and name.uuid not in found.fills:
@@ -483,14 +481,12 @@ def _lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed
 
 
 def _first_kept(store: ObjectStore, stream: str, incarnations: Sequence[UUID], found: Survivors) -> int:
-    lowest = min(found.numbers, default=1)
-    if len(incarnations) != 1:
-        return lowest
-    try:
-        first = read_boundary(store, stream, incarnations[0]).boundary.first_kept_id
-    except (NotFound, *Unreadable):
-        return lowest
-    return lowest if first >= GIVEN_UP_ID else first
+    if len(incarnations) == 1:
+        with suppress(NotFound, *Unreadable):
+            first = read_boundary(store, stream, incarnations[0]).boundary.first_kept_id
+            if first < GIVEN_UP_ID:
+                return first
+    return min(found.numbers, default=1)
 
 
 def _damage(
@@ -509,8 +505,7 @@ def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Findin
     """
     prefix, aside = stream_prefix(state.stream), state.uuids_aside()
     for info in listed(store, prefix):
-        problem = what_is(info.key, state, aside)
-        if problem is None:
+        if (problem := what_is(info.key, state, aside)) is None:
             continue
         unnamed = next(unnamed_objects(store, state, [info]), None) if problem is Damage.ORPHAN else None
         damage = None if unnamed is None else _lost_record_told(store, state, unnamed)
@@ -533,8 +528,7 @@ def what_is(key: str, state: ManifestState, aside: Collection[UUID]) -> Damage |
     Args:
         aside: the state's ``uuids_aside``.
     """
-    found = parse_object_key(key, state.stream)
-    if found is not None:
+    if (found := parse_object_key(key, state.stream)) is not None:
         if found.uuid in state.segments or found.uuid in aside:
             return None
         return Damage.ORPHAN if is_segment_uuid_of(found.uuid, state.incarnation) else Damage.FOREIGN

@@ -25,8 +25,7 @@ def segment_ends(state: ManifestState) -> NDArray[np.int64]:
     Returns:
         int64, shape (n, 3), ascending: ledger id, entry id, ms since 1970 UTC or ``TIME_UNKNOWN``.
     """
-    end = state.prefix_end()
-    if end is None:
+    if (end := state.prefix_end()) is None:
         return np.empty((0, 3), np.int64)
     found = state.offloaded(state.head, end).ends()
     times = np.where(found[:, 2] == TIME_UNKNOWN_MS, TIME_UNKNOWN, found[:, 2])

@@ -51,8 +51,7 @@ class SegmentId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> SegmentId:
         """Parse ``"3.1"`` as ``SegmentId(3, 1)``; raises ``InvalidCall`` for anything else."""
-        match = _SEGMENT.fullmatch(text)
-        if match is None:
+        if (match := _SEGMENT.fullmatch(text)) is None:
             raise InvalidCall(f"a stream segment is written NUMBER.EPOCH, for example 3.1, not {text!r}")
         return cls(int(match[1]), int(match[2]))
 
@@ -117,8 +116,7 @@ class Cut:
         """
         if text.strip() == _UNBOUNDED_TEXT:
             return "", UNBOUNDED
-        match = _TEXT.fullmatch(text.strip())
-        if match is None:
+        if (match := _TEXT.fullmatch(text.strip())) is None:
             raise InvalidCall(
                 f"not a cut: {text!r:.120}", hint="write STREAM:NUMBER.EPOCH=OFFSET,..., for example a/b:0.0=10,1.0=7"
             )
@@ -412,8 +410,7 @@ class PartitionEntries:
         """The latest place of this stream at or before a position that may be in an unknown ledger; ``None``: none."""
         if self.head is not None and position <= self.head:
             return position
-        row = self._row(position)
-        if row < 0:
+        if (row := self._row(position)) < 0:
             return self.head
         found = min(position, self._last_of(row).next())
         return found if self.head is None else max(self.head, found)
@@ -449,8 +446,7 @@ class PartitionEntries:
         return row
 
     def _raw(self, position: Position) -> Size:
-        row = self._row(position)
-        if row < 0:
+        if (row := self._row(position)) < 0:
             return NOTHING
         ledger_id, first, last, entries, _ = self._pieces[row].tolist()
         if position > (ledger_id, last):
@@ -460,16 +456,14 @@ class PartitionEntries:
 
     def _ends(self, last: Position) -> bool:
         """Whether the source reported the ledger's end there."""
-        info = self._ledgers.get(last.ledger_id)
-        if info is not None and info.closed:
+        if (info := self._ledgers.get(last.ledger_id)) is not None and info.closed:
             return info.last_entry_id == last.entry_id
         return self.state.closed_ledgers.get(last.ledger_id) == last.entry_id
 
 
 def _cold_pieces(state: ManifestState) -> NDArray[np.int64]:
     """Parts of ledgers in the manifest up to the committed end: int64, shape (n, 5), ascending."""
-    end = state.committed_end()
-    if end is None:
+    if (end := state.committed_end()) is None:
         return np.empty((0, 5), np.int64)
     # Include retired ones: the size before the start position counts too.
     pieces = state.segments.in_order(None, end).ledger_spans()

@@ -435,11 +435,9 @@ class StreamCycle:
 
 def retained_streams(store: ObjectStore) -> list[str]:
     """Streams under retention: streams, and partitioned topics by the topic's name; without brokers' internal ones."""
-    plain, found = set(list_streams(store)), set()
-    for stream in plain:
-        split = partition_of(stream)
-        # A topic that is also a stream has no partitions of ours: those are separate streams with similar names.
-        found.add(stream if split is None or split[0] in plain else split[0])
+    plain = {stream: partition_of(stream) for stream in list_streams(store)}
+    # A topic that is also a stream has no partitions of ours: those are separate streams with similar names.
+    found = {stream if split is None or split[0] in plain else split[0] for stream, split in plain.items()}
     return sorted(name for name in found if not is_internal(name))
 
 

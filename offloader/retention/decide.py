@@ -188,8 +188,7 @@ class _Cycle:
         return kept if there is None else min(kept, there)
 
     def keeps_exactly(self, cut: Cut) -> int:
-        kept = self.keeps(cut)
-        if kept is None:
+        if (kept := self.keeps(cut)) is None:
             raise InvalidCall(
                 f"can't tell how much a truncation at {cut} keeps: the size of what lies before it is unknown",
                 hint="limit the stream by time",
@@ -349,8 +348,7 @@ class _Cycle:
         for each in limits:
             if not each.min or (each.unit is Unit.SIZE and self.keeps_surely(cut) >= each.min):
                 continue
-            window = self.window(Limits(each.unit, each.min))
-            if window is None:
+            if (window := self.window(Limits(each.unit, each.min))) is None:
                 return _Verdict(Rule.NO_CUT_KEEPS_MIN, candidates=candidates)
             cut = self.lower(cut, window[0].cut)
             candidates = (*candidates, window[0])
@@ -451,11 +449,12 @@ class _Cycle:
 
         A start position that a truncation made and that fits max is M, as the cut was before it left the set.
         """
-        found: list[tuple[int, Record, Record]] = []
-        for number, chain in enumerate(self.chains):
-            least, most = self.window_of(chain, limits)
-            if least is not None and most is not None:
-                found.append((number, chain[least], chain[most]))
+        found = [
+            (number, chain[least], chain[most])
+            for number, chain in enumerate(self.chains)
+            for least, most in [self.window_of(chain, limits)]
+            if least is not None and most is not None
+        ]
         if not found:
             return None
         source, low, own = found[0]
@@ -504,8 +503,7 @@ class _Cycle:
         size = self.stream_age_ms if limits.unit is Unit.TIME else self.keeps_exactly(self.head)
         if size < limits.min:
             return _Verdict(Rule.BELOW_MIN)
-        candidates = self.window(limits)
-        if candidates is None:
+        if (candidates := self.window(limits)) is None:
             return _Verdict(Rule.NO_CUT_KEEPS_MIN)
         if limits.max is not None and size > limits.max:
             return _Verdict(Rule.MAX_WITHOUT_BOUND, candidates[1].cut, candidates)
@@ -526,8 +524,7 @@ class _Cycle:
         kept, keeps_min = self.keeps_exactly(bound), self.keeps_surely(bound) >= limits.min
         if keeps_min and (limits.max is None or kept < limits.max):
             return _Verdict(Rule.BOUND, bound)
-        candidates = self.window(limits)
-        if candidates is None:
+        if (candidates := self.window(limits)) is None:
             return _Verdict(Rule.BOUND_ABOVE_MAX, bound) if keeps_min else _Verdict(Rule.NO_CUT_KEEPS_MIN)
         low, high = (candidate.cut for candidate in candidates)
         join, meet = self.lineage.join, self.lineage.meet
@@ -544,8 +541,7 @@ class _Cycle:
         return _Verdict(rule, cut, candidates)
 
     def time_bound(self, limits: Limits, bound: Cut) -> _Verdict:
-        candidates = self.window(limits)
-        if candidates is None:
+        if (candidates := self.window(limits)) is None:
             return _Verdict(Rule.NO_CUT_KEEPS_MIN)
         low, high = (candidate.cut for candidate in candidates)
         base = self.lineage.meet((bound, low))

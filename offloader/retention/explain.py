@@ -151,10 +151,9 @@ def picture(outcome: CycleOutcome) -> Iterator[str]:
     gap = max(WIDTH - _LEFT - len(first) - len(last), 1)
     yield " " * _LEFT + first + " " * gap + last
     yield _row("stream", scale.bar(outcome.decision))
-    marks = [" "] * scale.width
-    for record in outcome.records:
-        marks[scale.column(record.cut)] = "|"
-    yield _row("recorded", "".join(marks) if outcome.records else "none")
+    marked = {scale.column(record.cut) for record in outcome.records}
+    marks = ("|" if column in marked else " " for column in range(scale.width))
+    yield _row("recorded", "".join(marks) if marked else "none")
     yield from (_pointer(scale, *each) for each in _candidates(outcome))
     for lag in outcome.lags:
         yield _pointer(scale, lag.name, lag.cut, "" if lag.is_counted else "(doesn't count)")

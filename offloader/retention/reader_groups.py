@@ -12,7 +12,7 @@ from typing import TypeAlias
 from formats.documents import CheckpointRow, GroupState, PartitionRow, StreamCutRow, ToDoRow
 from offloader.errors import InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.manifest.names import stream_name
-from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, rows_alive, stream_rows
+from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, partition_segment, rows_alive, stream_rows
 from offloader.retention.subscribers import PublishStatus
 
 #: Most streams of one group.
@@ -441,17 +441,14 @@ def _checkpoint(group: GroupState, name: str) -> CheckpointRow:
 
 
 def _is_before(row: CheckpointRow, heads: Mapping[str, Cut], homes: Homes) -> bool:
-    is_left, behind = False, False
-    for each in row.cuts:
-        head = {segment.number: offset for segment, offset in heads.get(each.stream, Cut()).offsets.items()}
-        alive = rows_alive(each.cut, each.partitions, homes[each.stream]) if each.stream in homes else each.cut
-        is_left = is_left or len(alive) > 0
-        for at in alive:
-            begin = head.get(at.partition)
-            if begin is None or at.position > begin:  # type: ignore[operator]  # heads are positions as well
-                return False
-            behind = behind or at.position != begin
-    return behind or (not is_left and any(each.cut for each in row.cuts))
+    alive = [
+        (at.position, heads.get(each.stream, Cut()).offsets.get(partition_segment(at.partition)))
+        for each in row.cuts
+        for at in (rows_alive(each.cut, each.partitions, homes[each.stream]) if each.stream in homes else each.cut)
+    ]
+    if any(begin is None or at > begin for at, begin in alive):  # type: ignore[operator]  # heads are positions as well
+        return False
+    return any(at != begin for at, begin in alive) or (not alive and any(each.cut for each in row.cuts))
 
 
 def _merged(one: tuple[StreamCutRow, ...], other: tuple[StreamCutRow, ...]) -> tuple[StreamCutRow, ...]:

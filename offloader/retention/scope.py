@@ -99,8 +99,7 @@ def find_scope(
         InvalidCall: not a stream's name, or one partition of a topic.
         Corrupt, Unsupported: an entry is damaged, or a later release wrote it.
     """
-    own = read_entry(store, name)
-    if own is not None:
+    if (own := read_entry(store, name)) is not None:
         topic, number = home_of(store, name)
         if topic != name:
             raise InvalidCall(
@@ -216,8 +215,7 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
 
     def __getitem__(self, number: int) -> PartitionEntries:
         if number not in self._loaded:
-            partition = self._scope.partitions[number]
-            source = self._source_of(partition.stream)
+            source = self._source_of(self._scope.partitions[number].stream)
             # Load the hot tier first: entries leave it only after the manifest has them.
             ledgers = [] if source is None else source.ledgers()
             self._loaded[number] = PartitionEntries(self.state(number), ledgers, self._known.get(number))
@@ -293,16 +291,14 @@ class DocumentStore:
         """
         for conflict in range(CONFLICTS_MAX):
             stored = self.read(key, empty)
-            wanted = alter(stored)
-            if wanted is None:
+            if (wanted := alter(stored)) is None:
                 return stored
             before: Version = stored.document.version
             nonces = (before.nonce, *before.before)[:NONCES_KEPT] if before.revision else ()
             # Times never move back, even if the clock does.
             now_ms = max(self.clock.now_ms(), before.written_ms)
             version = Version(before.revision + 1, self.entropy(8).hex(), nonces, now_ms)
-            written = self._write(key, stored, replace(wanted, version=version))
-            if written is not None:
+            if (written := self._write(key, stored, replace(wanted, version=version))) is not None:
                 return written
             # Back off longer the more conflicts: some process always makes progress.
             fraction = int.from_bytes(self.entropy(2), "big") / 2**16

@@ -478,15 +478,10 @@ def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Know
     ``own`` has.
     """
     found = {}
-    for row in rows_of_cut(cut):
-        number, before = row.partition, known.get(row.partition)
-        if number not in own.partitions:
-            continue
-        at = own.partitions[number].known(row.position)
-        if before is None:
-            found[number] = at
-        elif before.position < at.position:
-            found[number] = at.raised(_uncounted(own, number, before))
+    for row in [each for each in rows_of_cut(cut) if each.partition in own.partitions]:
+        before, at = known.get(row.partition), own.partitions[row.partition].known(row.position)
+        if before is None or before.position < at.position:
+            found[row.partition] = at if before is None else at.raised(_uncounted(own, row.partition, before))
     return found
 
 

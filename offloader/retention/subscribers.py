@@ -152,8 +152,7 @@ class Registry:
 
     def remove(self, name: str, generation: int) -> Registry:
         """Remove a subscriber and its cut, unless its generation is higher. Idempotent."""
-        found = self.subscribers.get(name)
-        if found is None or generation < found.generation:
+        if (found := self.subscribers.get(name)) is None or generation < found.generation:
             return self
         return Registry({each: row for each, row in self.subscribers.items() if each != name})
 
@@ -162,8 +161,7 @@ class Registry:
 
         Times don't move back, even if the clock does.
         """
-        found = self.subscribers.get(name)
-        if found is None:
+        if (found := self.subscribers.get(name)) is None:
             known = ", ".join(self.names()[:5]) or "nobody"
             return Published(self, PublishStatus.SUBSCRIBER_NOT_FOUND, f"{name} isn't registered; {known} is")
         if generation != found.generation:
@@ -507,8 +505,7 @@ class StreamRetention:
             InvalidCall: another generation, or a cut that is invalid or behind the last one.
         """
         outcome = self.try_publish(name, cut, generation=generation)
-        error = self.refusal(outcome)
-        if error is not None:
+        if (error := self.refusal(outcome)) is not None:
             raise error
         return outcome.registry.subscribers[name]
 
