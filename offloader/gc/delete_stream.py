@@ -125,20 +125,19 @@ def _delete_everything(
             done.uploads += 1
         done.foreign.clear()
         keys: list[str] = []
-        deleted = 0
+        objects_before = done.objects
         for key, size_bytes, ours in _objects(store, state):
             if not ours:
                 done.foreign.append(key)
                 continue
             keys.append(key)
-            deleted += 1
+            done.objects += 1
             done.object_bytes += size_bytes
             if len(keys) == DELETE_KEYS_MAX:
                 _delete_listed(store, state, keys)
                 keys.clear()
         _delete_listed(store, state, keys)
-        done.objects += deleted
-        if not deleted:
+        if done.objects == objects_before:
             return
     raise StoreUnavailable(f"stream {state.stream}: something still arrives while it is deleted")
 
@@ -199,8 +198,7 @@ def _listed_uploads(store: ObjectStore, state: ManifestState) -> Iterator[Upload
     # Some servers find an upload by its exact key only.
     promised: list[SegmentRecord | AssignedSegment] = [*state.assigned(), *state.rewrites]
     keys = (data_key(state.stream, each.uuid, each.begin.ledger_id if each.layout == 1 else None) for each in promised)
-    for prefix in [stream_prefix(state.stream), *keys]:
-        yield from store.list_uploads(prefix)
+    return itertools.chain.from_iterable(map(store.list_uploads, [stream_prefix(state.stream), *keys]))
 
 
 def _ours_of(uploads: Iterable[UploadInfo], state: ManifestState) -> Collection[UploadInfo]:

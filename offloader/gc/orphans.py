@@ -223,8 +223,7 @@ def classify_page(page: Sequence[ObjectInfo], known: LiveSet) -> Iterator[tuple[
     named = np.zeros(len(shaped), dtype=bool)
     if known.names is not None and not known.names.stream_deleted:
         named[is_uuid] = known.names.named(high[is_uuid], low[is_uuid])
-    count = int(named.sum())
-    if count:
+    if count := int(named.sum()):
         yield Place.SEGMENT, count, sum(shaped[row].size_bytes for row in np.flatnonzero(named).tolist())
     for row in np.flatnonzero(is_uuid & ~named).tolist():
         uuid = UUID(int=int(high[row]) << 64 | int(low[row]))

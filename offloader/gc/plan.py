@@ -190,15 +190,17 @@ class CleanupPlan:
             yield from (_line(each.action, segment, each.rule) for segment in each.segments)
         for group, why, until_ms in [*((group, "", None) for group in self.due), *self.waiting]:
             yield from (_line(Action.PURGE, each, rule_of(self.state, each), why, until_ms) for each in group.segments)
-            for replaced in group.replaced:
-                yield PlannedDeletion(
+            yield from (
+                PlannedDeletion(
                     action=Action.PURGE,
-                    uuid=replaced.uuid,
-                    object_bytes=replaced.object_bytes,
-                    rule=replaced_rule(replaced),
+                    uuid=each.uuid,
+                    object_bytes=each.object_bytes,
+                    rule=replaced_rule(each),
                     waits_for=why,
                     until_ms=until_ms,
                 )
+                for each in group.replaced
+            )
 
 
 def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now_ms: int, grace_ms: int) -> CleanupPlan:
@@ -275,8 +277,7 @@ def _before(head: Position) -> str:
 def _doomed(state: ManifestState) -> Iterator[Deletable]:
     if state.head is not None:
         yield from _by_ownership(state.offloaded_before(state.head), _before(state.head))
-    gone = _in_gone_ledgers(state)
-    if gone:
+    if gone := _in_gone_ledgers(state):
         around = state.offloaded(min(gone.values()), max(gone.values()))
         keep = np.array([segment.uuid in gone for segment in around], dtype=bool)
         yield from _by_ownership(around.where(keep), _LEDGERS_GONE)

@@ -606,8 +606,7 @@ def undo_retirements(
 
 def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[SegmentRecord]) -> Position | None:
     """Start position once the chosen segments that are contiguous up to the current one are restored."""
-    reached = state.head
-    if reached is None:
+    if (reached := state.head) is None:
         return None
     closed, wanted = state.closed_ledgers, {each.uuid for each in chosen}
     ranges = [(gap.first, gap.last, False) for gap in state.gaps if gap.first < reached]
@@ -646,8 +645,7 @@ def _require_readable(after: ManifestState, chosen: Sequence[SegmentRecord]) -> 
     """Refuse to restore segments that the next round would retire again."""
     back = {each.uuid for each in chosen}
     doomed = (segment for each in plan_cleanup(after, {}, now_ms=0, grace_ms=0).doomed for segment in each.segments)
-    found = next((segment for segment in doomed if segment.uuid in back), None)
-    if found is not None:
+    if (found := next((segment for segment in doomed if segment.uuid in back), None)) is not None:
         raise InvalidCall(
             f"stream {after.stream}: segment {found.uuid} at {found.begin}..{found.end} can't come back: not "
             f"everything between it and the head {after.head} is there any more",

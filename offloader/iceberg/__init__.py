@@ -206,10 +206,9 @@ def open_table(
         raise InvalidCall(f"table {name!r} has no namespace", hint="write NAMESPACE.TABLE, for example lake.entries")
     if content not in COLUMNS:
         raise InvalidCall(f"a table has no content {content!r}", hint=f"one of {', '.join(COLUMNS)}")
-    where = f"table {name} in catalogue {catalog}"
     with (
         warnings.catch_warnings(),
-        translated(where, hint="is the catalogue's URL right, and is it running?"),
+        translated(f"table {name} in catalogue {catalog}", hint="is the catalogue's URL right, and is it running?"),
     ):
         # What it warns of is then an error.
         warnings.filterwarnings("ignore", message="No preferred file implementation", category=UserWarning)

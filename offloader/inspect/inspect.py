@@ -59,8 +59,10 @@ def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | Non
     try:
         info = store.head(key)
     except NotFound as error:
-        hint = "`offloader segments STREAM --json` prints the keys of a stream's objects"
-        raise NotFound(f"object {key} isn't in {store.url}", hint=hint) from error
+        raise NotFound(
+            f"object {key} isn't in {store.url}",
+            hint="`offloader segments STREAM --json` prints the keys of a stream's objects",
+        ) from error
     window = _Window(store, key, info.size_bytes)
     kind, describe = _kind_of(key, window.bytes_of(0, 4))
     if describe is None:

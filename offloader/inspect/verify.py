@@ -448,8 +448,7 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
         entry = read_entry(store, stream)
     incarnations = incarnations_in(store, stream) if entry is None else [entry.incarnation]
     found = survivors_of(store, stream, incarnations)
-    for key in found.unreadable:
-        yield _damage(stream, Damage.MANIFEST, f"{key} can't be read", key)
+    yield from (_damage(stream, Damage.MANIFEST, f"{key} can't be read", key) for key in found.unreadable)
     for first, last in found.absent(_first_kept(store, stream, incarnations, found)):
         text = f"record {first} is" if first == last else f"records {first} to {last} are"
         yield _damage(stream, Damage.LOST_RECORDS, f"{text} missing, and record {found.numbers[-1]} is there", None)

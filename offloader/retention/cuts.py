@@ -493,8 +493,7 @@ def _with_known(cold: NDArray[np.int64], known: Known | None) -> NDArray[np.int6
 
 def _merged(cold: NDArray[np.int64], ledgers: Sequence[LedgerInfo]) -> NDArray[np.int64]:
     """Pieces of both tiers, ascending; of a ledger in both, the hot tier supplies the rest."""
-    counts = {info.ledger_id: info for info in ledgers if info.entries}
-    if not counts:
+    if not (counts := {info.ledger_id: info for info in ledgers if info.entries}):
         return cold
     hot = []
     for ledger_id, info in counts.items():

@@ -228,8 +228,7 @@ class RetentionCycle:
         retention = StreamRetention(self._documents, stream, self._source_of)
         scope = retention.scope(create=create)
         past = read_records(retention, scope)
-        newest = past.records.newest
-        newest_ms = 0 if newest is None else newest.time_ms
+        newest_ms = past.records.newest.time_ms if past.records.newest else 0
         if create:
             # Check this before loading anything.
             self._times.now_ms(newest_ms=newest_ms)
@@ -335,8 +334,7 @@ class RetentionCycle:
             return found.before_truncation(snapshot.own, decision.cut or snapshot.own.head())
 
         change_records(snapshot.retention, scope, before)
-        cut = decision.cut
-        if cut is None:
+        if (cut := decision.cut) is None:
             _keep(snapshot, decision)
             return outcome
         heads = {

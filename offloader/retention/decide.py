@@ -338,8 +338,7 @@ class _Cycle:
 
     def together(self, limits: Sequence[Limits], verdicts: Sequence[_Verdict]) -> _Verdict:
         """The later cut of several limits, as far as all their min allow."""
-        cuts = [each.cut for each in verdicts if each.cut is not None]
-        if not cuts:
+        if not (cuts := [each.cut for each in verdicts if each.cut is not None]):
             return verdicts[0]
         wanted = cut = self.not_before_head(self.lineage.join(cuts))
         ruling = self.ruling(limits, verdicts, wanted)
@@ -361,9 +360,8 @@ class _Cycle:
             if keeps_all and self.lineage.reaches(own, cut) and all(self.lineage.reaches(m, own) for m in kept_by_time):
                 cut = own
         if self.lineage.equal(cut, wanted):
-            rule, cut = ruling.rule, wanted
-        else:
-            rule = Rule.KEPT_AT_LEAST if self.is_keep else Rule.BOTH_KEEPING_MIN
+            return _Verdict(ruling.rule, wanted, candidates, ruling.ruled)
+        rule = Rule.KEPT_AT_LEAST if self.is_keep else Rule.BOTH_KEEPING_MIN
         return _Verdict(rule, cut, candidates, ruling.ruled)
 
     def ruling(self, limits: Sequence[Limits], verdicts: Sequence[_Verdict], wanted: Cut) -> _Verdict:
@@ -391,8 +389,7 @@ class _Cycle:
         self, rule: Rule, cut: Cut | None, limits: Sequence[Limits]
     ) -> tuple[Rule, Cut | None, BrokerRuling | None]:
         """Rule and cut with the broker's list: no listed ledger goes, and where its trim is followed, the rest does."""
-        view = self.given.broker
-        if view is None:
+        if (view := self.given.broker) is None:
             return rule, cut, None
         if view.bound is None:
             return rule, None, BrokerRuling(problem=view.problem, rules=cut is not None)

@@ -39,8 +39,7 @@ def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
         yield from _said("reader", _lag_text(lag))
     if not outcome.lags:
         yield "nobody subscribes"
-    decision = outcome.decision
-    if decision is None:
+    if (decision := outcome.decision) is None:
         return
     yield ""
     yield from _said("bound", decision.bound_kind.value)
@@ -155,13 +154,11 @@ def picture(outcome: CycleOutcome) -> Iterator[str]:
     marks = ("|" if column in marked else " " for column in range(scale.width))
     yield _row("recorded", "".join(marks) if marked else "none")
     yield from (_pointer(scale, *each) for each in _candidates(outcome))
-    for lag in outcome.lags:
-        yield _pointer(scale, lag.name, lag.cut, "" if lag.is_counted else "(doesn't count)")
+    yield from (_pointer(scale, lag.name, lag.cut, "" if lag.is_counted else "(doesn't count)") for lag in outcome.lags)
 
 
 def _candidates(outcome: CycleOutcome) -> Iterator[tuple[str, Cut, str]]:
-    decision = outcome.decision
-    if decision is None:
+    if (decision := outcome.decision) is None:
         return
     yield from (
         (_ROLES[each.role], each.cut, _kept(decision, each)) for each in decision.candidates if each.role in _ROLES

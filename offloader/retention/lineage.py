@@ -180,8 +180,7 @@ class Lineage:
         if unknown := self.unknown(cut):
             return f"the stream has no stream segment {', '.join(map(str, unknown))}"
         listed = self._listed(cut)
-        present = [s for s in listed if cut.offsets[s.segment] != FUTURE]
-        if not present:
+        if not (present := [s for s in listed if cut.offsets[s.segment] != FUTURE]):
             return "it lists no stream segment with an offset"
         if self.is_partitioned:
             future = [str(s.segment) for s in listed if s not in present]
@@ -193,8 +192,7 @@ class Lineage:
                 return f"the keys of {one.segment} and {other.segment} overlap"
         consumed = self.consumed(cut)
         for one in present:
-            unread = [str(p) for p in self.predecessors[one.segment] if p not in consumed.full]
-            if unread:
+            if unread := [str(p) for p in self.predecessors[one.segment] if p not in consumed.full]:
                 return f"it has an offset in {one.segment}, which follows {', '.join(unread)}, not read to its end"
         return ""
 
@@ -235,8 +233,7 @@ class Lineage:
         consumed = self.consumed(cut)
         total = 0
         for segment in consumed.full:
-            sealed_bytes = self.by_id[segment].sealed_bytes
-            if sealed_bytes is None:
+            if (sealed_bytes := self.by_id[segment].sealed_bytes) is None:
                 raise InvalidCall(f"the size of stream segment {segment}, which lies before {cut}, wasn't recorded")
             total += sealed_bytes
         for segment, offset in consumed.at.items():

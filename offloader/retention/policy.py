@@ -105,8 +105,7 @@ class Policy:
             (consumption and y is not None and self.fallback is None, "fallback_after_ms without a fallback"),
             (self.fallback is not None and y is None, "a fallback without fallback_after_ms: it would never rule"),
         ]
-        problems = [text for is_wrong, text in found if is_wrong]
-        if problems:
+        if problems := [text for is_wrong, text in found if is_wrong]:
             raise InvalidCall(f"retention policy by {self.kind.value}: {'; '.join(problems)}")
 
     @property

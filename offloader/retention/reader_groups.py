@@ -145,9 +145,12 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig, homes:
     )
     # Register the new generation before publishing with it.
     publishes = [row for row in group.to_do if row.action == "publish" and row.stream in stays]
-    later = tuple(replace(row, generation=made.generation) for row in publishes)
-    cuts = tuple(row for row in made.published if row.stream in stays)
-    return replace(made, to_do=(*earlier, *leaves, *_added(made), *later), published=cuts)
+    later = [replace(row, generation=made.generation) for row in publishes]
+    return replace(
+        made,
+        to_do=(*earlier, *leaves, *_added(made), *later),
+        published=tuple(row for row in made.published if row.stream in stays),
+    )
 
 
 def deleted(group: GroupState) -> GroupState:
@@ -431,8 +434,7 @@ def _publishing_passed(group: GroupState) -> GroupState:
 
 def _checkpoint(group: GroupState, name: str) -> CheckpointRow:
     require_group(group)
-    found = next((row for row in group.checkpoints if row.name == name), None)
-    if found is None:
+    if (found := next((row for row in group.checkpoints if row.name == name), None)) is None:
         known = ", ".join(row.name for row in group.checkpoints[:5]) or "none"
         raise NotFound(
             f"reader group {group.name} has no checkpoint {name}", hint=f"there are {known}; expired ones are dropped"
