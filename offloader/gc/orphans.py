@@ -312,8 +312,8 @@ def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
         reason = known.kept_or(Reason.COMPLETE, upload.started_ms)
     else:
         reason = Reason.FOREIGN
-    listed = ObjectInfo(upload.key, 0, "", upload.started_ms)
-    return Garbage.of(listed, known.stream, Place.UPLOAD, reason, upload.upload_id)
+    info = ObjectInfo(upload.key, 0, "", upload.started_ms)
+    return Garbage.of(info, known.stream, Place.UPLOAD, reason, upload.upload_id)
 
 
 def classified_again(leftover: Garbage, known: LiveSet) -> Garbage:

@@ -250,8 +250,8 @@ class Reconciliation:
 
     def _is_forgotten(self) -> bool:
         """Whether no manifest, of the stream or a partition, could restore a missing catalogue entry."""
-        prefixes = [f"{encode_stream(self.stream)}{rest}" for rest in ("/manifest/", "-partition-")]
-        below = chain.from_iterable(listed(self.store, prefix) for prefix in prefixes)
+        name = encode_stream(self.stream)
+        below = chain(listed(self.store, f"{name}/manifest/"), listed(self.store, f"{name}-partition-"))
         return not (partition_streams(self.store, self.stream) or any(_manifest_of(info.key) for info in below))
 
     def _poll(self) -> None:

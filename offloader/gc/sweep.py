@@ -609,11 +609,13 @@ def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[Segm
     if (reached := state.head) is None:
         return None
     closed, wanted = state.closed_ledgers, {each.uuid for each in chosen}
-    ranges = [(gap.first, gap.last, False) for gap in state.gaps if gap.first < reached]
-    ranges += [
-        (each.begin, each.end, each.uuid in wanted)
-        for each in state.segments.in_order(None, reached.previous())
-        if each.end is not None and (each.uuid in wanted or each.status is SegmentStatus.OFFLOADED)
+    ranges = [
+        *((gap.first, gap.last, False) for gap in state.gaps if gap.first < reached),
+        *(
+            (each.begin, each.end, each.uuid in wanted)
+            for each in state.segments.in_order(None, reached.previous())
+            if each.end is not None and (each.uuid in wanted or each.status is SegmentStatus.OFFLOADED)
+        ),
     ]
     found: tuple[Position, Position] | None = None
     for begin, end, is_chosen in sorted(ranges, reverse=True):

@@ -309,8 +309,11 @@ def _contradictions(objects: SegmentObjects, segment_map: SegmentMap, summary: S
     if not segment_map.has_extension:
         return []
     own: Any = segment_map.summary(summary.data_crc32c)
-    names = (each.name for each in fields(SegmentSummary) if each.name not in ("index_bytes", "index_crc32c"))
-    pairs = [(name, getattr(summary, name), getattr(own, name)) for name in names]
+    pairs = [
+        (each.name, getattr(summary, each.name), getattr(own, each.name))
+        for each in fields(SegmentSummary)
+        if each.name not in ("index_bytes", "index_crc32c")
+    ]
     advice = "run `offloader verify --deep`: the blocks tell which of the two is right"
     return _differences(objects, objects.index_key, Damage.CONTRADICTION, pairs, "the index adds up to", advice)
 

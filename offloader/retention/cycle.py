@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
@@ -115,11 +116,6 @@ class _Snapshot:
                 found[number] = entries.canonical(end.next())
         return cut_at(found)
 
-    def boundaries(self) -> Boundaries:
-        """The ends of the partitions' segments, from the start positions on."""
-        own = self.own
-        return Boundaries({number: segment_ends(own.partitions[number].state) for number in self.scope.partitions}, own)
-
     def with_records(self, past: RecordedState, begin: Cut, *, is_recorded: bool) -> RecordedState:
         """``past`` adjusted to the current start position, whatever moved it; with the tail if recorded."""
         if past.records.up_to(begin, self.lineage):
@@ -199,8 +195,12 @@ class RetentionCycle:
     def _follows(self, stream: str) -> bool:
         """Whether the trim of the stream's broker moves its start position."""
         pulsar = self._settings_of("").pulsar
-        is_meant = pulsar.broker_plugin and pulsar.follow_broker_trim and topic_of_stream(stream) is not None
-        return is_meant and not is_internal(stream)
+        return (
+            pulsar.broker_plugin
+            and pulsar.follow_broker_trim
+            and topic_of_stream(stream) is not None
+            and not is_internal(stream)
+        )
 
     def _broker(self, stream: str, snapshot: _Snapshot) -> BrokerView | None:
         """What the brokers list of the stream's partitions; ``None``: no broker reads the cold tier."""
@@ -287,7 +287,9 @@ class RetentionCycle:
                 offloaded=snapshot.offloaded_end(),
                 broker=self._broker(stream, snapshot) if policy is not None or follows else None,
                 has_policy=policy is not None,
-                boundaries=snapshot.boundaries(),
+                boundaries=Boundaries(
+                    {number: segment_ends(own.partitions[number].state) for number in snapshot.scope.partitions}, own
+                ),
             )
         )
         unread_from = decision.bound or begin
@@ -373,13 +375,12 @@ class RetentionCycle:
 
     def _heads_are(self, snapshot: _Snapshot) -> bool:
         numbers = snapshot.scope.partitions
-        try:
+        with suppress(NotFound):
             scope = find_scope(self.store, snapshot.scope.name)
             heads = at_once(lambda number: snapshot.partitions.state(number).head, numbers)
-        except NotFound:
-            return False  # one was deleted: the decision is about another topic
-        # For a partition without objects, a reload returns the view from before.
-        return scope.partitions == numbers and heads == [snapshot.own.partitions[number].head for number in numbers]
+            # For a partition without objects, a reload returns the view from before.
+            return scope.partitions == numbers and heads == [snapshot.own.partitions[number].head for number in numbers]
+        return False  # one was deleted: the decision is about another topic
 
     def _truncate_plain(self, scope: Scope, position: Position) -> Truncation:
         log = ManifestLog(
@@ -406,9 +407,8 @@ def _keep(snapshot: _Snapshot, decision: Decision) -> None:
     Stored each cycle, repeats would displace the records of losses.
     """
     newest, now = read_decisions(snapshot.retention, snapshot.scope)[:1], decision.as_json()
-    if newest and all(newest[0].get(name) == now[name] for name in _SAME):
-        return
-    remember_decision(snapshot.retention, snapshot.scope, decision)
+    if not newest or any(newest[0].get(name) != now[name] for name in _SAME):
+        remember_decision(snapshot.retention, snapshot.scope, decision)
 
 
 _log = logging.getLogger("offloader.retention")

@@ -220,13 +220,15 @@ class _Cycle:
         )
 
     def window_of(self, chain: Sequence[Record], limits: Limits) -> tuple[int | None, int | None]:
-        def kept(row: int) -> int:
-            return self.kept(chain[row], limits.unit)
-
         def surely(row: int) -> int:
             return self.keeps_surely(self.not_before_head(chain[row].cut))
 
-        return window(len(chain), kept, limits, surely=surely if limits.unit is Unit.SIZE else None)
+        return window(
+            len(chain),
+            lambda row: self.kept(chain[row], limits.unit),
+            limits,
+            surely=surely if limits.unit is Unit.SIZE else None,
+        )
 
     def candidate(self, role: Role, record: Record, chain: int) -> Candidate:
         cut = self.not_before_head(record.cut)
@@ -237,16 +239,14 @@ class _Cycle:
 
     def position(self, subscription: Subscription) -> Cut | None:
         """Where a subscriber begins to hold data back, if it counts and isn't silent."""
-        if subscription.cut is None and self.given.policy.protect_unpublished:
-            return subscription.start or self.head
-        return subscription.cut
+        is_protected = subscription.cut is None and self.given.policy.protect_unpublished
+        return subscription.start or self.head if is_protected else subscription.cut
 
     @cached_property
     def bound(self) -> tuple[BoundKind, tuple[str, ...], Cut | None]:
         """Kind of the bound, the cuts it is the lower bound of, and the bound itself."""
         published = {one.name: cut for one in self.given.subscriptions if (cut := self.position(one)) is not None}
-        active = {one.name for one in self.given.subscriptions if one.is_active}
-        counted = tuple(name for name in published if name in active)
+        counted = tuple(one.name for one in self.given.subscriptions if one.is_active and one.name in published)
         kind = BoundKind.SUBSCRIBERS
         if not counted:
             counted, kind = tuple(published), self.kind_without_active(has_published=bool(published))
@@ -431,8 +431,7 @@ class _Cycle:
             least = max(each.min, each.max or 0) if self.is_keep else each.min
             if not least:
                 continue
-            recorded = self.given.records.newest is not None
-            candidates = self.window(Limits(each.unit, least)) if recorded else None
+            candidates = None if self.given.records.newest is None else self.window(Limits(each.unit, least))
             yield "retention's min keeps it", self.head if candidates is None else candidates[0].cut
 
     def lower(self, cut: Cut, limit: Cut) -> Cut:

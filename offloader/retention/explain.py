@@ -147,8 +147,7 @@ def picture(outcome: CycleOutcome) -> Iterator[str]:
     """Plot by bytes, from start position to tail: cuts, candidates, readers, deleted (``#``) and kept (``=``) data."""
     scale = _Scale(outcome)
     first, last = cut_words(outcome.begin), cut_words(outcome.tail)
-    gap = max(WIDTH - _LEFT - len(first) - len(last), 1)
-    yield " " * _LEFT + first + " " * gap + last
+    yield " " * _LEFT + first + " " * max(WIDTH - _LEFT - len(first) - len(last), 1) + last
     yield _row("stream", scale.bar(outcome.decision))
     marked = {scale.column(record.cut) for record in outcome.records}
     marks = ("|" if column in marked else " " for column in range(scale.width))

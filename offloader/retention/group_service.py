@@ -281,8 +281,8 @@ class ReaderGroups:
         for stream in config.streams:
             scope = self._stream(stream).scope()
             homes[stream] = scope.rows
-            start = config.starts.get(stream)
-            if start and start.offsets and (problem := self._stream(stream).cuts(scope).problem(start)):
+            start = config.starts.get(stream, Cut())
+            if start.offsets and (problem := self._stream(stream).cuts(scope).problem(start)):
                 raise InvalidCall(f"a reader group can't start at {start} in stream {stream}: {problem}")
         return homes
 

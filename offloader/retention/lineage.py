@@ -8,6 +8,7 @@ cut (``docs/decisions/0011-retention-cuts.md``).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -141,10 +142,6 @@ class Lineage:
             unknown = ", ".join(map(str, self.unknown(cut)))
             raise InvalidCall(f"the cut {cut} lists stream segments that the stream doesn't have: {unknown}")
 
-    def _listed(self, cut: Cut) -> list[StreamSegment]:
-        self._require_known(cut)
-        return [self.by_id[segment] for segment in cut.offsets]
-
     def consumed(self, cut: Cut) -> Consumed:
         """What lies before ``cut``."""
         self._require_known(cut)
@@ -179,7 +176,7 @@ class Lineage:
         """Why ``cut`` is no consistent point of the stream, apart from written data's ends; empty if it is one."""
         if unknown := self.unknown(cut):
             return f"the stream has no stream segment {', '.join(map(str, unknown))}"
-        listed = self._listed(cut)
+        listed = [self.by_id[segment] for segment in cut.offsets]
         if not (present := [s for s in listed if cut.offsets[s.segment] != FUTURE]):
             return "it lists no stream segment with an offset"
         if self.is_partitioned:
@@ -250,10 +247,9 @@ class LineageMeasure:
     lineage: Lineage
 
     def bytes_before(self, cut: Cut) -> int | None:
-        try:
+        with suppress(InvalidCall):
             return self.lineage.bytes_till(cut)
-        except InvalidCall:
-            return None
+        return None
 
     def entries_before(self, cut: Cut) -> int | None:  # noqa: ARG002  nothing about entries is in bytes
         return None

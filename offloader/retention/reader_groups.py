@@ -211,14 +211,8 @@ def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: i
         return replace(group, to_do=(*left, *again, row), published=others)
     if status is not PublishStatus.SUCCESS:
         return replace(group, to_do=left)
-    own = StreamCutRow(row.stream, row.cut, row.partitions)
-    published = tuple(sorted((*others, own), key=lambda each: each.stream))
-    return replace(group, to_do=left, published=published, published_ms=now_ms)
-
-
-def is_published(group: GroupState) -> bool:
-    """Whether no publication is due."""
-    return not any(row.action == "publish" for row in group.to_do)
+    published = sorted((*others, StreamCutRow(row.stream, row.cut, row.partitions)), key=lambda each: each.stream)
+    return replace(group, to_do=left, published=tuple(published), published_ms=now_ms)
 
 
 def config_of(group: GroupState) -> GroupConfig:

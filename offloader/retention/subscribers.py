@@ -327,8 +327,12 @@ class SubscriberStatus:
 
     def as_json(self) -> dict[str, object]:
         """For programs."""
-        lag = {"lag_bytes": self.lag_bytes, "lag_entries": self.lag_entries}
-        return {**self.subscriber.as_json(), "activity": self.activity.value, **lag}
+        return {
+            **self.subscriber.as_json(),
+            "activity": self.activity.value,
+            "lag_bytes": self.lag_bytes,
+            "lag_entries": self.lag_entries,
+        }
 
 
 class StreamRetention:
@@ -568,9 +572,7 @@ class StreamRetention:
 
 def cut_of(cut: CutLike) -> Cut:
     """Convert to a cut of this stream; raises ``InvalidCall`` for an offset that is no position."""
-    if isinstance(cut, Cut):
-        return cut
-    return cut_at({0: cut} if isinstance(cut, Position) else cut)
+    return cut if isinstance(cut, Cut) else cut_at({0: cut} if isinstance(cut, Position) else cut)
 
 
 def _nobody(scope: Scope) -> Subscribers:

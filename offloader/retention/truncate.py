@@ -76,9 +76,13 @@ class Truncation:
 
     def edits(self) -> list[Edit]:
         """Edits of its record."""
-        found: list[Edit] = [*self.closed, *(Failed(uuid, TRUNCATED) for uuid in self.failed), *self.gaps]
-        found += [LedgersDeleted(self.ledgers)] if self.ledgers else []
-        return [*found, Truncate(self.head)] if self.moves else found
+        return [
+            *self.closed,
+            *(Failed(uuid, TRUNCATED) for uuid in self.failed),
+            *self.gaps,
+            *([LedgersDeleted(self.ledgers)] if self.ledgers else []),
+            *([Truncate(self.head)] if self.moves else []),
+        ]
 
 
 def plan_truncation(
@@ -238,9 +242,11 @@ def _is_before(ledger_id: int, head: Position, ends: dict[int, int]) -> bool:
 
 def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position) -> None:
     """Refuse a head past the newest entry: it would swallow future entries."""
-    known = [state.newest_end.next()] if state.newest_end else []
-    known += [segment.begin for segment in state.assigned()]
-    known += [Position(ledgers[-1].ledger_id, ledgers[-1].entries)] if ledgers else []
+    known = [
+        *([state.newest_end.next()] if state.newest_end else []),
+        *(segment.begin for segment in state.assigned()),
+        *(Position(info.ledger_id, info.entries) for info in ledgers[-1:]),
+    ]
     if not known or head > max(known):
         raise InvalidCall(
             f"stream {state.stream}: neither the manifest nor the hot tier has entries up to {head}"
@@ -272,8 +278,10 @@ def _not_held(
 ) -> Iterator[Gap]:
     """Entries after ``reached`` and before the head that are neither in a segment nor in a gap."""
     before = head.previous()
-    held = [(s.begin, s.end) for s in state.segments.in_order(reached.next(), before) if s.uuid not in failed]
-    held += [(gap.first, gap.last) for gap in state.gaps if gap.last > reached and gap.first <= before]
+    held = [
+        *((s.begin, s.end) for s in state.segments.in_order(reached.next(), before) if s.uuid not in failed),
+        *((gap.first, gap.last) for gap in state.gaps if gap.last > reached and gap.first <= before),
+    ]
     for begin, end in sorted((begin, end or begin) for begin, end in held):
         if not follows(reached, begin, ends):
             yield Gap(reached.next(), begin.previous(), TRUNCATED)

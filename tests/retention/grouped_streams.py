@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from formats.documents import GroupState
 from offloader.manifest.log import ManifestLog
 from offloader.retention.cuts import Cut
 from offloader.retention.group_service import GroupOutcome, ReaderGroups, open_reader_groups
@@ -21,6 +22,11 @@ _names = itertools.count()
 
 def at(entry: int) -> Cut:
     return Cut.of({"0.0": f"1:{entry}"})
+
+
+def is_published(group: GroupState) -> bool:
+    """Whether no publication is due."""
+    return not any(row.action == "publish" for row in group.to_do)
 
 
 class Bench:

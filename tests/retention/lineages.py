@@ -131,5 +131,6 @@ class ScalableLineage(Lineage):
     def span(self, cut: Cut) -> dict[SegmentId, int]:
         """The last epoch of each listed segment, no later than the one that created the cut's youngest segment."""
         youngest = max((segment.epoch for segment in cut.offsets), default=0)
-        lasts = {one.segment: one.ended_epoch for one in self._listed(cut)}
+        self._require_known(cut)
+        lasts = {segment: self.by_id[segment].ended_epoch for segment in cut.offsets}
         return {segment: youngest if ended is None else min(youngest, ended - 1) for segment, ended in lasts.items()}

@@ -22,13 +22,12 @@ from offloader.retention.reader_groups import (
     GROUP_STREAMS_MAX,
     GroupConfig,
     RetentionType,
-    is_published,
 )
 from offloader.retention.subscribers import open_retention
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
-from tests.retention.grouped_streams import ONE, TWO, Bench, at
+from tests.retention.grouped_streams import ONE, TWO, Bench, at, is_published
 from tests.support.manifests import segment_edits
 
 _Answer = TypeVar("_Answer")

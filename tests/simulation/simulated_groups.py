@@ -14,10 +14,11 @@ from formats.entries import Position
 from offloader.errors import OffloaderError
 from offloader.retention.cuts import Cut, partition_segment
 from offloader.retention.group_service import GroupOutcome, ReaderGroups, open_reader_groups
-from offloader.retention.reader_groups import GroupConfig, RetentionType, is_published
+from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.retention.scope import SourceOf
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
+from tests.retention.grouped_streams import is_published
 from tests.simulation.simulated_subscribers import SimulatedSubscribers, Subscriber
 
 __all__ = ["GROUPS", "SimulatedGroups"]
