@@ -251,8 +251,7 @@ def _rows_by_record(segments: SegmentSlice) -> dict[int, NDArray[np.int32]]:
     order = np.argsort(records, kind="stable").astype(np.int32)
     records = records[order]
     starts = np.flatnonzero(records[1:] != records[:-1]) + 1
-    numbers = [int(records[0]), *records[starts].tolist()]
-    return dict(zip(numbers, np.split(order, starts), strict=True))
+    return dict(zip([int(records[0]), *records[starts].tolist()], np.split(order, starts), strict=True))
 
 
 def rule_of(state: ManifestState, segment: SegmentRecord) -> str:

@@ -341,8 +341,7 @@ class Reconciliation:
                 return
             self._poll()
             # Check each object before any of them is deleted.
-            again = [classified_again(leftover, self._known) for leftover in waiting]
-            again = [self._witnesses.judged(each, self._known.names) for each in again]
+            again = [self._witnesses.judged(classified_again(each, self._known), self._known.names) for each in waiting]
             if self._witnesses.lost:
                 again = [replace(each, reason=Reason.RECORDS_LOST) for each in again]
             yield from (self._done(each) for each in again if not each.reason.is_deletable)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -48,12 +49,11 @@ class Boundaries(Sequence[Record]):
 
     ends: Mapping[int, NDArray[np.int64]]
     own: OwnCuts
-    _times: NDArray[np.int64] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _times(self) -> NDArray[np.int64]:
         each = [ends[:, 2] for ends in self.ends.values()]
-        times = each[0] if len(each) == 1 else np.unique(np.concatenate([np.empty(0, np.int64), *each]))
-        object.__setattr__(self, "_times", times)
+        return each[0] if len(each) == 1 else np.unique(np.concatenate([np.empty(0, np.int64), *each]))
 
     def __len__(self) -> int:
         return len(self._times)

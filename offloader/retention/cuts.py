@@ -352,9 +352,9 @@ class PartitionEntries:
         self._pieces = _merged(_with_known(_cold_pieces(state), known), list(ledgers))
         self._bytes = np.concatenate([[0], np.cumsum(self._pieces[:, 4])])
         self._entries = np.concatenate([[0], np.cumsum(self._pieces[:, 3])])
-        self._offset = NOTHING
-        if known is not None:
-            self._offset = known.before_ledger.minus(self._raw(Position(known.position.ledger_id, 0)))
+        self._offset = (
+            NOTHING if known is None else known.before_ledger.minus(self._raw(Position(known.position.ledger_id, 0)))
+        )
         self._total = self._offset.plus(Size(int(self._bytes[-1]), int(self._entries[-1])))
 
     @property

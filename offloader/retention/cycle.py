@@ -118,8 +118,7 @@ class _Snapshot:
 
     def with_records(self, past: RecordedState, begin: Cut, *, is_recorded: bool) -> RecordedState:
         """``past`` adjusted to the current start position, whatever moved it; with the tail if recorded."""
-        if past.records.up_to(begin, self.lineage):
-            past = past.truncated(begin, self.lineage, None)
+        past = past.truncated(begin, self.lineage, None)
         return past.with_tail(self.own, self.now_ms) if is_recorded else past
 
 

@@ -278,17 +278,14 @@ class _Cycle:
     def decision(self) -> Decision:
         given = self.given
         kind, counted, bound = self.bound
-        limits, is_fallback = given.policy.all_limits, False
-        if kind is BoundKind.GIVEN_UP and given.policy.fallback is not None:
-            limits, is_fallback = (given.policy.fallback,), True
+        fallback = given.policy.fallback if kind is BoundKind.GIVEN_UP else None
+        limits = given.policy.all_limits if fallback is None else (fallback,)
         verdict = self.verdict(kind, bound, limits) if given.has_policy else _Verdict(Rule.NO_POLICY)
         cut, is_held = self.within_offloaded(verdict.cut)
         rule, cut, ruling = self.with_broker(verdict.rule, cut, limits)
         candidates = verdict.candidates
-        if bound is not None:
-            candidates = (*candidates, Candidate(Role.BOUND, bound, self.keeps(bound)))
-        if cut is not None:
-            candidates = (*candidates, self.chosen(cut, candidates))
+        candidates += () if bound is None else (Candidate(Role.BOUND, bound, self.keeps(bound)),)
+        candidates += () if cut is None else (self.chosen(cut, candidates),)
         newest = given.records.newest
         bytes_gone, entries_gone = (None, None) if cut is None else self.amount(self.head, cut)
         return Decision(
@@ -298,7 +295,7 @@ class _Cycle:
             limits=limits[0] if limits else None,
             second=limits[1] if len(limits) > 1 else None,
             ruled=verdict.ruled if rule is verdict.rule else None,
-            is_fallback=is_fallback,
+            is_fallback=fallback is not None,
             is_held=is_held,
             head=self.head,
             newest=None if newest is None else newest.cut,
@@ -453,9 +450,8 @@ class _Cycle:
         ]
         if not found:
             return None
-        source, low, own = found[0]
-        if len(found) > 1 and self.is_later(found[1][1], low, limits.unit):
-            source, low, own = found[1]
+        is_boundary_later = len(found) > 1 and self.is_later(found[1][1], found[0][1], limits.unit)
+        source, low, own = found[1] if is_boundary_later else found[0]
         # Of the other chain only a cut that isn't after m in any partition: else a join with it might not keep min.
         others = [(number, high) for number, _, high in found if high is own or self.is_at_or_after(low, high)]
         others = [*((0, record) for record in self.head_record), *others]

@@ -89,12 +89,9 @@ def _verdict(outcome: CycleOutcome, decision: Decision, *, done: bool) -> Iterat
 
 def _lag_text(lag: Lag) -> str:
     state = "holds data back" if lag.is_counted else "never published" if not lag.has_published else "doesn't count"
-    if not lag.is_active:
-        state = f"silent, {state}"
-    behind = "at the tail"
-    if lag.unread_entries or lag.unread_bytes:
-        behind = f"{lag.unread_entries or 0:,} entries, {size_text(lag.unread_bytes or 0)} behind"
-    return f"{lag.name}: {behind}; {state}"
+    behind = f"{lag.unread_entries or 0:,} entries, {size_text(lag.unread_bytes or 0)} behind"
+    where = behind if lag.unread_entries or lag.unread_bytes else "at the tail"
+    return f"{lag.name}: {where}; {'' if lag.is_active else 'silent, '}{state}"
 
 
 def cut_words(cut: Cut) -> str:

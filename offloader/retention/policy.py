@@ -157,18 +157,16 @@ def policy_of(stream: str, settings: RetentionSettings) -> Policy | None:
 
 def _kept(settings: RetentionSettings) -> list[Limits]:
     least_ms, most_ms = (math.ceil(each * 1000) for each in (settings.keep_at_least_seconds, settings.keep_seconds))
-    least, most = settings.keep_at_least_bytes, settings.keep_bytes
-    found = [Limits(Unit.TIME, least_ms, most_ms or None), Limits(Unit.SIZE, least, most or None)]
-    return [each for each in found if each.min or each.max]
+    by_size = Limits(Unit.SIZE, settings.keep_at_least_bytes, settings.keep_bytes)
+    return [each for each in (Limits(Unit.TIME, least_ms, most_ms), by_size) if each.min or each.max]
 
 
 def _limits(settings: RetentionSettings, prefix: str) -> list[Limits]:
-    found = []
-    for unit, name, factor in ((Unit.SIZE, "mbytes", _BYTES_PER_MB), (Unit.TIME, "minutes", _MS_PER_MINUTE)):
-        least, most = (round(getattr(settings, f"{prefix}{which}_{name}") * factor) for which in ("min", "max"))
-        if least or most:
-            found.append(Limits(unit, least, most or None))
-    return found
+    found = (
+        Limits(unit, *(round(getattr(settings, f"{prefix}{which}_{name}") * factor) for which in ("min", "max")))
+        for unit, name, factor in ((Unit.SIZE, "mbytes", _BYTES_PER_MB), (Unit.TIME, "minutes", _MS_PER_MINUTE))
+    )
+    return [each for each in found if each.min or each.max]
 
 
 def _ms(minutes: float) -> int | None:

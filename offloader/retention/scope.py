@@ -119,9 +119,8 @@ def find_scope(
         partitions = _partitions(store, name)
         scope = Scope(name=name, incarnation=None, partitions=partitions, is_topic=True)
         # A partition with a lost catalogue entry can be restored: until then the topic is the same.
-        kept: tuple[PartitionRow, ...] = ()
-        if entry is not None and (absent := [row for row in entry.partitions if row.number not in partitions]):
-            kept = doubtful_rows(store, replace(entry, partitions=tuple(absent)))
+        absent = () if entry is None else tuple(row for row in entry.partitions if row.number not in partitions)
+        kept = doubtful_rows(store, replace(entry, partitions=absent)) if entry is not None and absent else ()
         gone = None
         if entry is not None and not kept and not scope.alive(entry.partitions):
             gone, entry = entry.incarnation, None
