@@ -65,12 +65,13 @@ def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | Non
         ) from error
     window = _Window(store, key, info.size_bytes)
     kind, describe = _kind_of(key, window.bytes_of(0, 4))
-    if describe is None:
-        pieces = _data_pieces(window, _ledger_id_of(key), settings or ReadSettings())
-    elif info.size_bytes > WHOLE_BYTES_MAX:
+    if describe is not None and info.size_bytes > WHOLE_BYTES_MAX:
         raise LimitReached(f"{key} in {store.url}: {info.size_bytes} bytes are too many for a {kind}")
-    else:
-        pieces = describe(store.get(key)[0])
+    pieces = (
+        _data_pieces(window, _ledger_id_of(key), settings or ReadSettings())
+        if describe is None
+        else describe(store.get(key)[0])
+    )
     return Inspection(
         key=key, kind=kind, size_bytes=info.size_bytes, metadata=info.metadata, pieces=pieces, bytes_of=window.bytes_of
     )

@@ -270,7 +270,6 @@ def check_fills(store: ObjectStore, state: ManifestState, *, deep: bool) -> Iter
 
 def _check_fill_object(store: ObjectStore, stream: str, fill: GapFilled) -> None:
     key = fill_key(stream, fill.uuid)
-    where = f"stream {stream}, object {key}"
     try:
         info = store.head(key)
     except NotFound:
@@ -279,7 +278,8 @@ def _check_fill_object(store: ObjectStore, stream: str, fill: GapFilled) -> None
     if info.size_bytes != fill.object_bytes or info.crc32c not in (None, fill.crc32c):
         found = f"{info.size_bytes} bytes" + ("" if info.crc32c is None else f", CRC-32C {info.crc32c:08x}")
         raise ObjectChanged(
-            f"{where} in {store.url}: expected {fill.object_bytes} bytes, CRC-32C {fill.crc32c:08x}, found {found}",
+            f"stream {stream}, object {key} in {store.url}: expected {fill.object_bytes} bytes, "
+            f"CRC-32C {fill.crc32c:08x}, found {found}",
             hint="the object was replaced: restore it from a copy",
         )
 
