@@ -606,8 +606,11 @@ class OwnCuts:
 
 
 def _sum(sizes: Iterable[Size]) -> Size:
-    payload_bytes, entries = zip(NOTHING, *sizes, strict=True)
-    return Size(sum(payload_bytes), sum(entries))
+    payload_bytes = entries = 0
+    for each in sizes:
+        payload_bytes += each.payload_bytes
+        entries += each.entries
+    return Size(payload_bytes, entries)
 
 
 def _position(cut: Cut, number: int) -> Position | None:
