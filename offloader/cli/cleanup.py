@@ -21,7 +21,16 @@ from offloader.cli.options import (
     option,
     position_of,
 )
-from offloader.cli.output import ENDS, Column, bytes_text, counted, duration_text, print_result, print_rows
+from offloader.cli.output import (
+    ENDS,
+    Column,
+    bytes_text,
+    counted,
+    duration_text,
+    print_result,
+    print_rows,
+    yes_or_no,
+)
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
 from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place
@@ -188,7 +197,7 @@ _ORPHAN_COLUMNS = [
     Column("what", "WHAT"),
     Column("age_s", "AGE", lambda seconds: "in the future" if seconds < 0 else duration_text(seconds), right=True),
     Column("bytes", "BYTES", bytes_text, right=True),
-    Column("ours", "OURS", lambda ours: "yes" if ours else "no"),
+    Column("ours", "OURS", yes_or_no),
     Column("reason", "WHY"),
     Column("outcome", "OUTCOME"),
 ]
@@ -317,9 +326,8 @@ def _print_reports(store: ObjectStore, reports: Iterable[CleanupReport], *, as_j
     """Prints them; then raises the first error of one."""
     errors = []
     for report in reports:
-        awaited = None
-        if report.plan is not None and (report.dry_run or report.error):
-            awaited = awaited_approval(store, report.plan)
+        planned = report.plan if report.dry_run or report.error else None
+        awaited = None if planned is None else awaited_approval(store, planned)
         print_result(_facts(report, awaited), _lines(report, awaited), as_json=as_json)
         errors += [] if report.error is None else [report.error]
     if errors:
@@ -364,7 +372,9 @@ def _facts(report: CleanupReport, awaited: AwaitedApproval | None) -> Mapping[st
 def _lines(report: CleanupReport, awaited: AwaitedApproval | None) -> Iterator[str]:
     swept = report.swept
     for batch in report.pending:
-        yield f"{report.stream}: not deleted yet: {_pending_text(batch)}"
+        what = f"{counted(len(batch.segments), 'segment')} of batch {batch.name}"
+        tried = f", tried {counted(batch.attempts, 'time')}: {batch.problem}"
+        yield f"{report.stream}: not deleted yet: {what}{tried if batch.attempts else ': the next round goes on'}"
     if report.error is not None:
         done = str(report.error)
     elif report.is_deleted:
@@ -380,13 +390,6 @@ def _lines(report: CleanupReport, awaited: AwaitedApproval | None) -> Iterator[s
             f"{counted(swept.deleted_objects, 'object')} deleted, {bytes_text(swept.deleted_bytes)}"
         )
     yield f"{report.stream}: {done}"
-
-
-def _pending_text(batch: DeletionRecord) -> str:
-    what = f"{counted(len(batch.segments), 'segment')} of batch {batch.name}"
-    if not batch.attempts:
-        return f"{what}: the next round goes on"
-    return f"{what}, tried {counted(batch.attempts, 'time')}: {batch.problem}"
 
 
 def undo(

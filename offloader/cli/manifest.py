@@ -14,7 +14,7 @@ import typer
 
 from offloader.cli.errors import run_on_each
 from offloader.cli.options import Json, StoreArguments, Stream, StreamOrTopic, option, position_of
-from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows
+from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows, yes_or_no
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.manifest.catalog import is_released, read_entry, require_entry
 from offloader.manifest.compaction import plan_checkpoint
@@ -179,7 +179,8 @@ def _show(store: ObjectStore, stream: str, *, records: int = 0, of_partition: bo
     loaded = _load(store, stream)
     facts = _facts(loaded)
     width = max(map(len, facts))
-    lines = (f"{_LABELS.get(name, name).ljust(width)}  {_text(name, value)}" for name, value in facts.items())
+    columns = (_LABELLED.get(name) or Column(name, name) for name in facts)
+    lines = (f"{column.heading.ljust(width)}  {column.cell(facts)}" for column in columns)
     print_result(facts, lines, as_json=as_json)
     of = {"stream": stream} if of_partition else {}
     rows = (
@@ -205,8 +206,13 @@ def _range_of(text: str) -> Range:
     return begin, end
 
 
-#: Labels of values that are printed with their unit.
-_LABELS = {"time_ms": "time", "payload_bytes": "payload", "object_bytes": "objects"}
+#: Facts that aren't printed as they are, by name.
+_LABELLED = {
+    "time_ms": Column("time_ms", "time", time_text),
+    "payload_bytes": Column("payload_bytes", "payload", bytes_text),
+    "object_bytes": Column("object_bytes", "objects", bytes_text),
+    **{name: Column(name, name, yes_or_no) for name in ("paused", "held", "deleted")},
+}
 
 
 def _load(store: ObjectStore, stream: str) -> LoadedManifest:
@@ -248,18 +254,6 @@ def _facts(loaded: LoadedManifest) -> Mapping[str, object]:
     }
 
 
-def _text(name: str, value: object) -> str:
-    if value is None:
-        return "-"
-    if name.endswith("_bytes") and isinstance(value, int):
-        return bytes_text(value)
-    if name == "time_ms" and isinstance(value, int):
-        return time_text(value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 _RECORD_COLUMNS = [
     Column("record", "RECORD", right=True),
     Column("time_ms", "TIME", time_text),
@@ -280,9 +274,11 @@ def _print_plan(loaded: LoadedManifest, *, as_json: bool) -> None:
         "runs": 0 if plan is None else len(plan.runs),
         "bytes": 0 if plan is None else len(plan.body) + sum(len(body) for _, body in plan.runs),
     }
-    text = f"would write a checkpoint of record {state.record_id:,}: {facts['runs']} runs, {facts['bytes']:,} bytes"
-    if plan is None:
-        text = f"record {newest:,} has its checkpoint already: nothing would be written"
+    text = (
+        f"record {newest:,} has its checkpoint already: nothing would be written"
+        if plan is None
+        else f"would write a checkpoint of record {state.record_id:,}: {facts['runs']} runs, {facts['bytes']:,} bytes"
+    )
     print_result(facts, f"{state.stream}: {text}", as_json=as_json)
 
 
@@ -293,7 +289,7 @@ _FOUND_COLUMNS = [
     *ENDS,
     Column("entries", "ENTRIES", right=True),
     Column("epoch", "EPOCH", right=True),
-    Column("owned", "OURS", lambda owned: "yes" if owned else "no"),
+    Column("owned", "OURS", yes_or_no),
     Column("why", "WHY"),
 ]
 

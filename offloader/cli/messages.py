@@ -201,7 +201,10 @@ class MessageReader:
                 if isinstance(error.__cause__, WrongKey):
                     raise InvalidCall(error.message, hint=f"is it the reader's private key? {_REMEDY}") from error
                 if not self._found and is_foreign(entries):
-                    raise _foreign(self._streams[number], entries) from error
+                    raise InvalidCall(
+                        f"stream {self._streams[number]} has no messages of Pulsar's: entry {entries.first} isn't one",
+                        hint="read the entries as they are: leave out --messages",
+                    ) from error
                 raise
 
     def _completed(self, number: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -229,8 +232,10 @@ class MessageReader:
         incomplete = sum(decoder.incomplete for decoder in self._decoders.values())
         if incomplete:
             sys.stdout.flush()
-            left_out = counted(incomplete, "message")
-            print(f"note: left out {left_out}, of which chunks are missing in this range", file=sys.stderr)
+            print(
+                f"note: left out {counted(incomplete, 'message')}, of which chunks are missing in this range",
+                file=sys.stderr,
+            )
 
 
 def is_foreign(entries: EntryBatch) -> bool:
@@ -244,13 +249,6 @@ def is_foreign(entries: EntryBatch) -> bool:
             continue
         return False
     return True
-
-
-def _foreign(stream: str, entries: EntryBatch) -> InvalidCall:
-    return InvalidCall(
-        f"stream {stream} has no messages of Pulsar's: entry {entries.first} isn't one",
-        hint="read the entries as they are: leave out --messages",
-    )
 
 
 def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:
@@ -328,9 +326,7 @@ _SHOWN_ALREADY = frozenset(
 
 def _key_bytes(row: _Row) -> bytes | None:
     key: str | None = row["key"]
-    if key is None:
-        return None
-    return base64.b64decode(key) if row["key_is_base64"] else key.encode()
+    return None if key is None else base64.b64decode(key) if row["key_is_base64"] else key.encode()
 
 
 def _id(row: _Row) -> str:
@@ -341,9 +337,7 @@ def _id(row: _Row) -> str:
 
 def _value(value: bytes | None) -> dict[str, object]:
     text = utf8_text(value) if value is not None else None
-    if value is None or text is not None:
-        return {"value": text}
-    return {"value_base64": base64_text(value)}
+    return {"value": text} if value is None or text is not None else {"value_base64": base64_text(value)}
 
 
 def _note(row: _Row) -> str:
@@ -382,9 +376,7 @@ def _one_line(text: str) -> str:
 
 
 def _plain_value(value: object) -> object:
-    if isinstance(value, datetime):
-        return _time(value)
-    return base64_text(value) if isinstance(value, bytes) else value
+    return _time(value) if isinstance(value, datetime) else base64_text(value) if isinstance(value, bytes) else value
 
 
 def _time(when: datetime) -> str:

@@ -415,8 +415,9 @@ def accept_loss(
         "manifest": None if recorded is None else _accepted(recorded, dry_run=dry_run),
     }
     verb = "would be lost" if dry_run else "lost"
-    lines = [f"{verb} from the ledger database: {each.first} up to {each.last}" for each in lost]
-    lines = lines or [f"ledger database {given.ledgers_url()} has everything of {stream} that it acknowledged"]
+    lines = [f"{verb} from the ledger database: {each.first} up to {each.last}" for each in lost] or [
+        f"ledger database {given.ledgers_url()} has everything of {stream} that it acknowledged"
+    ]
     if recorded is not None and recorded.record_id is not None:
         lines += _accepted_lines(recorded, dry_run=dry_run)
     print_result(facts, lines, as_json=json)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -25,9 +25,6 @@ from offloader.store.open import ObjectsPlace, open_store
 from offloader.store.probe import require_conditional_puts
 from offloader.store.wrappers import ReadOnlyStore
 from offloader.times import TIME_FORMS, time_ms_of
-
-if TYPE_CHECKING:
-    from offloader.read.reader import Reader
 
 #: Variable with a token for the admin interface of a Pulsar.
 ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
@@ -87,9 +84,8 @@ def amount(
             )
         return int(number) if whole else number
 
-    limits = {"min": low, "max": high, "parser": parse}
     text = f"{text} In {unit}, or with a unit as in a settings file: {example}."
-    return option(name, text, **{"metavar": unit.upper(), **limits, **more})
+    return option(name, text, metavar=unit.upper(), min=low, max=high, parser=parse, **more)
 
 
 def name_argument(text: str, **more: Any) -> Any:
@@ -222,8 +218,9 @@ class StoreArguments(PlaceArguments):
         return opened
 
     def _probe(self, store: ObjectStore) -> None:
-        is_single = self.settings().store.single_writer
-        require_conditional_puts(store, single_writer=is_single, notes=cache_folder() / "stores")
+        require_conditional_puts(
+            store, single_writer=self.settings().store.single_writer, notes=cache_folder() / "stores"
+        )
 
     @contextmanager
     def probed_meanwhile(self, store: ObjectStore, *, at_once: bool) -> Iterator[Callable[[], object]]:
@@ -312,9 +309,8 @@ FromTime = Annotated[
 ToTime = Annotated[str, option("--to-time", "End before the earliest entry of then.", metavar="TIME")]
 
 
-@dataclass(frozen=True, slots=True)
-class AskedRange:
-    """Range by position, inclusive, or by time; ``None``: the stream's own end."""
+class AskedRange(NamedTuple):
+    """Range by position, inclusive, or by time, as ``Reader.range_of`` takes it; ``None``: the stream's own end."""
 
     first: Position | None
     last: Position | None
@@ -345,8 +341,3 @@ class AskedRange:
         if last is not None and to_ms is not None:
             raise InvalidCall(f"{by_position} and {by_time} both say where to end", hint="leave one of them out")
         return cls(first, last, from_ms, to_ms)
-
-
-def chosen_range(reader: Reader, asked: AskedRange) -> tuple[Position | None, Position | None] | None:
-    """The range's first and last position; ``None`` when no entry lies between the times."""
-    return reader.range_of(asked.first, asked.last, asked.from_ms, asked.to_ms)

@@ -60,6 +60,11 @@ def _text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+def yes_or_no(value: object) -> str:
+    """``True`` -> ``"yes"``."""
+    return "yes" if value else "no"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table: key, heading, formatter, alignment, and the text of ``None``."""

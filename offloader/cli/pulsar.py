@@ -34,7 +34,6 @@ from offloader.cli.options import (
     StreamOrTopic,
     ToTime,
     amount,
-    chosen_range,
     name_argument,
     named_file,
     open_chosen_store,
@@ -431,7 +430,7 @@ def _fixed(
         f"on with --from-time {time_text(from_ms)}",
         file=sys.stderr,
     )
-    yield replace(asked, from_ms=from_ms), found
+    yield asked._replace(from_ms=from_ms), found
     if not dry_run and any(found):
         begin.finish(from_ms)
     elif not dry_run:
@@ -549,7 +548,7 @@ def _run_one(
     path = Path(f"{progress_file}{pair.part}") if progress_file else default_folder() / f"{name}.json"
     file, wanted = ProgressFile(path), Progress(producer=name, stream=pair.stream, topic=pair.topic)
     with closing(open_stream_reader(store, pair.stream, settings=settings.read, state=state)) as reader:
-        chosen = chosen_range(reader, asked)
+        chosen = reader.range_of(*asked)
         first, last = chosen or (None, None)
         first, last = first or reader.first_position, last or reader.last_position
         if chosen is None or first is None or last is None or first > last:

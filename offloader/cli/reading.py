@@ -34,7 +34,6 @@ from offloader.cli.options import (
     ToTime,
     amount,
     argument,
-    chosen_range,
     name_argument,
     option,
 )
@@ -89,14 +88,13 @@ class ReadStreams:
     """The opened readers and their ranges.
 
     Attributes:
-        readers: of the stream, or of the partitions in their order.
+        parts: the reader of the stream, or those of the partitions in their order, each with its first and last
+            position; ``None``: it has nothing between the times.
         numbers: of the partitions; empty: it is one stream.
-        ranges: first and last position of each; ``None``: it has nothing between the times.
     """
 
-    readers: list[Reader]
+    parts: list[tuple[Reader, _Range | None]]
     numbers: list[int]
-    ranges: list[_Range | None]
 
     @classmethod
     def opened(cls, store: ObjectStore, name: str, source_of: SourceOf, asked: AskedRange) -> ReadStreams:
@@ -120,28 +118,26 @@ class ReadStreams:
                     hint=f"--from-time and --to-time, or read one of them: {named.streams[0]}",
                 )
             readers = list(open_topic(named.partitions, named.name, opened).partitions.values())
-        return cls(readers, list(named.partitions), [chosen_range(each, asked) for each in readers])
+        return cls([(each, each.range_of(*asked)) for each in readers], list(named.partitions))
 
     @property
     def streams(self) -> list[str]:
         """The streams' names."""
-        return [reader.stream for reader in self.readers]
+        return [reader.stream for reader, _ in self.parts]
 
     def close(self) -> None:
         """Closes all readers. Idempotent."""
-        for reader in self.readers:
+        for reader, _ in self.parts:
             reader.close()
 
     def count(self) -> int:
         """Number of entries."""
-        both = zip(self.readers, self.ranges, strict=True)
-        return sum(reader.count(*chosen) for reader, chosen in both if chosen is not None)
+        return sum(reader.count(*chosen) for reader, chosen in self.parts if chosen is not None)
 
     def scan(self) -> Generator[tuple[int, EntryBatch], None, None]:
         """The entries, merged by publish time, with the number of their stream in ``streams``."""
-        both = zip(self.readers, self.ranges, strict=True)
         scans: list[Iterator[EntryBatch]] = [
-            iter(()) if chosen is None else reader.scan(*chosen) for reader, chosen in both
+            iter(()) if chosen is None else reader.scan(*chosen) for reader, chosen in self.parts
         ]
         return merge_published(scans)
 
@@ -154,10 +150,7 @@ class ReadStreams:
             owners: the hot tiers; where one is lost, its stream's next owner is read, or what is offloaded.
             say: called with a line for people about a hot tier that is lost or back.
         """
-        starts = [
-            _after(reader.last_position) if chosen is None else chosen[0]
-            for reader, chosen in zip(self.readers, self.ranges, strict=True)
-        ]
+        starts = [_after(reader.last_position) if chosen is None else chosen[0] for reader, chosen in self.parts]
 
         def refreshed(reader: Reader) -> Reader:
             newer = reader.refresh(owners.of)
@@ -165,11 +158,11 @@ class ReadStreams:
                 say(line)
             return newer
 
-        return follow_all(self.readers, starts, clock=clock, stop=stop, refreshed=refreshed)
+        return follow_all([reader for reader, _ in self.parts], starts, clock=clock, stop=stop, refreshed=refreshed)
 
     def behind(self, now_ms: int) -> Iterator[str]:
         """How far what is followed is behind now, for a person, where it is only what is offloaded."""
-        cold = [reader for reader in self.readers if not reader.has_hot_tier]
+        cold = [reader for reader, _ in self.parts if not reader.has_hot_tier]
         for reader in cold:
             yield f"stream {reader.stream}: {_cold_end(reader, now_ms)}"
         if cold:

@@ -357,9 +357,11 @@ def remove_subscriber(
                 f"{name} doesn't subscribe to stream {stream}", hint=f"`offloader subscribers list {stream}`"
             )
         removed = retention.remove(name, generation=generation)
-    text = f"{name} stays subscribed to {stream}: its generation is higher than {generation}"
-    if removed:
-        text = f"{name} doesn't subscribe to {stream} any more"
+    text = (
+        f"{name} doesn't subscribe to {stream} any more"
+        if removed
+        else f"{name} stays subscribed to {stream}: its generation is higher than {generation}"
+    )
     print_result({"stream": stream, "subscriber": name, "removed": removed}, text, as_json=json)
 
 
@@ -385,9 +387,8 @@ def cut_text(cut: Cut | None) -> str:
     if cut is None:
         return "-"
     parts = {segment.number: offset for segment, offset in cut.offsets.items()}
-    if list(parts) == [0]:
-        return str(parts[0])
-    return ",".join(f"{number}={parts[number]}" for number in sorted(parts)) or "nothing"
+    several = ",".join(f"{number}={parts[number]}" for number in sorted(parts))
+    return str(parts[0]) if list(parts) == [0] else several or "nothing"
 
 
 @contextmanager
@@ -485,8 +486,7 @@ def set_group(
 
 def remove_group(group: Group, given: StoreArguments, json: Json = False) -> None:
     """Remove a reader group: it subscribes to nothing any more."""
-    groups = open_reader_groups(given.open(read_only=False))
-    _print_group(groups.delete(group), json, f"{group} is gone")
+    _print_group(open_reader_groups(given.open(read_only=False)).delete(group), json, f"{group} is gone")
 
 
 def publish_checkpoint(
@@ -596,8 +596,7 @@ def truncate(
         raise InvalidCall("truncate needs either --before or --before-time", hint="name one of them")
     existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(stream, read_only=dry_run)
-    hint = "PARTITION=LEDGER:ENTRY"
-    wanted = [partition_position_of(text, option="--before", hint=hint) for text in before or ()]
+    wanted = [partition_position_of(text, option="--before", hint="PARTITION=LEDGER:ENTRY") for text in before or ()]
     if before_time:
         wanted = _starts_at(opened, stream, _past_ms_of(before_time), settings)
     with ExitStack() as stack:

@@ -167,9 +167,7 @@ def _of_partition(named: NamedStreams, stream: str) -> tuple[Mapping[str, str], 
 
 
 def _fate(ledger: StreamedLedger, delete: Collection[int]) -> str:
-    if ledger.ledger_id in delete:
-        return "deleted"
-    return "as it is" if ledger.obstacle else "V1"
+    return "deleted" if ledger.ledger_id in delete else "as it is" if ledger.obstacle else "V1"
 
 
 def _print_rollback(store: ObjectStore, stream: str, result: RewriteResult, *, as_json: bool) -> None:
@@ -326,9 +324,7 @@ def _broker_record(path: str) -> Sequence[PulsarLedger]:
 def _export_state(done: ExportedLedger, *, dry_run: bool) -> str:
     if done.error is not None:
         return "left"
-    if not done.written:
-        return "there already"
-    return "to be written" if dry_run else "written"
+    return "there already" if not done.written else "to be written" if dry_run else "written"
 
 
 #: Action -> its function, in the order of the help.

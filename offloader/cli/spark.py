@@ -60,8 +60,9 @@ def print_backfilled(done: Sequence[Backfilled], store: ObjectStore, *, dry_run:
 def _facts(done: Backfilled, store: ObjectStore, *, dry_run: bool) -> dict[str, object]:
     facts: dict[str, object] = {"stream": done.stream, "dry_run": dry_run}
     if dry_run:
-        planned = [{"layout": f"V{int(each.layout)}", "first": each.begin, "last": each.end} for each in done.planned]
-        facts["segments"] = planned
+        facts["segments"] = [
+            {"layout": f"V{int(each.layout)}", "first": each.begin, "last": each.end} for each in done.planned
+        ]
     else:
         rows = stored_rows(store, done.stream, done.offloaded)
         facts |= {"offloaded": rows, **stored_totals(rows), "trimmed": [each.begin for each in done.trimmed]}
