@@ -114,8 +114,7 @@ def read_attempt(store: ObjectStore, pair: ObjectPair, *, deep: bool) -> Attempt
             found=pair.data.size_bytes,
         )
     if deep or not _says_enough(segment_map):
-        part_bytes = OffloadSettings().part_bytes
-        segment = read_segment(store, "", uuid, ledger_id, has_index=True, part_bytes=part_bytes)
+        segment = read_segment(store, "", uuid, ledger_id, has_index=True, part_bytes=OffloadSettings().part_bytes)
     else:
         summary = _summary(store, pair, segment_map)
         summary = replace(summary, index_bytes=len(index), index_crc32c=crc32c(index))
@@ -227,10 +226,8 @@ def ends_with_entry(tail: bytes, entry_id: int) -> bool:
     while at >= 0:
         length = int.from_bytes(tail[at - 4 : at], "big", signed=True) if at >= 4 else -1
         end = at + len(needle) + length
-        if length >= 0 and end <= len(tail):
-            rest = len(tail) - end
-            if tail[end:] == padding(rest):
-                return True
+        if length >= 0 and end <= len(tail) and tail[end:] == padding(len(tail) - end):
+            return True
         at = tail.rfind(needle, 0, at + len(needle) - 1)
     return False
 
@@ -267,8 +264,7 @@ class AttemptTable:
 
     def of(self, owner: AttemptOwner) -> Iterator[Attempt]:
         """Attempts of one owner."""
-        for row in self._rows.get(owner, ()):
-            yield _attempt(row, owner) if isinstance(row, bytes) else row
+        return (_attempt(row, owner) if isinstance(row, bytes) else row for row in self._rows.get(owner, ()))
 
 
 def _packed(attempt: Attempt) -> bytes | None:

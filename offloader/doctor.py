@@ -715,8 +715,7 @@ def _stream(
     elif waiting:
         yield from _late(check, state, settings, clock.now_ms(), waiting)
     if state.held:
-        lift = f"`offloader cleanup hold {name} --off` lifts that"
-        yield warning(check, "on hold: nothing of it is deleted", lift)
+        yield warning(check, "on hold: nothing of it is deleted", f"`offloader cleanup hold {name} --off` lifts that")
 
 
 def _late(check: str, state: ManifestState, settings: Settings, now_ms: int, waiting: int) -> Iterator[Finding]:
@@ -728,10 +727,11 @@ def _late(check: str, state: ManifestState, settings: Settings, now_ms: int, wai
     silent_s = (now_ms - state.time_ms) / 1000
     if silent_s <= patience_s:
         return
-    if offload.method == "ledger":
-        hint = "the method ledger takes closed ledgers only: the method streaming takes what is written too"
-    else:
-        hint = f"its owner was {state.owner.name or 'nobody'}: {_START}"
+    hint = (
+        "the method ledger takes closed ledgers only: the method streaming takes what is written too"
+        if offload.method == "ledger"
+        else f"its owner was {state.owner.name or 'nobody'}: {_START}"
+    )
     yield warning(check, f"nothing was written for {silent_s:.0f} s{_waits(waiting)}", hint)
 
 

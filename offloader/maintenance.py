@@ -254,8 +254,9 @@ class Maintenance:
         job.latest = JobRun(self._clock.now_ms(), error)
         if not failed:
             job.succeeded_ms = job.latest.at_ms
-        wait_s = until_next_s(job.period_s, self._seed(f"{job.name} {job.runs}"), failed=failed)
-        job.due_s = self._clock.monotonic_s() + wait_s
+        job.due_s = self._clock.monotonic_s() + until_next_s(
+            job.period_s, self._seed(f"{job.name} {job.runs}"), failed=failed
+        )
 
     def _may_delete(self, stream: str) -> bool:
         """Whether cleanup may delete; the name "" stands for objects of no stream."""

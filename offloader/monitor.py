@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,9 +81,8 @@ class Watchdog:
         # A paused stream makes no progress; resuming it restarts its time.
         if before is None or not _has_data(status) or status.mode is Mode.PAUSED:
             return _SeenProgress(status.committed, status.offered, now_s)
-        committed = before.committed != status.committed
         offered = _after(status.offered, before.offered_max)
-        if committed or offered:
+        if offered or before.committed != status.committed:
             return _SeenProgress(status.committed, status.offered if offered else before.offered_max, now_s)
         return before
 
@@ -370,8 +368,7 @@ class Lags:
                     unknown[name] = stream
         if unknown and self._asking.is_set():
             self._asking = asked = threading.Event()
-            ask = partial(self._ask, unknown, asked)
-            threading.Thread(target=ask, name="offloader-lags", daemon=True).start()
+            threading.Thread(target=self._ask, args=(unknown, asked), name="offloader-lags", daemon=True).start()
             asked.wait(LAG_WAIT_S_MAX)
         return {name: self._lag(name, status, outage) for name, (_, status, outage) in streams.items()}
 

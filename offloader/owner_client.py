@@ -313,9 +313,8 @@ class OwnerHotTier:
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - the owner bounds its answers
         """As ``LedgerSource.read``; the owner gives entries of the cold tier too."""
         last = newest_listed(self.ledgers())
-        if last is None or start > last:
-            return None
-        return self._asked(lambda: self._owner.entries(self._stream, start))
+        is_there = last is not None and start <= last
+        return self._asked(lambda: self._owner.entries(self._stream, start)) if is_there else None
 
     def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
         try:

@@ -143,8 +143,7 @@ def thinned(spans: Sequence[Span], bars_max: int) -> Sequence[Span]:
     together = -(-len(spans) // bars_max)
     if together <= 1:
         return spans
-    groups = [spans[at : at + together] for at in range(0, len(spans), together)]
-    return [_joined(each) for each in groups]
+    return [_joined(spans[at : at + together]) for at in range(0, len(spans), together)]
 
 
 def _joined(spans: Sequence[Span]) -> Span:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 from uuid import UUID
 
 from formats.entries import Position
@@ -80,6 +81,8 @@ def _digest(*told: str) -> str:
     return hashlib.sha256("\0".join(told).encode()).hexdigest()[:20]
 
 
+_Told = TypeVar("_Told")
+
 _VERSION = 1
 FILE_BYTES_MAX = 64 * 1024
 #: XDG's folder of persistent program state.
@@ -124,23 +127,8 @@ class ProgressFile:
         Raises:
             Corrupt: it can't be read, or isn't such a file.
         """
-        try:
-            with self.path.open("rb") as opened:
-                fields = json.loads(opened.read(FILE_BYTES_MAX))
-            if fields["version"] != _VERSION:
-                raise ValueError(f"version {fields['version']!r}")
-            names = {name: str(fields[name]) for name in ("producer", "stream", "topic")}
-            sent, target = (
-                None if fields[name] is None else Position.parse(fields[name]) for name in ("sent", "target")
-            )
-            return Progress(**names, sent=sent, target=target)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
-            raise Corrupt(
-                f"{self.path} doesn't say how far the replay is: {cause}",
-                hint="look at the target; then remove the file, and begin behind what is there (--from)",
-            ) from cause
+        hint = "look at the target; then remove the file, and begin behind what is there (--from)"
+        return _read(self.path, _progress_of, "how far the replay is", hint=hint)
 
     def require(self, wanted: Progress) -> Progress | None:
         """As ``read``, checked to be of the given replay.
@@ -159,17 +147,37 @@ class ProgressFile:
     def write(self, progress: Progress) -> None:
         """Replaces the file; durable on return."""
         told = {name: None if value is None else str(value) for name, value in asdict(progress).items()}
-        _write(self.path, {"version": _VERSION, **told})
+        _write(self.path, told)
 
 
-def _write(path: Path, fields: Mapping[str, object], *, create: bool = False) -> None:
+def _progress_of(fields: Mapping[str, Any]) -> Progress:
+    names = {name: str(fields[name]) for name in ("producer", "stream", "topic")}
+    sent, target = (None if fields[name] is None else Position.parse(fields[name]) for name in ("sent", "target"))
+    return Progress(**names, sent=sent, target=target)
+
+
+def _read(path: Path, parse: Callable[[Mapping[str, Any]], _Told], what: str, *, hint: str) -> _Told | None:
+    """What a file's fields say; ``None``: there is no file. Raises ``Corrupt``: it doesn't say ``what``."""
+    try:
+        with path.open("rb") as opened:
+            fields = json.loads(opened.read(FILE_BYTES_MAX))
+        if fields["version"] != _VERSION:
+            raise ValueError(f"version {fields['version']!r}")
+        return parse(fields)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
+        raise Corrupt(f"{path} doesn't say {what}: {cause}", hint=hint) from cause
+
+
+def _write(path: Path, told: Mapping[str, object], *, create: bool = False) -> None:
     """Replaces a file; durable on return. ``create``: raises ``FileExistsError`` if there is one."""
     # Only creators may write at the same time; one name for the rest, so that kills leave one file.
     beside = path.with_name(f"{path.name}.{os.getpid()}.new" if create else f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("w", encoding="utf-8") as opened:
-            json.dump(fields, opened)
+            json.dump({"version": _VERSION, **told}, opened)
             opened.flush()
             os.fsync(opened.fileno())
         if create:
@@ -239,26 +247,19 @@ class RelativeBegin:
             self.path.unlink()
 
     def _note(self, time_ms: int, *, is_finished: bool, create: bool = False) -> None:
-        fields = {"version": _VERSION, "replay": self._name, "from_ms": time_ms, "finished": is_finished}
-        _write(self.path, fields, create=create)
+        told = {"replay": self._name, "from_ms": time_ms, "finished": is_finished}
+        _write(self.path, told, create=create)
 
     def _read(self) -> tuple[int, bool] | None:
-        try:
-            with self.path.open("rb") as opened:
-                fields = json.loads(opened.read(FILE_BYTES_MAX))
-            if fields["version"] != _VERSION:
-                raise ValueError(f"version {fields['version']!r}")
-            name, known = str(fields["replay"]), (int(fields["from_ms"]), bool(fields["finished"]))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
-            raise Corrupt(
-                f"{self.path} doesn't say where the replay began: {cause}",
-                hint="give the time itself with --from-time, as the first run printed it; then remove the file",
-            ) from cause
-        if name != self._name:
+        found = _read(
+            self.path,
+            lambda fields: (str(fields["replay"]), int(fields["from_ms"]), bool(fields["finished"])),
+            "where the replay began",
+            hint="give the time itself with --from-time, as the first run printed it; then remove the file",
+        )
+        if found is not None and found[0] != self._name:
             raise InvalidCall(f"{self.path} is of another replay", hint="name another file with --progress-file")
-        return known
+        return None if found is None else found[1:]
 
 
 _BURST_S = 1.0
@@ -281,9 +282,8 @@ class Rate:
         now_s = self._clock.monotonic_s()
         for number, amount in enumerate((messages, size_bytes)):
             if self._limits[number]:
-                begin_s = max(self._due_s[number], now_s - _BURST_S)
-                self._due_s[number] = begin_s + amount / self._limits[number]
-        wait_s = max(due_s for due_s in self._due_s) - now_s
+                self._due_s[number] = max(self._due_s[number], now_s - _BURST_S) + amount / self._limits[number]
+        wait_s = max(self._due_s) - now_s
         if wait_s > 0:
             self._clock.wait(stopping, wait_s)
 
@@ -573,8 +573,7 @@ class Replayer:
     def _look(self, producer_name: str, start: Position | None) -> TargetState:
         """A producer's stored entries from ``start``, an entry of the target (``None``: its beginning), to its end now;
         ``StoreUnavailable``: it can't be read to its end."""
-        begin = start or _EARLIEST
-        with closing(self._consumer(begin)) as reader:
+        with closing(self._consumer(start or _EARLIEST)) as reader:
             end = reader.last_position()
             if end is None or (start is not None and end < start):
                 return TargetState(number=-1, repeated=0, end=end, is_whole=start is None)

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from formats.entries import Position
+from formats.errors import FormatError
 from formats.summary import SegmentSummary
+from offloader.cli.errors import failure_of
+from offloader.errors import NotFound, OffloaderError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -150,6 +153,41 @@ def print_rows(
     if not count and empty:
         out.write(empty + "\n")
     return count
+
+
+def print_each(
+    names: Sequence[str],
+    row_of: Callable[[str], Mapping[str, object]],
+    failed_row: Callable[[str, Exception], Mapping[str, object]],
+    columns: Sequence[Column],
+    *,
+    is_named: bool,
+    as_json: bool,
+    empty: str,
+) -> int:
+    """Prints a row for each; one that fails keeps no other from its turn. The exit code: that of the first such one.
+
+    Args:
+        is_named: the user named them: one that isn't there is an error, and the error of the only one is raised.
+    """
+    failed: list[Exception] = []
+
+    def rows() -> Iterator[Mapping[str, object]]:
+        for name in names:
+            try:
+                yield row_of(name)
+            except (OffloaderError, FormatError) as error:
+                if not is_named and isinstance(error, NotFound):
+                    continue  # deleted meanwhile
+                if is_named and len(names) == 1:
+                    raise
+                failed.append(error)
+                yield failed_row(name, error)
+
+    print_rows(rows(), columns, as_json=as_json, empty=empty)
+    for error in failed:
+        print(f"error: {error}", file=sys.stderr)
+    return failure_of(failed[0]).exit_code if failed else 0
 
 
 def _print_table(cells: list[list[str]], columns: Sequence[Column], out: TextIO, title: str) -> None:

@@ -15,8 +15,6 @@ import typer
 
 from formats.documents import GroupState
 from formats.entries import TIME_UNKNOWN_MS, Position
-from formats.errors import FormatError
-from offloader.cli.errors import failure_of
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import (
     DryRun,
@@ -30,7 +28,7 @@ from offloader.cli.options import (
     option,
     partition_position_of,
 )
-from offloader.cli.output import Column, bytes_text, counted, print_result, print_rows
+from offloader.cli.output import Column, bytes_text, counted, print_each, print_result, print_rows
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import BrokerLedgers, LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
@@ -44,7 +42,7 @@ from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import existing_streams, load_stream, open_stream_reader
 from offloader.retention.broker import ListedOf
 from offloader.retention.cuts import Cut
-from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
+from offloader.retention.cycle import RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.group_service import GroupOutcome, open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType, absent_group, config_of
@@ -141,7 +139,20 @@ def run(
     if not dry_run and streams and len(streams) == 1:
         find_scope(given.open(), streams[0])  # before the store is probed with a write
     with _cycles(given, keep, read_only=dry_run) as (cycle, _):
-        return _print_each(cycle, streams, cycle.plan if dry_run else cycle.run, json, done=not dry_run)
+        turn = cycle.plan if dry_run else cycle.run
+        return print_each(
+            streams or retained_streams(cycle.store),
+            lambda stream: outcome_facts(turn(stream), done=not dry_run),
+            lambda stream, error: {
+                "stream": stream,
+                "error": str(error),
+                "retryable": getattr(error, "retryable", False),
+            },
+            _CYCLE_COLUMNS,
+            is_named=bool(streams),
+            as_json=json,
+            empty=f"no stream in {cycle.store.url}",
+        )
 
 
 def explain_stream(
@@ -201,35 +212,6 @@ def _cycles(
             RetentionCycle(opened, clock=clock, settings_of=settings_of, source_of=source_of, listed_of=lists),
             file,
         )
-
-
-def _print_each(
-    cycle: RetentionCycle,
-    streams: Sequence[str] | None,
-    turn: Callable[[str], CycleOutcome],
-    as_json: bool,
-    *,
-    done: bool,
-) -> int:
-    """The exit code: that of the first failed stream."""
-    failed: list[Exception] = []
-
-    def rows() -> Iterator[Mapping[str, object]]:
-        for stream in streams or retained_streams(cycle.store):
-            try:
-                yield outcome_facts(turn(stream), done=done)
-            except (OffloaderError, FormatError) as error:
-                if not streams and isinstance(error, NotFound):
-                    continue  # deleted meanwhile
-                if len(streams or ()) == 1:
-                    raise
-                failed.append(error)
-                yield {"stream": stream, "error": str(error), "retryable": getattr(error, "retryable", False)}
-
-    print_rows(rows(), _CYCLE_COLUMNS, as_json=as_json, empty=f"no stream in {cycle.store.url}")
-    for error in failed:
-        print(f"error: {error}", file=sys.stderr)
-    return failure_of(failed[0]).exit_code if failed else 0
 
 
 def _decision_row(row: Mapping[str, object]) -> Mapping[str, object]:
@@ -432,25 +414,15 @@ def list_groups(
 ) -> int:
     """List reader groups: what they read, how they publish, which checkpoints they keep, what they owe."""
     groups = open_reader_groups(given.open())
-    if group:
-        print_rows([_group_row(groups.get(group))], _GROUP_COLUMNS, as_json=json)
-        return 0
-    failed: list[OffloaderError] = []
-
-    def rows() -> Iterator[Mapping[str, object]]:
-        for name in groups.names():
-            try:
-                yield _group_row(groups.get(name))
-            except NotFound:
-                continue  # removed meanwhile
-            except OffloaderError as error:
-                failed.append(error)
-                yield {"group": name, "error": str(error)}
-
-    print_rows(rows(), _GROUP_COLUMNS, as_json=json, empty="there are no reader groups")
-    for error in failed:
-        print(f"error: {error}", file=sys.stderr)
-    return failed[0].kind.value if failed else 0
+    return print_each(
+        [group] if group else groups.names(),
+        lambda name: _group_row(groups.get(name)),
+        lambda name, error: {"group": name, "error": str(error)},
+        _GROUP_COLUMNS,
+        is_named=bool(group),
+        as_json=json,
+        empty="there are no reader groups",
+    )
 
 
 def set_group(

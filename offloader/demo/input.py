@@ -189,11 +189,11 @@ def table_to_json(table: pa.RecordBatch) -> pa.BinaryArray:
     """
     if not table.num_columns:
         return pa.array([b"{}"] * table.num_rows, pa.binary())
-    pieces = []
-    for name, column in zip(table.schema.names, table.columns, strict=True):
-        piece = pc.binary_join_element_wise(f",{_json(name)}:", _column_to_json(name, column), "")
-        # A missing value made its piece null; Arrow's own skipping of nulls would drop rows with no other value.
-        pieces.append(pc.fill_null(piece, ""))
+    # A missing value makes its piece null; Arrow's own skipping of nulls would drop rows with no other value.
+    pieces = [
+        pc.fill_null(pc.binary_join_element_wise(f",{_json(name)}:", _column_to_json(name, column), ""), "")
+        for name, column in zip(table.schema.names, table.columns, strict=True)
+    ]
     joined = pc.binary_join_element_wise(*pieces, "")
     return pc.binary_join_element_wise("{", pc.utf8_slice_codeunits(joined, 1), "}", "").cast(pa.binary())
 
@@ -219,9 +219,7 @@ def _json(value: Any) -> str:
 
 
 def _other_to_json(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.hex()
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return value.hex() if isinstance(value, bytes) else value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 class EventFile:

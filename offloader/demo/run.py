@@ -289,11 +289,14 @@ def _check_fits(request: DemoRequest, store: ObjectStore, summary: InputSummary)
     with suppress(NotFound):
         committed = load_manifest(store, STREAM).committed_end()
     if imported.events and imported.input_sha256 != summary.sha256:
-        held = f"{imported.events:,} events of {imported.input_name}"
-        raise InvalidCall(f"{path} holds {held}, and {summary.name} is another input", hint=_CLEAN_HINT)
+        raise InvalidCall(
+            f"{path} holds {imported.events:,} events of {imported.input_name}, and {summary.name} is another input",
+            hint=_CLEAN_HINT,
+        )
     if not imported.events and committed is not None:
-        known = f"{store.url} holds stream {STREAM} up to {committed}"
-        raise InvalidCall(f"{known}, and {path} knows nothing of it", hint=_CLEAN_HINT)
+        raise InvalidCall(
+            f"{store.url} holds stream {STREAM} up to {committed}, and {path} knows nothing of it", hint=_CLEAN_HINT
+        )
     return imported, committed
 
 

@@ -76,8 +76,7 @@ def delays_by_carrier_and_month(
             .orderBy("carrier", "month")
         )
 
-    question = "mean departure delay in minutes by carrier and month"
-    return _ask(question, ask, session, store_url, stream, options)
+    return _ask("mean departure delay in minutes by carrier and month", ask, session, store_url, stream, options)
 
 
 def entries_by_ledger(session: WaitForSession, store_url: str, stream: str, options: Mapping[str, str]) -> ScanResult:
@@ -129,8 +128,7 @@ def _ask(
     stream: str,
     options: Mapping[str, str],
 ) -> ScanResult:
-    hint = "give the same command again; `offloader read` needs no Spark"
-    with translated(f"Spark's scan of {stream}", hint=hint):
+    with translated(f"Spark's scan of {stream}", hint="give the same command again; `offloader read` needs no Spark"):
         given = {"store": store_url, "stream": stream, "splitBytes": str(SPLIT_BYTES), **options}
         entries = session().read.format("offloader").options(**given).load()
         answer = ask(entries)

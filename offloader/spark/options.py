@@ -221,10 +221,8 @@ class SourceOptions:
                     raise InvalidCall(f"option {name} is no more", hint=instead)
             hint = f"did you mean {names[close[0]][0]}?" if close else f"options: {', '.join(_OPTIONS)}"
             raise InvalidCall(f"no such option: {', '.join(sorted(unknown))}", hint=hint)
-        values = {}
-        for given_name, text in given.items():
-            name, attribute, read = names[given_name.lower()]
-            values[attribute] = read(name, text)
+        chosen = ((*names[name.lower()], text) for name, text in given.items())
+        values = {attribute: read(name, text) for name, attribute, read, text in chosen}
         for name in ("store", "stream"):
             if not values.get(name):
                 example = "s3://bucket/root" if name == "store" else "public/default/persistent/orders"

@@ -392,10 +392,11 @@ def _piece(
         total = candidate.bytes_wanted if needs is Needs.PAYLOADS else summary.entries * _ROW_BYTES[needs]
         return _Piece(candidate, max(summary.blocks, 1), max(float(total), opening))
     numbers = wanted_blocks(options, segment_map, candidate.first, candidate.last)
-    if needs is Needs.PAYLOADS or not segment_map.has_extension:
-        costs = segment_map.blocks.length[numbers].astype(np.float64)
-    else:
-        costs = segment_map.blocks.entries[numbers].astype(np.float64) * _ROW_BYTES[needs]
+    costs = (
+        segment_map.blocks.length[numbers].astype(np.float64)
+        if needs is Needs.PAYLOADS or not segment_map.has_extension
+        else segment_map.blocks.entries[numbers].astype(np.float64) * _ROW_BYTES[needs]
+    )
     costs *= max(1.0, opening / max(float(costs.sum()), 1.0))
     return _Piece(candidate, len(numbers), float(costs.sum()), numbers, costs)
 
@@ -492,10 +493,8 @@ def read_slices(
     before = requests_of(store)
     try:
         with closing(task.rows(slices)) as rows:
-            if options.content == "messages":
-                yield from _merged(_message_batches(rows, projection.schema, options))
-            else:
-                yield from _merged(_entry_batches(rows, projection.schema))
+            batches_of = _message_batches if options.content == "messages" else _entry_batches
+            yield from _merged(batches_of(rows, projection.schema, options))
     finally:
         then, gets, done = before.get("get", VerbCount()), requests_of(store).get("get", VerbCount()), task.done
         _log.info(
@@ -649,7 +648,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _entry_batches(rows: Iterable[_Rows], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _entry_batches(rows: Iterable[_Rows], schema: pa.Schema, _: SourceOptions) -> Iterator[pa.RecordBatch]:
     for piece in chain.from_iterable(map(_pieces, rows)):
         yield pa.RecordBatch.from_arrays([_entry_column(name, piece) for name in schema.names], schema=schema)
 

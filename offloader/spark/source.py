@@ -131,8 +131,7 @@ def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings)
     checks = check_segments(Fetcher(store, settings), state, deep=False)
     found = chain.from_iterable(check.findings for check in checks)
     fills = check_fills(store, state, deep=False)
-    for finding in chain(check_order(state), found, fills, find_unexpected(store, state)):
-        yield finding.as_row()
+    return (each.as_row() for each in chain(check_order(state), found, fills, find_unexpected(store, state)))
 
 
 #: content -> the rows of one stream.
@@ -188,18 +187,17 @@ class Pinned:
     """
 
     def __init__(self, options: SourceOptions) -> None:
-        self._states: list[ManifestState] = []
-        self._error: OffloaderError | None = None
+        self._found: list[ManifestState] | OffloaderError
         try:
-            self._states = pinned_states(options, options.open_store())
+            self._found = pinned_states(options, options.open_store())
         except OffloaderError as error:
-            self._error = error
+            self._found = error
 
     def found(self) -> list[ManifestState]:
         """The manifests; raises the error that loading had."""
-        if self._error is not None:
-            raise self._error
-        return self._states
+        if isinstance(self._found, OffloaderError):
+            raise self._found
+        return self._found
 
 
 class OffloaderDataSource(DataSource):

@@ -140,9 +140,7 @@ def is_lost(state: ManifestState, position: Position) -> bool:
     if committed is None or position >= committed or head is None or head <= position.next():
         return False
     first = state.first_position()
-    if first is None or first > committed:
-        return True
-    return is_lost_between(state, position, first)
+    return first is None or first > committed or is_lost_between(state, position, first)
 
 
 #: The index of a segment; ``None`` for one that can't be read.
@@ -420,7 +418,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             views = self._look(anew=True)
         # Also for a batch repeated after a restart, before any other call.
         self._needs({name: begin_of_batch(starts.get(name), offset) for name, offset in ends.items()})
-        wanted = [self._range(views.get(name), name, starts.get(name), offset) for name, offset in ends.items()]
+        wanted = (self._range(views.get(name), name, starts.get(name), offset) for name, offset in ends.items())
         ranges = [each for each in wanted if each is not None]
         store = self.options.open_store()
         return [InputPartition(each) for each in plan_ranges(self.options, self.projection.needs, ranges, store)]

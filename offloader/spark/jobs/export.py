@@ -64,8 +64,7 @@ class ExportedRange:
     def decode(cls, text: str) -> ExportedRange:
         """From JSON; raises ``ValueError``, ``TypeError`` or ``KeyError`` for an invalid text."""
         given = json.loads(text)
-        ends = {name: Position.parse(given[name]) for name in ("first", "last")}
-        return cls(**{**given, **ends})
+        return cls(**{**given, **{name: Position.parse(given[name]) for name in ("first", "last")}})
 
 
 class ExportLog:
