@@ -692,7 +692,6 @@ def _adopted(
     except (Corrupt, EditRefused, InvalidCall) as error:
         return AdoptionProblem(stream, str(error))
     ends = whole_range(state)
-    unreadable = len(state.offloaded()) - len(readable_segments(state))
     return AdoptedStream(
         stream=stream,
         adopted=tuple(segment.summary.begin for segment in choice.adopted),
@@ -703,7 +702,7 @@ def _adopted(
         missing=choice.missing,
         first=ends[0] if ends else None,
         last=ends[1] if ends else None,
-        unreadable=unreadable,
+        unreadable=len(state.offloaded()) - len(readable_segments(state)),
     )
 
 

@@ -548,8 +548,7 @@ def _verbs(store: ObjectStore) -> Iterator[Finding]:
             raise StoreUnavailable("an object that was put isn't listed")
 
     def read() -> None:
-        size_bytes = store.head(key).size_bytes
-        if (size_bytes, store.get(key, ByteRange(2, 5))[0]) != (len(_BODY), _BODY[2:5]):
+        if (store.head(key).size_bytes, store.get(key, ByteRange(2, 5))[0]) != (len(_BODY), _BODY[2:5]):
             raise StoreUnavailable("what was put isn't what is read")
 
     def deleted() -> None:

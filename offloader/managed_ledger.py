@@ -246,8 +246,7 @@ class ManagedLedger:
             StoreUnavailable, OutcomeUnknown: call it again.
         """
         with self._switching:
-            is_recorded = read_entry(self._parts.store, self.stream) is not None
-            if self.method == "none" and is_recorded:
+            if self.method == "none" and read_entry(self._parts.store, self.stream) is not None:
                 # The manifest must not record a method without an offloader.
                 self._parts.offloader.history.switch(self.stream, "none")
             if force:

@@ -94,8 +94,7 @@ class Watchdog:
             return None if status.was_closed else Stall(stream, quiet_s, f"{waits}; it stopped: {status.error}")
         gathering = status.mode is Mode.LIVE and not _after(status.tail, status.offered)
         segment_age_s = self._segment_age_s if status.segment_age_s is None else status.segment_age_s
-        allowed_s = self._no_progress_s + (segment_age_s if gathering else 0)
-        if quiet_s < allowed_s:
+        if quiet_s < self._no_progress_s + (segment_age_s if gathering else 0):
             return None
         why = hangs or (f"last error: {status.error}" if status.error else "no error is known")
         return Stall(stream, quiet_s, f"{waits}; no progress for {quiet_s:.0f} s; {why}")
@@ -210,7 +209,6 @@ def manifest_document(state: ManifestState) -> dict[str, Any]:
     """Status from the manifest alone: valid wherever the writer runs, but without hot tier and buffers."""
     totals = state.totals()
     assigned = len(state.assigned())
-    newest = max((record.offloaded_ms or 0 for record in state.offloaded()[-1:]), default=None)
     return {
         "stream": state.stream,
         "source": "manifest",
@@ -233,7 +231,7 @@ def manifest_document(state: ManifestState) -> dict[str, Any]:
         "gaps": len(state.gaps),
         "offers_refused": None,
         "last_error": None,
-        "last_progress_ms": newest,
+        "last_progress_ms": max((record.offloaded_ms or 0 for record in state.offloaded()[-1:]), default=None),
         "stalled": None,
         "disconnected": None,
         "epoch": state.epoch,

@@ -247,8 +247,7 @@ class RelativeBegin:
             self.path.unlink()
 
     def _note(self, time_ms: int, *, is_finished: bool, create: bool = False) -> None:
-        told = {"replay": self._name, "from_ms": time_ms, "finished": is_finished}
-        _write(self.path, told, create=create)
+        _write(self.path, {"replay": self._name, "from_ms": time_ms, "finished": is_finished}, create=create)
 
     def _read(self) -> tuple[int, bool] | None:
         found = _read(

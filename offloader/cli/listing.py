@@ -29,8 +29,7 @@ def list_stored(
     opened = given.open()
     names = list_streams(opened, prefix=prefix)[: limit or None]
     codes: list[int] = []
-    rows = _stream_rows(opened, names, codes)
-    print_rows(rows, _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
+    print_rows(_stream_rows(opened, names, codes), _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
     return max(codes, default=0)
 
 

@@ -99,8 +99,7 @@ class SchemaArguments:
                     document = opened.read(_SCHEMA_BYTES_MAX)
             except OSError as cause:
                 raise NotFound(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
-            schema = schema_of(document, what=what, message_type=self.message_type)
-            found[version] = make(schema, what=what)
+            found[version] = make(schema_of(document, what=what, message_type=self.message_type), what=what)
         if not self.admin_url:
             return (found, None) if found else None
         split = partition_of(stream)

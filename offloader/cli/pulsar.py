@@ -198,8 +198,7 @@ def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool
         facts = {"what": "stream", "stream": stream, "released": count, "dry_run": dry_run}
         print_result(facts, f"{stream}: {verb} {counted(count, 'segment')}; the objects stay", as_json=as_json)
 
-    named = [each for name in streams for each in named_streams(store, name).streams]
-    return run_on_each(named, one, as_json=as_json)
+    return run_on_each([each for name in streams for each in named_streams(store, name).streams], one, as_json=as_json)
 
 
 _SAVED_HINT = "save what `pulsar-admin topics stats-internal TOPIC` prints, and name that file"
@@ -397,8 +396,8 @@ def replay(
         name = begin_name(stream, topic, from_time.strip(), label)
         path = Path(f"{progress_file}.begin") if progress_file else default_folder() / f"{name}.json"
         with _fixed(asked, RelativeBegin(path, name, from_time), from_time, dry_run=dry_run) as (asked, found):
-            for pair in pairs:
-                has_entries = _run_one(
+            found += [
+                _run_one(
                     *(opened, settings, client, pair, asked, limits),
                     label=label,
                     progress_file=progress_file,
@@ -407,7 +406,8 @@ def replay(
                     progress=progress,
                     json=json,
                 )
-                found.append(has_entries)
+                for pair in pairs
+            ]
 
 
 @contextmanager

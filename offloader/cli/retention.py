@@ -468,8 +468,7 @@ def publish_checkpoint(
     json: Json = False,
 ) -> None:
     """Say that a group of type manual has consumed everything before one of its checkpoints."""
-    groups = open_reader_groups(given.open(read_only=False))
-    outcome = groups.update_truncation_checkpoint(group, checkpoint)
+    outcome = open_reader_groups(given.open(read_only=False)).update_truncation_checkpoint(group, checkpoint)
     _print_group(outcome, json, f"{group} has consumed what lies before checkpoint {checkpoint}")
 
 

@@ -132,8 +132,7 @@ class _Service:
 
     def _ended(self, process: ServingProcess) -> int:
         """Stops within the limits in any case: an unresponsive store must not delay a machine's shutdown."""
-        streams = process.streams.all()
-        drain_s = max((each.settings.offload.drain_seconds_max for each in streams), default=0.0)
+        drain_s = max((each.settings.offload.drain_seconds_max for each in process.streams.all()), default=0.0)
         limit_s = drain_s + process.streams.settings_of("").serve.stop_seconds_max
         done = threading.Event()
 

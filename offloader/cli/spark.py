@@ -233,8 +233,7 @@ def _run_job(action: Action, master: str, job: Callable[[Any, Any], _Done]) -> _
     from offloader.spark.session import command_session
 
     # An export's Parquet files are written by Spark, verify's and backfill's work is done in Python.
-    is_short = action is not Action.EXPORT
-    with command_session(f"offloader spark {action.value}", master, is_short=is_short) as spark:
+    with command_session(f"offloader spark {action.value}", master, is_short=action is not Action.EXPORT) as spark:
         return job(jobs, spark)
 
 

@@ -278,8 +278,7 @@ def _table(rows: Sequence[Mapping[str, Any]], common: str, now_ms: int, width: i
     chosen: set[str] = set()
     left = width - min(wanted, _NAME_WIDTH_MIN)
     # Drop columns without any value (a manifest has no lag).
-    known = [key for key in _PRIORITY if any(cells[key] != "-" for cells in by_row)]
-    for key in known:
+    for key in [key for key in _PRIORITY if any(cells[key] != "-" for cells in by_row)]:
         # The first columns take precedence over the full name; the others don't shorten it.
         vital = _PRIORITY.index(key) < _PRIORITY.index("committed")
         kept = 0 if vital else max(0, wanted - _NAME_WIDTH_MIN)

@@ -156,8 +156,7 @@ def _prune(folder: Path, now_s: float) -> None:
             if now_s - recorded.stat().st_mtime > RECORDING_S_MAX:
                 recorded.unlink()
     with suppress(OSError):
-        archives = sorted(folder.glob("classes-*.jsa"), key=lambda each: each.stat().st_mtime)
-        for old in archives[:-ARCHIVES_MAX]:
+        for old in sorted(folder.glob("classes-*.jsa"), key=lambda each: each.stat().st_mtime)[:-ARCHIVES_MAX]:
             old.unlink(missing_ok=True)
     for home in folder.glob("home-*"):
         if not (home / "jars").exists():  # of an installation that is gone

@@ -81,10 +81,9 @@ def require_fixed_start(given: Mapping[str, str]) -> None:
     what it hasn't read yet."""
     for name, text in given.items():
         if name.lower() == "starttime" and is_relative(text):
-            time = time_text(_time(name, text))
             raise InvalidCall(
                 f"option startTime: {text} is another time when the query is restarted",
-                hint=f"give the time itself: {time}",
+                hint=f"give the time itself: {time_text(_time(name, text))}",
             )
 
 

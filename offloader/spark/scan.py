@@ -656,10 +656,9 @@ def _entry_batches(rows: Iterable[_Rows], schema: pa.Schema, _: SourceOptions) -
 def _message_batches(rows: Iterable[_Rows], schema: pa.Schema, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions  # protobuf, which entries don't need
 
-    # Entries don't hold the stream's name.
-    names = tuple(name for name in schema.names if name != "stream")
     how = MessageOptions(
-        columns=names or ("batch_index",),
+        # Entries don't hold the stream's name.
+        columns=tuple(name for name in schema.names if name != "stream") or ("batch_index",),
         bad_entries=BadEntry.NULL if options.bad_messages_are_rows else BadEntry.ERROR,
         markers=options.markers,
         payload_bytes_max=options.message_bytes_max,

@@ -314,8 +314,7 @@ def forget_sparks_jar() -> None:
 
     Spark puts it there. Python 3.11 reads its directory of 10,000 names again in each worker: 80 ms.
     """
-    jars = [each for each in sys.path if _CORE_JAR.fullmatch(Path(each).name)]
-    for jar in jars:
+    for jar in [each for each in sys.path if _CORE_JAR.fullmatch(Path(each).name)]:
         sys.path.remove(jar)
         for searched in [each for each in sys.path_importer_cache if each.startswith(jar)]:
             del sys.path_importer_cache[searched]

@@ -128,8 +128,7 @@ def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Itera
 def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings) -> Iterator[_Row]:
     from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
 
-    checks = check_segments(Fetcher(store, settings), state, deep=False)
-    found = chain.from_iterable(check.findings for check in checks)
+    found = chain.from_iterable(check.findings for check in check_segments(Fetcher(store, settings), state, deep=False))
     fills = check_fills(store, state, deep=False)
     return (each.as_row() for each in chain(check_order(state), found, fills, find_unexpected(store, state)))
 

@@ -182,8 +182,7 @@ def backfill(
         store = place.open_store(read_only=dry_run, settings=settings.store, limits=settings.limits)
         if not dry_run:
             require_conditional_puts(store, single_writer=settings.store.single_writer)
-        slots = segments_at_once or max(1, min(spark.sparkContext.defaultParallelism, SEGMENTS_AT_ONCE_MAX))
-        run = _Run(
+        return _Run(
             context=spark.sparkContext,
             hot_url=ledgers,
             open_hot=open_hot,
@@ -192,11 +191,10 @@ def backfill(
             store=store,
             config=config,
             named=frozenset(stream for each in streams for stream in resolve_name(each, names).streams),
-            slots=slots,
+            slots=segments_at_once or max(1, min(spark.sparkContext.defaultParallelism, SEGMENTS_AT_ONCE_MAX)),
             take_over=take_over,
             dry_run=dry_run,
-        )
-        return run.all(names)
+        ).all(names)
 
 
 def _absolute(url: str) -> str:

@@ -65,8 +65,7 @@ def _json(frame: DataFrame, values: JsonValues) -> DataFrame:
         ) from error
     assert isinstance(schema, StructType), "several columns"
     text = f.col("value").cast("string")
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _REST}
-    parsed = f.from_json(text, schema, options)
+    parsed = f.from_json(text, schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _REST})
     found = frame.withColumn(_WHY, _has_value()).withColumn(DECODED, f.when(f.col(_WHY), parsed))
     fits = (
         f.col(f"{DECODED}.{_REST}").isNull()
