@@ -62,7 +62,7 @@ class TableArguments:
         option("--catalog-option", "A property of the catalogue, as pyiceberg has it. May be repeated.", metavar="N=V"),
     ] = None
 
-    content: Annotated[Content, typer.Option("--content", help="What a row of the table is.")] = Content.ENTRIES
+    content: Annotated[Content, typer.Option("--content", help="What a row of the table is.")] = "entries"
 
     def open(self, *, create: bool = True) -> Table:
         """The table, created where it doesn't exist and ``create`` is set.
@@ -83,7 +83,7 @@ class TableArguments:
             catalog=self.catalog,
             warehouse=self.warehouse,
             options=options,
-            content=self.content.value,
+            content=self.content,
             create=create,
         )
 
@@ -171,7 +171,7 @@ def run(
     upkeep: UpkeepArguments,
     written: Annotated[
         ExportFormat, typer.Option("--format", help="Iceberg; Parquet needs Spark: `offloader spark export`.")
-    ] = ExportFormat.ICEBERG,
+    ] = "iceberg",
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what is offloaded later, until interrupted.")
     ] = False,
@@ -187,7 +187,7 @@ def run(
     commit. Several may run at once. SIGTERM ends --follow after the range that is being added. With --subscriber
     retention keeps what the table doesn't have yet. Without --follow a stream that fails keeps no other from its turn.
     """
-    if written is not ExportFormat.ICEBERG:
+    if written != "iceberg":
         raise InvalidCall(
             "Parquet files are written by Spark", hint=f"offloader spark export {' '.join(streams)} --to FOLDER"
         )

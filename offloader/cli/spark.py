@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -86,27 +85,12 @@ def _sentence(done: Backfilled, store: ObjectStore, *, dry_run: bool) -> str:
     return "; ".join([*(parts or ["nothing to offload"]), committed])
 
 
-class Action(StrEnum):
-    """The job."""
-
-    BACKFILL = "backfill"
-    EXPORT = "export"
-    VERIFY = "verify"
-
-
-class Content(StrEnum):
-    """Kind of an exported row."""
-
-    ENTRIES = "entries"
-    MESSAGES = "messages"
-
-
-class ExportFormat(StrEnum):
-    """What an export writes."""
-
-    PARQUET = "parquet"
-    ICEBERG = "iceberg"
-
+#: The job.
+Action = Literal["backfill", "export", "verify"]
+#: Kind of an exported row.
+Content = Literal["entries", "messages"]
+#: What an export writes.
+ExportFormat = Literal["parquet", "iceberg"]
 
 _Format = Annotated[
     ExportFormat, typer.Option("--format", help="export: Parquet; Iceberg needs no Spark: `offloader export`.")
@@ -131,8 +115,8 @@ def run(
         int | None, option("--segments-at-once", "backfill: tasks at once.", metavar="N", shown="what the cluster runs")
     ] = None,
     to: Annotated[str, option("--to", "export: where to, as Spark names it.", metavar="FOLDER")] = "",
-    written: _Format = ExportFormat.PARQUET,
-    content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = Content.ENTRIES,
+    written: _Format = "parquet",
+    content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = "entries",
     json_values: Annotated[
         str,
         option(
@@ -164,28 +148,28 @@ def run(
     """
     _require_parquet(written, streams)
     options = _options(given, more or [])
-    exporting = {"to": to, "content": content.value, "dead_letter": dead_letter, "skip_lost": skip_lost}
+    exporting = {"to": to, "content": content, "dead_letter": dead_letter, "skip_lost": skip_lost}
     backfilling = {"take_over": take_over, "dry_run": dry_run, "segments_at_once": segments_at_once}
     decoding = {"json_values": json_values, "avro_values": avro_values, "avro_version": avro_version}
     for is_given, names, what, of in (
-        (to or dead_letter or skip_lost or content is not Content.ENTRIES, exporting, "exporting", Action.EXPORT),
-        (any(decoding.values()), decoding, "exporting", Action.EXPORT),
-        (take_over or dry_run or segments_at_once is not None, backfilling, "backfills", Action.BACKFILL),
+        (to or dead_letter or skip_lost or content != "entries", exporting, "exporting", "export"),
+        (any(decoding.values()), decoding, "exporting", "export"),
+        (take_over or dry_run or segments_at_once is not None, backfilling, "backfills", "backfill"),
     ):
-        if is_given and action is not of:
+        if is_given and action != of:
             *most, last = (f"--{name.replace('_', '-')}" for name in names)
-            raise InvalidCall(f"{', '.join(most)} and {last} are for {what}", hint=f"`offloader spark {of.value}`")
+            raise InvalidCall(f"{', '.join(most)} and {last} are for {what}", hint=f"`offloader spark {of}`")
     match action:
-        case Action.EXPORT:
+        case "export":
             if not to:
                 raise InvalidCall("where to?", hint="give --to FOLDER, for example --to file://$PWD/export")
             exported = {**exporting, "values": _values(json_values, avro_values, avro_version or [])}
             done = _run_job(action, master, lambda jobs, spark: jobs.export(spark, streams, options, **exported))
             return print_exported(done, as_json=json)
-        case Action.VERIFY:
+        case "verify":
             scrub = _run_job(action, master, lambda jobs, spark: jobs.verify(spark, streams, options))
             return print_scrub(scrub, as_json=json)
-        case Action.BACKFILL:
+        case "backfill":
             file = given.file() if given.config else None
             given_hot = {**backfilling, "ledgers": given.require_ledgers(), "config": file}
             opened = given.open()
@@ -194,7 +178,7 @@ def run(
 
 
 def _require_parquet(written: ExportFormat, streams: Sequence[str]) -> None:
-    if written is not ExportFormat.PARQUET:
+    if written != "parquet":
         raise InvalidCall(
             "--format iceberg needs no Spark, and is a verb of its own",
             hint=f"offloader export {' '.join(streams)} --table NAMESPACE.TABLE --catalog URL",
@@ -233,7 +217,7 @@ def _run_job(action: Action, master: str, job: Callable[[Any, Any], _Done]) -> _
     from offloader.spark.session import command_session
 
     # An export's Parquet files are written by Spark, verify's and backfill's work is done in Python.
-    with command_session(f"offloader spark {action.value}", master, is_short=action is not Action.EXPORT) as spark:
+    with command_session(f"offloader spark {action}", master, is_short=action != "export") as spark:
         return job(jobs, spark)
 
 
