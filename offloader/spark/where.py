@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -67,18 +67,10 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:Z
 #: Where a quote, an escape or a comment may hide what the tokens seem to be.
 _HIDING = re.compile(r"[\"\\]|--|/\*")
 
+#: No time in the calendar is so many milliseconds before or after 1970.
+_ALWAYS = 2**62
+
 _Comparison = tuple[str, str, int | tuple[str, ...]]
-
-
-@dataclass(slots=True)
-class _Ranges:
-    """The range of each column; numbers include both ends, times in ms exclude the end."""
-
-    streams: set[str] | None = None
-    ledger: list[int] = field(default_factory=lambda: [0, ENTRY_ID_MAX])
-    entry: list[int] = field(default_factory=lambda: [0, ENTRY_ID_MAX])
-    start_ms: int | None = None
-    end_ms: int | None = None
 
 
 def bounds_of(where: str, *, time_zone: str, has_own_times: bool = False) -> Bounds:
@@ -93,25 +85,32 @@ def bounds_of(where: str, *, time_zone: str, has_own_times: bool = False) -> Bou
         time_zone: of times without one, as Spark's setting names it.
         has_own_times: rows have other publish times than entries; none of them is bounded then.
     """
-    ranges, is_exact = _Ranges(), True
+    streams: list[set[str]] = []
+    # Both ends are included; entries have whole milliseconds.
+    ranges = {"ledger_id": [0, ENTRY_ID_MAX], "entry_id": [0, ENTRY_ID_MAX], "publish_time": [-_ALWAYS, _ALWAYS]}
+    is_exact = True
     if _HIDING.search(where):
         return Bounds(is_exact=False)
     for term in _terms(_tokens(where)) if where.strip() else ():
         found = _comparisons(term, time_zone)
         own = has_own_times and any(column == "publish_time" for column, _, _ in found)
-        for comparison in () if own else found:
-            _narrow(ranges, comparison)
+        for column, sign, value in () if own else found:
+            if isinstance(value, tuple):
+                streams.append(set(value))
+            else:
+                _narrow(ranges[column], sign, value, unit=_US_PER_MS if column == "publish_time" else 1)
         is_exact &= bool(found) and not own and not _is_hull(term)
-    (low, high), (first, last) = ranges.ledger, ranges.entry
+    (low, high), (first, last), (start_ms, end_ms) = ranges.values()
+    low, first = min(low, ENTRY_ID_MAX), min(first, ENTRY_ID_MAX)
     bounded = [low, high] != [0, ENTRY_ID_MAX]
     of_entry = [first, last] != [0, ENTRY_ID_MAX]
     return Bounds(
-        streams=None if ranges.streams is None else tuple(sorted(ranges.streams)),
+        streams=tuple(sorted(set.intersection(*streams))) if streams else None,
         # Also where several ledgers are left: of the first one nothing before, of the last one nothing after.
         first=Position(low, first) if bounded or of_entry else None,
         last=Position(high, last) if bounded or of_entry else None,
-        start_ms=ranges.start_ms,
-        end_ms=ranges.end_ms,
+        start_ms=None if start_ms == -_ALWAYS else start_ms,
+        end_ms=None if end_ms == _ALWAYS else end_ms + 1,
         is_exact=is_exact and (low == high or not of_entry),
     )
 
@@ -210,7 +209,8 @@ def _value(column: str, literal: str, time_zone: str) -> str | int | None:
         return text
     if column == "publish_time":
         return None if text is None else _microseconds(text, time_zone)
-    return int(literal) if re.fullmatch(r"[+-]?\d+", literal) else None
+    # No id is outside of these.
+    return min(max(int(literal), -1), ENTRY_ID_MAX) if re.fullmatch(r"[+-]?\d+", literal) else None
 
 
 def _microseconds(text: str, time_zone: str) -> int | None:
@@ -225,28 +225,10 @@ def _microseconds(text: str, time_zone: str) -> int | None:
         return None
 
 
-def _narrow(ranges: _Ranges, comparison: _Comparison) -> None:
-    column, sign, value = comparison
-    if isinstance(value, tuple):
-        ranges.streams = set(value) if ranges.streams is None else ranges.streams & set(value)
-    elif column == "publish_time":
-        _narrow_times(ranges, sign, value)
-    else:
-        both = ranges.ledger if column == "ledger_id" else ranges.entry
-        # No id is outside of these.
-        value = min(max(value, -1), ENTRY_ID_MAX)
-        if sign in ("=", ">", ">="):
-            both[0] = max(both[0], min(value + (sign == ">"), ENTRY_ID_MAX))
-        if sign in ("=", "<", "<="):
-            both[1] = min(both[1], value - (sign == "<"))
-
-
-def _narrow_times(ranges: _Ranges, sign: str, time_us: int) -> None:
-    """Entries have whole milliseconds, literals microseconds."""
-    below, above = time_us // _US_PER_MS, -(-time_us // _US_PER_MS)
+def _narrow(both: list[int], sign: str, value: int, *, unit: int) -> None:
+    """Narrows a range, whose ends are multiples of ``unit`` and included; ``value`` may be between two of them."""
+    below, above = value // unit, -(-value // unit)
     if sign in ("=", ">", ">="):
-        start = below + 1 if sign == ">" else above
-        ranges.start_ms = start if ranges.start_ms is None else max(ranges.start_ms, start)
+        both[0] = max(both[0], below + 1 if sign == ">" else above)
     if sign in ("=", "<", "<="):
-        end = above if sign == "<" else below + 1
-        ranges.end_ms = end if ranges.end_ms is None else min(ranges.end_ms, end)
+        both[1] = min(both[1], above - 1 if sign == "<" else below)
