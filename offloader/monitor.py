@@ -539,12 +539,12 @@ class Observation:
 
     def _hanging(self) -> dict[str, str]:
         """Stream -> its oldest overdue request."""
-        found: dict[str, str] = {}
-        for request in () if self._store is None else open_requests_of(self._store):
-            if request.seconds > self._settings.store.read_timeout_s:
-                text = f"{request.verb} of {request.key} has had no answer for {request.seconds:.0f} s"
-                found.setdefault(stream_of(request.key), text)
-        return found
+        requests = () if self._store is None else open_requests_of(self._store)
+        return {
+            stream_of(each.key): f"{each.verb} of {each.key} has had no answer for {each.seconds:.0f} s"
+            for each in reversed(requests)  # the oldest is the first one
+            if each.seconds > self._settings.store.read_timeout_s
+        }
 
     def _see(self) -> list[_Seen]:
         with self._looking:

@@ -189,9 +189,7 @@ def opening_lists(pulsar: PulsarSettings, source_of: Callable[[str], LedgerSourc
 
         def listed_of(stream: str) -> BrokerLedgers | None:
             topic = topic_of_stream(stream)
-            if topic is None or source_of(stream) is not None:
-                return None
-            return listed_by_broker(admin, topic, pulsar)
+            return None if topic is None or source_of(stream) is not None else listed_by_broker(admin, topic, pulsar)
 
         yield listed_of
 

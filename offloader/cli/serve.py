@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated
@@ -62,31 +62,25 @@ def run(
     return _Service(file, config, read_only=read_only).run()
 
 
-class Notifier:
-    """systemd notifications to the socket in the environment; does nothing without one."""
-
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        path = environ.get("NOTIFY_SOCKET", "")
-        # A leading @ is the zero byte of an abstract address.
-        self._address = f"\0{path[1:]}" if path.startswith("@") else path
-
-    def send(self, *states: str) -> None:
-        """Tells states of the service, as ``sd_notify`` has them: ``READY=1``, and a ``STATUS=`` for people."""
-        if not self._address:
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.setblocking(False)
-            try:
-                sender.sendto("\n".join(states).encode(), self._address)
-            except OSError as error:
-                _log.debug("the service manager wasn't told: %s", error)
+def notify(*states: str) -> None:
+    """Tells systemd states of the service, as ``sd_notify`` has them: ``READY=1``, and a ``STATUS=`` for people. Does
+    nothing without a socket in the environment."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        sender.setblocking(False)
+        try:
+            # A leading @ is the zero byte of an abstract address.
+            sender.sendto("\n".join(states).encode(), f"\0{path[1:]}" if path.startswith("@") else path)
+        except OSError as error:
+            _log.debug("the service manager wasn't told: %s", error)
 
 
 class _Service:
     def __init__(self, file: SettingsFile, config: str, *, read_only: bool) -> None:
         self._file, self._config, self._read_only = file, config, read_only
         self._clock = SystemClock()
-        self._notifier = Notifier()
         self._wake = threading.Event()
         self._reload = False
         self._stopped_by = 0
@@ -112,7 +106,7 @@ class _Service:
         except BaseException:
             process.stop(drain=False)
             raise
-        self._notifier.send("READY=1", f"STATUS=serving {assembled.store.url}")
+        notify("READY=1", f"STATUS=serving {assembled.store.url}")
         while not self._stopped_by:
             self._clock.wait(self._wake, WAIT_S)
             self._wake.clear()
@@ -121,7 +115,7 @@ class _Service:
                 self._read_again(process)
         name = signal.Signals(self._stopped_by).name
         _log.info("%s: completing the current segments", name, extra={"event": "signal", "signal": name})
-        self._notifier.send("STOPPING=1", "STATUS=completing the current segments")
+        notify("STOPPING=1", "STATUS=completing the current segments")
         left = self._ended(process)
         if left:
             raise StoreUnavailable(
@@ -149,7 +143,7 @@ class _Service:
             done.set()
 
     def _read_again(self, process: ServingProcess) -> None:
-        self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.monotonic_s() * 1_000_000)}")
+        notify("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.monotonic_s() * 1_000_000)}")
         try:
             found = process.reload(read_settings_file(self._config))
         except OffloaderError as error:
@@ -162,7 +156,7 @@ class _Service:
             _log.info("settings read again, changed: %s", changed, extra=extra)
             if restart:
                 _log.warning("not in force before a restart: %s", restart, extra={"event": "needs_restart"})
-        self._notifier.send("READY=1", "STATUS=serving")
+        notify("READY=1", "STATUS=serving")
 
     def _log_from(self, level: str) -> None:
         """Sets the log level; warnings are kept for the page at every level."""

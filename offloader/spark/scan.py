@@ -591,17 +591,14 @@ class _Task:
         return [rows for rows in bounded if len(rows.entry_ids)]
 
     def _in_time(self, rows: _Rows) -> _Rows:
-        times, start_ms, end_ms = rows.publish_times_ms, self._options.start_ms, self._options.end_ms
-        if times is None or not _bounds_times(self._options):
+        times, options = rows.publish_times_ms, self._options
+        if times is None or not _bounds_times(options):
             return rows
-        if self._options.content == "messages":
-            mask = published_between(rows.entries, start_ms, end_ms)
-        else:
-            mask = times != TIME_UNKNOWN_MS
-            if start_ms is not None:
-                mask &= times >= start_ms
-            if end_ms is not None:
-                mask &= times < end_ms
+        mask = (
+            published_between(rows.entries, options.start_ms, options.end_ms)
+            if options.content == "messages"
+            else _in_time(options, times, times) & (times != TIME_UNKNOWN_MS)
+        )
         return rows if mask.all() else rows.chosen(mask)
 
 
@@ -678,9 +675,9 @@ def _column(field: pa.Field, messages: pa.RecordBatch, stream: str) -> pa.Array:
     import pyarrow.compute as pc
 
     column = messages.column(field.name)
-    if pa.types.is_timestamp(field.type):  # ms; the decoder excludes times that overflow as us
-        return pc.multiply(column.view(pa.int64()), US_PER_MS).view(field.type)
-    return column
+    # Times are ms; the decoder excludes those that overflow as us.
+    is_time = pa.types.is_timestamp(field.type)
+    return pc.multiply(column.view(pa.int64()), US_PER_MS).view(field.type) if is_time else column
 
 
 def _pieces(rows: _Rows) -> Iterator[_Rows]:

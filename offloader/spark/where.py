@@ -123,11 +123,12 @@ def columns_in(where: str, columns: Iterable[str]) -> list[str]:
 
 def _tokens(text: str) -> list[str]:
     """Tokens; a column's name in lower case without quotes, a text with its quotes, another word in upper case."""
-    found = []
-    for literal, word, number, sign, other in _TOKEN.findall(text):
-        name = word.strip("`").lower()
-        found.append(name if name in _COLUMNS else literal or word.upper() or number or sign or f"?{other}")
-    return found
+    return [
+        name
+        if (name := word.strip("`").lower()) in _COLUMNS
+        else literal or word.upper() or number or sign or f"?{other}"
+        for literal, word, number, sign, other in _TOKEN.findall(text)
+    ]
 
 
 def _terms(tokens: Sequence[str]) -> list[Sequence[str]]:
@@ -145,9 +146,7 @@ def _terms(tokens: Sequence[str]) -> list[Sequence[str]]:
             cuts.append(at)
         between = word == "BETWEEN" or (between and word != "AND")
     pieces = [tokens[start + 1 : stop] for start, stop in zip(cuts, [*cuts[1:], len(tokens)], strict=True)]
-    if len(pieces) == 1:
-        return pieces
-    return [term for piece in pieces for term in _terms(piece)]
+    return pieces if len(pieces) == 1 else [term for piece in pieces for term in _terms(piece)]
 
 
 def _closing(tokens: Sequence[str]) -> int:
