@@ -181,8 +181,9 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        text = f"{what} needs the package {package}, which isn't installed"
-        raise Unsupported(text, hint=install_hint(extra)) from error
+        raise Unsupported(
+            f"{what} needs the package {package}, which isn't installed", hint=install_hint(extra)
+        ) from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.gc.orphans import Garbage, Outcome
@@ -94,8 +95,7 @@ def plan_changed(name: str) -> InvalidCall:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(NamedTuple):
     """One stream's undeleted objects of purged segments, refused batches, and what ``cleanup.delete`` would let go."""
 
     objects: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from formats.entries import Position
 from offloader.errors import AccessDenied, Corrupt, NotFound, OffloaderError
@@ -39,8 +39,7 @@ class Stall:
     reason: str
 
 
-@dataclass(slots=True)
-class _SeenProgress:
+class _SeenProgress(NamedTuple):
     committed: Position | None
     offered_max: Position | None
     since_s: float

@@ -134,10 +134,8 @@ class OwnerClient:
             asked = {"wait_seconds": wait_s, **({} if until is None else {"until": str(until)})}
             try:
                 found = self._request(f"/v1/streams/{quote(stream, safe='')}/offload", asked, wait_s + ANSWER_S)
-            except OwnerUnreachable:
-                raise
-            except StoreUnavailable:
-                if self._clock.monotonic_s() >= deadline_s:
+            except StoreUnavailable as error:
+                if isinstance(error, OwnerUnreachable) or self._clock.monotonic_s() >= deadline_s:
                     raise
                 # An immediate response would repeat immediately.
                 self._clock.wait(threading.Event(), AGAIN_S)

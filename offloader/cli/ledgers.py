@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -93,9 +93,8 @@ def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[Ca
     with closing(opened) as database:
 
         def source_of(stream: str) -> LedgerSource | None:
-            try:
+            with suppress(NotFound):
                 return database.view_stream(stream)
-            except NotFound:
-                return None
+            return None
 
         yield source_of

@@ -11,11 +11,11 @@ import json as json_module
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -228,10 +228,9 @@ def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
 
 
 def _ledgers(client: AdminClient, topic: str) -> TopicLedgers | None:
-    try:
+    with suppress(NotFound):  # deleted since the listing
         return client.ledgers(topic)
-    except NotFound:
-        return None  # deleted since the listing
+    return None
 
 
 def _progress_text(now: AdoptionProgress) -> str:
@@ -487,8 +486,7 @@ def _require_topic(client: PulsarClient, topic: str) -> None:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class _Pair(NamedTuple):
     """A stream and its target; ``part``: suffix of a partition's progress file, ``.3``."""
 
     stream: str

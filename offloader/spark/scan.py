@@ -194,10 +194,9 @@ def load_streams(names: Iterable[str], store: ObjectStore, *, may_be_gone: bool 
 
 
 def _load_or_none(store: ObjectStore, name: str) -> ManifestState | None:
-    try:
+    with suppress(NotFound):
         return load_stream(store, name)
-    except NotFound:
-        return None
+    return None
 
 
 def is_pattern(stream: str) -> bool:
@@ -358,14 +357,11 @@ def _indexes(options: SourceOptions, candidates: Sequence[_Candidate], store: Ob
 
     A task looks for its blocks in the index itself, so nothing is gained where all fits into one partition.
     """
-    sizes = [each.bytes_wanted for each in candidates]
-    if sum(sizes) <= options.split_bytes:
-        return [None] * len(candidates)
-    times = _bounds_times(options)
+    sizes, times = [each.bytes_wanted for each in candidates], _bounds_times(options)
     wanted = [
         times or size > options.split_bytes or not each.is_whole for each, size in zip(candidates, sizes, strict=True)
     ]
-    if sum(wanted) > INDEXES_READ_MAX:
+    if sum(sizes) <= options.split_bytes or sum(wanted) > INDEXES_READ_MAX:
         return [None] * len(candidates)
     load = partial(index_or_none, Fetcher(store, ReadSettings()))
     objects = [each.objects for each in itertools.compress(candidates, wanted)]

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from formats.checkpoint import DELETED, HOT_RELEASED, LAST_UNKNOWN
 from formats.entries import TIME_UNKNOWN_MS
 from formats.manifest import encode_record
+from formats.summary import LedgerSpan
 from offloader.errors import InvalidCall, OffloaderError, Unsupported
 from offloader.manifest.load import kept_records
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -82,20 +83,16 @@ def _micros(time_ms: int | None) -> int | None:
 
 def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:
     """Every ledger of a segment or of the source's facts, by id."""
-    offloaded: dict[int, list[int]] = {}
+    offloaded: dict[int, list[LedgerSpan]] = {}
     for record in state.offloaded():
         for span in record.summary.ledgers if record.summary else ():
-            sums = offloaded.setdefault(span.ledger_id, [0, 0, 0, span.first_entry_id, span.last_entry_id])
-            sums[0] += 1
-            sums[1] += span.entries
-            sums[2] += span.payload_bytes
-            sums[3], sums[4] = min(sums[3], span.first_entry_id), max(sums[4], span.last_entry_id)
+            offloaded.setdefault(span.ledger_id, []).append(span)
     facts = state.ledgers.merged()
     columns = facts.ledger_id.tolist(), facts.last_entry_id.tolist(), facts.flags.tolist()
     known = {ledger_id: (last, flags) for ledger_id, last, flags in zip(*columns, strict=True)}
     for ledger_id in sorted({*offloaded, *known}):
         last_entry_id, flags = known.get(ledger_id, (LAST_UNKNOWN, 0))
-        segments, entries, payload_bytes, first, last = offloaded.get(ledger_id, (0, 0, 0, None, None))
+        spans = offloaded.get(ledger_id, [])
         yield {
             "stream": state.stream,
             "ledger_id": ledger_id,
@@ -103,11 +100,11 @@ def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator
             "closed_at_entry_id": None if last_entry_id == LAST_UNKNOWN else last_entry_id,
             "deleted": bool(flags & DELETED),
             "hot_released": bool(flags & HOT_RELEASED),
-            "segments": segments,
-            "entries": entries,
-            "payload_bytes": payload_bytes,
-            "first_entry_id": first,
-            "last_entry_id": last,
+            "segments": len(spans),
+            "entries": sum(span.entries for span in spans),
+            "payload_bytes": sum(span.payload_bytes for span in spans),
+            "first_entry_id": min((span.first_entry_id for span in spans), default=None),
+            "last_entry_id": max((span.last_entry_id for span in spans), default=None),
         }
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -172,8 +172,7 @@ class Limits:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
+class _Taken(NamedTuple):
     """A stream's part of a batch: up to ``end``, inclusive; ``None``: nothing."""
 
     end: Position | None = None
@@ -194,18 +193,14 @@ def batch_ends(backlogs: Mapping[str, StreamRange], limits: Limits, index_of: In
     if limits == Limits():
         return {name: backlog.last for name, backlog in backlogs.items()}
     order = sorted(backlogs, key=lambda name: (*_size(backlogs[name], limits), name))
-    ends: dict[str, Position] = {}
+    ends: dict[str, Position | None] = {}
     left = limits
     for number, name in enumerate(order):
         taken = _cut(backlogs[name], left.share(len(order) - number), index_of, at_least_one=False)
-        left = left.less(taken)
-        if taken.end is not None:
-            ends[name] = taken.end
-    if order and not ends:
-        taken = _cut(backlogs[order[-1]], limits, index_of, at_least_one=True)
-        if taken.end is not None:
-            ends[order[-1]] = taken.end
-    return ends
+        left, ends[name] = left.less(taken), taken.end
+    if order and all(end is None for end in ends.values()):
+        ends[order[-1]] = _cut(backlogs[order[-1]], limits, index_of, at_least_one=True).end
+    return {name: end for name, end in ends.items() if end is not None}
 
 
 def _size(backlog: StreamRange, limits: Limits) -> tuple[int, int]:
@@ -573,8 +568,7 @@ PUBLISH_WAIT_S = 10.0
 RETRY_S = 5.0
 
 
-@dataclass(slots=True)
-class _Told:
+class _Told(NamedTuple):
     """Last publication for a stream or topic: ``done`` unless the store failed, repeated at ``again_s``."""
 
     cut: Cut

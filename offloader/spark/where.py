@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -151,12 +152,8 @@ def _terms(tokens: Sequence[str]) -> list[Sequence[str]]:
 
 def _closing(tokens: Sequence[str]) -> int:
     """Where the first parenthesis is closed; -1: nowhere."""
-    depth = 0
-    for at, word in enumerate(tokens):
-        depth += (word == "(") - (word == ")")
-        if depth == 0:
-            return at
-    return -1
+    depths = accumulate((word == "(") - (word == ")") for word in tokens)
+    return next((at for at, depth in enumerate(depths) if depth == 0), -1)
 
 
 def _comparisons(term: Sequence[str], time_zone: str) -> list[_Comparison]:
