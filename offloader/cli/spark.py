@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,8 +19,6 @@ from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:
     from offloader.spark.jobs import Backfilled, Exported, Scrub
-
-_Done = TypeVar("_Done")
 
 
 def print_scrub(scrub: Scrub, *, as_json: bool) -> int:
@@ -211,7 +209,7 @@ def _text_of(name: str) -> str:
         raise InvalidCall(f"{name} can't be read: {error}", hint="a file with an Avro schema as JSON") from error
 
 
-def _run_job(action: Action, master: str, job: Callable[[Any, Any], _Done]) -> _Done:
+def _run_job(action: Action, master: str, job: Callable[[Any, Any], Any]) -> Any:
     """Runs a job with the module of jobs and a session; Spark is imported here: it is slow to load."""
     from offloader.spark import jobs
     from offloader.spark.session import command_session

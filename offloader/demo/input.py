@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS
 from offloader.errors import AccessDenied, InvalidCall, NotFound, Unsupported, install_hint
+from offloader.read.ranges import grouped
 
 #: Events read, appended and hashed at once.
 EVENTS_PER_BATCH = 8192
@@ -36,7 +37,7 @@ FLIGHTS = 336_776
 FORMATS = ("ndjson", "json", "csv", "parquet", "lines")
 #: Longest line; bounds the memory for a file without line ends.
 LINE_BYTES_MAX = 16 * 1024 * 1024
-#: Payload bytes that fill a batch before it has ``EVENTS_PER_BATCH`` events.
+#: Payload bytes of a batch, unless one event has more.
 _BATCH_BYTES = 4 * 1024 * 1024
 #: Smaller numbers are seconds since 1970, larger ones milliseconds (as seconds: the year 5138).
 _MILLISECONDS_FROM = 100_000_000_000
@@ -264,7 +265,9 @@ class EventFile:
             return
         try:
             with self._opened() as file:
-                yield from _batches(self._rows(file))
+                # Each counts as so many bytes at least that a batch has at most ``EVENTS_PER_BATCH`` of them.
+                least = _BATCH_BYTES // EVENTS_PER_BATCH
+                yield from map(_events_of, grouped(self._rows(file), lambda row: max(len(row[0]), least), _BATCH_BYTES))
         except OSError as error:
             if error.errno is None:  # Arrow's, of what it decompresses
                 text = f"{self.name} is damaged: it can't be decompressed: {error}"
@@ -430,19 +433,6 @@ def time_ms_of(value: Any) -> int:
     if not 0 <= time_ms < 2**63:
         raise ValueError(f"{value} is not after 1970")
     return time_ms
-
-
-def _batches(rows: Iterator[tuple[bytes, int]]) -> Iterator[Events]:
-    batch: list[tuple[bytes, int]] = []
-    size_bytes = 0
-    for row in rows:
-        batch.append(row)
-        size_bytes += len(row[0])
-        if len(batch) == EVENTS_PER_BATCH or size_bytes >= _BATCH_BYTES:
-            yield _events_of(batch)
-            batch, size_bytes = [], 0
-    if batch:
-        yield _events_of(batch)
 
 
 def _events_of(rows: list[tuple[bytes, int]]) -> Events:

@@ -84,9 +84,8 @@ def _micros(time_ms: int | None) -> int | None:
 def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:
     """Every ledger of a segment or of the source's facts, by id."""
     offloaded: dict[int, list[LedgerSpan]] = {}
-    for record in state.offloaded():
-        for span in record.summary.ledgers if record.summary else ():
-            offloaded.setdefault(span.ledger_id, []).append(span)
+    for span in chain.from_iterable(record.spans for record in state.offloaded()):
+        offloaded.setdefault(span.ledger_id, []).append(span)
     facts = state.ledgers.merged()
     columns = facts.ledger_id.tolist(), facts.last_entry_id.tolist(), facts.flags.tolist()
     known = {ledger_id: (last, flags) for ledger_id, last, flags in zip(*columns, strict=True)}
