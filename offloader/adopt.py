@@ -438,8 +438,7 @@ def _contradiction(span: LedgerSpan, state: ManifestState, topic: TopicLedgers |
         return f"the stream's ledger {span.ledger_id} ends at entry {known}, this has {span.last_entry_id}"
     if topic is None:
         return ""
-    of_topic = {ledger.ledger_id: ledger for ledger in topic.ledgers}
-    if span.ledger_id not in of_topic:
+    if span.ledger_id not in {ledger.ledger_id for ledger in topic.ledgers}:
         return f"the topic has no ledger {span.ledger_id} (any more)"
     last = topic.closed.get(span.ledger_id)
     if last is not None and span.last_entry_id > last:

@@ -381,11 +381,15 @@ def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Iterator[Findin
             continue  # deleted since, or an unused partition
         if found is None or not found.is_durable:
             without.append(topic)
-    if without:
-        what = f"{len(without)} of {len(topics)} topics have no subscription {name}, {without[0]} for example"
-        yield warning("pulsar subscriptions", what, "until a process serves them nothing keeps what isn't offloaded")
-    else:
-        yield fine("pulsar subscriptions", f"{len(topics)} topics have the subscription {name}")
+    yield (
+        warning(
+            "pulsar subscriptions",
+            f"{len(without)} of {len(topics)} topics have no subscription {name}, {without[0]} for example",
+            "until a process serves them nothing keeps what isn't offloaded",
+        )
+        if without
+        else fine("pulsar subscriptions", f"{len(topics)} topics have the subscription {name}")
+    )
 
 
 def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:

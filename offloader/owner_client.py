@@ -170,7 +170,7 @@ class OwnerClient:
 
     def ledgers(self, stream: str) -> Sequence[LedgerInfo]:
         """The ledgers of the stream's hot tier, as the owner lists them. Raises as ``offload``."""
-        found = self._get(f"/v1/streams/{quote(stream, safe='')}/ledgers")
+        found = self._request(f"/v1/streams/{quote(stream, safe='')}/ledgers", None, FOLLOW_ANSWER_S)
         try:
             return [LedgerInfo(**{name: row[name] for name in _LEDGER_FIELDS}) for row in found["items"]]
         except (KeyError, TypeError) as cause:
@@ -179,7 +179,8 @@ class OwnerClient:
     def entries(self, stream: str, start: Position) -> EntryBatch | None:
         """Entries of one ledger, from the first one at or after ``start``, of both tiers; ``None``: none yet. Raises as
         ``offload``."""
-        found = self._get(f"/v1/streams/{quote(stream, safe='')}/entries?from={start}&limit={ENTRIES_MAX}")
+        path = f"/v1/streams/{quote(stream, safe='')}/entries?from={start}&limit={ENTRIES_MAX}"
+        found = self._request(path, None, FOLLOW_ANSWER_S)
         try:
             rows = [(Position.parse(row["position"]), row) for row in found["items"]]
             rows = [row for row in rows if row[0].ledger_id == rows[0][0].ledger_id]
@@ -193,9 +194,6 @@ class OwnerClient:
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise Corrupt(f"{self.url} answers with something else than entries: {cause}") from cause
-
-    def _get(self, path: str) -> Mapping[str, Any]:
-        return self._request(path, None, FOLLOW_ANSWER_S)
 
     def _request(
         self, path: str, body: Mapping[str, Any] | None, limit_s: float, more: Mapping[str, str] | None = None

@@ -148,10 +148,8 @@ class UpkeepArguments:
             [each for name in names for each in named_streams(store, name).streams] if self.join_files else []
         ):
             for done in join_files(table, stream, dry_run=self.dry_run):
-                verb = "would join" if self.dry_run else "joined"
-                print_result(
-                    asdict(done), f"{stream}: {verb} {done.files} files of {done.bytes:,} bytes", as_json=as_json
-                )
+                text = f"{'would join' if self.dry_run else 'joined'} {done.files} files of {done.bytes:,} bytes"
+                print_result(asdict(done), f"{stream}: {text}", as_json=as_json)
         if self.expire_snapshots is not None:
             before_ms = clock.now_ms() - int(self.expire_snapshots * 1000)
             expired = expire(store, table, before_ms=before_ms, dry_run=self.dry_run)
@@ -284,7 +282,7 @@ def _exported(
             number: each.end.next() for number, each in zip(named.partitions or [0], done, strict=True) if each.end
         }
         if ends:
-            _publish(retention, wanted.subscriber, ends if named.partitions else ends[0])
+            _publish(retention, wanted.subscriber, ends)
     return done
 
 
@@ -294,15 +292,14 @@ def _values(given: SchemaArguments, stream: str) -> VersionedDecoders[TypedDecod
     return None if found is None else VersionedDecoders(*found)
 
 
-def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Position] | Position) -> None:
-    """Acknowledges what the table has; fine where another exporter of the same subscriber is further."""
+def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Position]) -> None:
+    """Acknowledges what the table has of each partition; fine where another exporter of that subscriber is further."""
     try:
         retention.publish(subscriber, ends)
     except InvalidCall:
         found = retention.registry().subscribers.get(subscriber)
-        places = ends if isinstance(ends, dict) else {0: ends}
         known = {} if found is None or found.cut is None else found.cut.offsets
-        for number, end in places.items():
+        for number, end in ends.items():
             place = known.get(partition_segment(number))
             if not isinstance(place, Position) or place < end:
                 raise

@@ -333,8 +333,11 @@ def _rebuild_lines(done: Rebuild) -> Iterator[str]:
 
 def _found_rows(done: Rebuild) -> Iterator[Mapping[str, object]]:
     chosen = done.chosen
-    found = {"recorded": chosen.recorded, "overlapping": chosen.overlapping, "before head": chosen.before_head}
-    for what, segments in found.items():
+    for what, segments in (
+        ("recorded", chosen.recorded),
+        ("overlapping", chosen.overlapping),
+        ("before head", chosen.before_head),
+    ):
         for segment in segments:
             yield {
                 "what": what,

@@ -8,11 +8,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from uuid import UUID
 
 import pyarrow as pa
 import typer
@@ -170,8 +168,7 @@ class MessageReader:
         """Prints a line per message; at most ``limit``, 0: all."""
         line_of = message_json if as_json else message_text
         for number, batch in self._messages(batches, limit, _ALL):
-            rows = [self._completed(number, row) for row in batch.to_pylist()]
-            sys.stdout.write("".join([line_of(row) + "\n" for row in rows]))
+            sys.stdout.write("".join([line_of(self._completed(number, row)) + "\n" for row in batch.to_pylist()]))
             sys.stdout.flush()
         self._note_incomplete()
 
@@ -266,7 +263,7 @@ def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int 
 
 
 def plain_value(value: Any) -> Any:
-    """A decoded value in JSON's types: bytes as base64, times and decimals as text."""
+    """A decoded value as ``json_line`` takes it: bytes as base64, times as text; others without a type in JSON stay."""
     match value:
         case Mapping():
             return {str(name): plain_value(each) for name, each in value.items()}
@@ -276,8 +273,6 @@ def plain_value(value: Any) -> Any:
             return base64_text(value)
         case datetime() | date() | time():
             return value.isoformat()
-        case Decimal() | UUID():
-            return str(value)
         case _:
             return value
 

@@ -474,9 +474,8 @@ def _text_of(_: int, entry: Entry) -> str:
 
 def _json_of(partitions: list[int], number: int, entry: Entry) -> str:
     text = utf8_text(entry.payload)
-    known = entry.publish_time_ms != TIME_UNKNOWN_MS
     payload = {"payload_base64": base64_text(entry.payload)} if text is None else {"payload": text}
-    time = time_text(entry.publish_time_ms) if known else None
+    time = None if entry.publish_time_ms == TIME_UNKNOWN_MS else time_text(entry.publish_time_ms)
     of = {"partition": partitions[number]} if partitions else {}
     return json_line({**of, "position": entry.position, "publish_time": time, **payload})
 
@@ -546,8 +545,7 @@ def _findings(
 def print_finding(finding: Finding, *, as_json: bool) -> None:
     """One finding, on a line."""
     advice = f" ({finding.advice})" if finding.advice else ""
-    text = f"{finding.problem.value}: {finding.message}{advice}"
-    print(json_line(finding.as_row()) if as_json else text, flush=True)
+    print(json_line(finding.as_row()) if as_json else f"{finding.problem.value}: {finding.message}{advice}", flush=True)
 
 
 def print_totals(stream: str, record_id: int, totals: CheckTotals, *, deep: bool, as_json: bool) -> None:
@@ -557,8 +555,7 @@ def print_totals(stream: str, record_id: int, totals: CheckTotals, *, deep: bool
     if deep:
         blocks, entries = counted(totals.blocks, "block"), counted(totals.entries, "entry", "entries")
         looked = f"{looked}, {blocks}, {entries}, {bytes_text(totals.data_bytes)}"
-    damage = counted(totals.damage, "finding")
-    verdict = "all as the manifest says" if not totals.damage else f"{damage} of damage"
+    verdict = f"{counted(totals.damage, 'finding')} of damage" if totals.damage else "all as the manifest says"
     notes = f"; {counted(totals.notes, 'note')}" if totals.notes else ""
     trimmed = f"; retention took {totals.trimmed:,} meanwhile" if totals.trimmed else ""
     print_result(facts, f"{stream}: {looked}: {verdict}{notes}{trimmed}", as_json=as_json)

@@ -292,8 +292,11 @@ def add_subscriber(
     with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
         begin = retention.tail() if start and wanted is None else wanted
         found = retention.add(name, generation=generation, start=begin)
-    text = f"{name} subscribes to {stream}, generation {found.generation}"
-    print_result({"stream": stream, **found.as_json()}, text, as_json=json)
+    print_result(
+        {"stream": stream, **found.as_json()},
+        f"{name} subscribes to {stream}, generation {found.generation}",
+        as_json=json,
+    )
 
 
 def acknowledge(
@@ -319,8 +322,11 @@ def acknowledge(
     wanted = given_cut(at, option="--at")
     with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
         found = retention.publish(name, retention.tail() if wanted is None else wanted, generation=generation)
-    text = f"{name} has consumed {stream} up to {cut_text(found.cut)}"
-    print_result({"stream": stream, **found.as_json()}, text, as_json=json)
+    print_result(
+        {"stream": stream, **found.as_json()},
+        f"{name} has consumed {stream} up to {cut_text(found.cut)}",
+        as_json=json,
+    )
 
 
 def remove_subscriber(

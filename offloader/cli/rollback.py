@@ -155,8 +155,11 @@ def _print_rollback_plans(store: ObjectStore, named: NamedStreams, delete: Colle
         ledgers = streamed_ledgers(load_stream(store, stream))
         of, columns = _of_partition(named, stream)
         rows = [{**of, **asdict(each), "becomes": _fate(each, delete)} for each in ledgers]
-        empty = f"an old reader can read all that is offloaded of {stream}"
-        print_rows(rows, [*columns, *_ROLLBACK_COLUMNS], as_json=as_json, empty=empty)
+        print_rows(
+            *(rows, [*columns, *_ROLLBACK_COLUMNS]),
+            as_json=as_json,
+            empty=f"an old reader can read all that is offloaded of {stream}",
+        )
 
     return run_on_each(named.streams, show, as_json=as_json)
 
@@ -261,8 +264,11 @@ def export_rollback(
             done = export.run(recorded[each], dry_run=dry_run)
         of, columns = _of_partition(named, each)
         rows = [{**of, **_export_row(ledger, dry_run=dry_run)} for ledger in done]
-        empty = f"the broker's record has no offloaded ledger: {paths[each]}"
-        print_rows(rows, [*columns, *_EXPORT_COLUMNS], as_json=json, empty=empty)
+        print_rows(
+            *(rows, [*columns, *_EXPORT_COLUMNS]),
+            as_json=json,
+            empty=f"the broker's record has no offloaded ledger: {paths[each]}",
+        )
         error = error_of(done)
         if error is not None:
             raise error

@@ -123,8 +123,7 @@ def limit_lines(document: Mapping[str, Any], width: int) -> list[Text]:
     for row in limit_rows(document):
         found = _in_file(row)
         note = f" (default {found['default']})" if row["value"] != row["default"] else ""
-        text = f"{found['setting']} = {found['value']}{note}"
-        lines += [Text(part, style="bold") for part in _wrapped(text, width)]
+        lines += [Text(part, style="bold") for part in _wrapped(f"{found['setting']} = {found['value']}{note}", width)]
         lines += [Text(f"{_GAP}{part}") for part in textwrap.wrap(row["what"], width - len(_GAP))]
     return lines
 

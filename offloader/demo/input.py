@@ -270,8 +270,9 @@ class EventFile:
                 yield from map(_events_of, grouped(self._rows(file), lambda row: max(len(row[0]), least), _BATCH_BYTES))
         except OSError as error:
             if error.errno is None:  # Arrow's, of what it decompresses
-                text = f"{self.name} is damaged: it can't be decompressed: {error}"
-                raise InvalidCall(text, hint=_UNCHANGED) from error
+                raise InvalidCall(
+                    f"{self.name} is damaged: it can't be decompressed: {error}", hint=_UNCHANGED
+                ) from error
             raise AccessDenied(f"input file {self.name} can't be read: {error.strerror or error}") from error
 
     @contextmanager
@@ -301,8 +302,10 @@ class EventFile:
         zero = begin.find(b"\0")
         if what or zero >= 0:
             why = what or f"not text: byte {zero + 1} is zero"
-            hint = f"give {', '.join(FORMATS)}, plain, .gz or .zst; --input-format lines takes any bytes"
-            raise InvalidCall(f"{self.name} is binary, {why}", hint=hint)
+            raise InvalidCall(
+                f"{self.name} is binary, {why}",
+                hint=f"give {', '.join(FORMATS)}, plain, .gz or .zst; --input-format lines takes any bytes",
+            )
 
     def _array(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
         """The elements of one JSON array, each as it is written, or compact if that is several lines."""

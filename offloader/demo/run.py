@@ -270,9 +270,8 @@ def _try(result: DemoResult, step: Callable[[], None]) -> None:
 
 def _require_usable(directory: Path) -> None:
     """Raises ``AccessDenied`` if the demo's directory isn't writable, or can't be made; leaves nothing behind."""
-    nearest = directory.absolute()
-    while not nearest.exists():
-        nearest = nearest.parent
+    whole = directory.absolute()
+    nearest = next(each for each in (whole, *whole.parents) if each.exists())
     try:
         TemporaryDirectory(dir=nearest).cleanup()
     except OSError as cause:

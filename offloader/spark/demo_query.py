@@ -132,5 +132,5 @@ def _ask(
         given = {"store": store_url, "stream": stream, "splitBytes": str(SPLIT_BYTES), **options}
         entries = session().read.format("offloader").options(**given).load()
         answer = ask(entries)
-        rows = tuple(tuple(row) for row in answer.collect())
+        rows = tuple(map(tuple, answer.collect()))
         return ScanResult(question, tuple(answer.columns), rows, entries.rdd.getNumPartitions())

@@ -87,8 +87,9 @@ def require_interpreter(spark: SparkSession) -> None:
     if Path(found).parent == Path(sys.executable).parent:
         return
     try:
-        command = [found, "-c", "import pyspark_offloader"]
-        subprocess.run(command, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=True)
+        subprocess.run(
+            [found, "-c", "import pyspark_offloader"], capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise Unsupported(
             f"Spark's workers run {found}, which can't import offloader",

@@ -451,8 +451,9 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_s = self._clock.monotonic_s()
         if anew or self._looked_s is None or now_s - self._looked_s >= POLL_SECONDS:
             store = self.options.open_store()
-            names = streams_named(self.options, store)
-            loaded = load_streams(names, store, may_be_gone=is_pattern(self.options.stream))
+            loaded = load_streams(
+                streams_named(self.options, store), store, may_be_gone=is_pattern(self.options.stream)
+            )
             self._views = {state.stream: state for state in loaded}
             self._looked_s = now_s
         return self._views

@@ -98,7 +98,8 @@ class ExportLog:
             return None
         name = f"{self.folder}/{max(numbers):08d}.json"
         try:
-            found = ExportedRange.decode(self._read(name))
+            with closing(self._files.open(self._path(name))) as source:
+                found = ExportedRange.decode(str(self._jvm.org.apache.commons.io.IOUtils.toString(source, "UTF-8")))
         except (ValueError, TypeError, KeyError) as cause:
             raise Corrupt(
                 f"{name} isn't the log of an export: {cause}", hint="restore it, or export to a new folder"
@@ -122,10 +123,6 @@ class ExportLog:
     def delete_folder(self, folder: str) -> None:
         """Deletes the remains of a crashed run, if any."""
         self._files.delete(self._path(folder), True)
-
-    def _read(self, name: str) -> str:
-        with closing(self._files.open(self._path(name))) as source:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(source, "UTF-8"))
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(name)

@@ -59,9 +59,9 @@ def _json(frame: DataFrame, values: JsonValues) -> DataFrame:
     try:
         schema = StructType.fromDDL(f"{values.fields}, {_REST} STRING")
     except PySparkException as error:
-        line = str(error).strip().splitlines()[0]
         raise InvalidCall(
-            f"{values.fields!r} isn't a schema of Spark: {line}", hint="id BIGINT, name STRING"
+            f"{values.fields!r} isn't a schema of Spark: {str(error).strip().splitlines()[0]}",
+            hint="id BIGINT, name STRING",
         ) from error
     assert isinstance(schema, StructType), "several columns"
     text = f.col("value").cast("string")
