@@ -680,8 +680,11 @@ def _adopted(
     try:
         state = _state(store, stream)
         choice = without_hiding(choose_attempts(attempts, state, topic), state)
-        foreign = [each for each in state.offloaded() if not (each.owned or _is_truncated(each.end, state))]
-        foreign = foreign if take_ownership else []
+        foreign = [
+            each
+            for each in (state.offloaded() if take_ownership else ())
+            if not (each.owned or _is_truncated(each.end, state))
+        ]
         if not dry_run and (choice.adopted or foreign):
             log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
             state = _recorded(log, choice, {**store.driver_metadata, **AT_ROOT}, owned=take_ownership)

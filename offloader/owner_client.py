@@ -199,8 +199,12 @@ class OwnerClient:
         self, path: str, body: Mapping[str, Any] | None, limit_s: float, more: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
         """The answer to a ``POST`` of ``body``; to a ``GET`` if that is ``None``."""
-        headers = {"Content-Type": "application/json", "Accept": "application/json", **self._authorization(path)}
-        headers |= more or {}
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            **self._authorization(path),
+            **(more or {}),
+        }
         found: list[tuple[int, bytes] | Exception] = []
         over = threading.Event()
 

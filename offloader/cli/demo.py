@@ -250,10 +250,16 @@ def _print_json(result: DemoResult) -> None:
     found, offload, scan = result.verification, result.offload, result.scan
     assert found is not None
     names = ("ok", "events", "payload_bytes", "sha256", "seconds")
-    spark: dict[str, object] | None = None
-    if scan is not None:
-        spark = {"question": scan.question, "partitions": scan.partitions, "seconds": result.scan_seconds}
-        spark["rows"] = list(_scan_rows(scan))
+    spark = (
+        None
+        if scan is None
+        else {
+            "question": scan.question,
+            "partitions": scan.partitions,
+            "seconds": result.scan_seconds,
+            "rows": list(_scan_rows(scan)),
+        }
+    )
     value = {
         "input": asdict(result.summary),
         "store": result.request.url,

@@ -276,10 +276,18 @@ def _print_result(
     )
     totals = stored_totals(rows)
     if as_json:
-        whole = {"stream": stream, "dry_run": False, "method": method, "offloaded": rows, **totals}
-        whole |= {} if saving is None else {"zstd": asdict(saving)}
-        whole |= {"owner": owner} if owner else {}
-        print(json_line({**whole, "committed": result.committed, "trimmed": [each.begin for each in result.trimmed]}))
+        facts = {
+            "stream": stream,
+            "dry_run": False,
+            "method": method,
+            "offloaded": rows,
+            **totals,
+            **({} if saving is None else {"zstd": asdict(saving)}),
+            **({"owner": owner} if owner else {}),
+            "committed": result.committed,
+            "trimmed": [each.begin for each in result.trimmed],
+        }
+        print(json_line(facts))
         return
     for each in result.trimmed:
         print(f"ledger {each.begin.ledger_id} left the hot tier meanwhile")

@@ -588,8 +588,14 @@ def inspect(
     for piece in islice(found.pieces, limit or None):
         damaged |= bool(piece.problem)
         data = found.bytes_of(piece.start, piece.start + min(piece.length, hex_bytes)) if hexadecimal else b""
-        facts = {"start": piece.start, "length": piece.length, "what": piece.what, "facts": piece.facts}
-        facts |= {"problem": piece.problem or None, **({"hex": data.hex()} if hexadecimal else {})}
+        facts = {
+            "start": piece.start,
+            "length": piece.length,
+            "what": piece.what,
+            "facts": piece.facts,
+            "problem": piece.problem or None,
+            **({"hex": data.hex()} if hexadecimal else {}),
+        }
         print_result(facts, _piece_lines(piece, data), as_json=json)
     return ErrorKind.DATA_CORRUPTION.value if damaged else 0
 
