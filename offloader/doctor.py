@@ -259,8 +259,13 @@ def fine_unless(check: str, what: str, hint: str) -> Finding:
 
 def problem(check: str, error: OffloaderError, hint: str = "") -> Finding:
     """A failed check; ``hint`` replaces the hint of ``error`` or of its kind."""
-    said = hint or error.hint or error.kind.advice
-    return Finding(check=check, outcome=Outcome.PROBLEM, what=error.message, hint=said, kind=error.kind)
+    return Finding(
+        check=check,
+        outcome=Outcome.PROBLEM,
+        what=error.message,
+        hint=hint or error.hint or error.kind.advice,
+        kind=error.kind,
+    )
 
 
 def run_checks(checks: Iterable[tuple[str, Iterable[Finding]]]) -> Iterator[Finding]:
@@ -316,8 +321,11 @@ def _ledgers(ledgers: str) -> Iterator[Finding]:
     folder = path.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         missing = "isn't there" if not folder.is_dir() else "can't be written"
-        error = AccessDenied(f"the folder {folder} {missing}")
-        yield problem("ledger database", error, "make it, owned by the user of the process")
+        yield problem(
+            "ledger database",
+            AccessDenied(f"the folder {folder} {missing}"),
+            "make it, owned by the user of the process",
+        )
         return
     if path.exists():
         with closing(EmbeddedLedgers(str(path), create=False)) as database:

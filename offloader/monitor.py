@@ -69,16 +69,17 @@ class Watchdog:
         seen: dict[str, _SeenProgress] = {}
         stalls: dict[str, Stall] = {}
         for stream, status in statuses.items():
-            seen[stream] = self._moved(self._seen.get(stream), status, now_s)
-            stall = self._stall(stream, status, now_s - seen[stream].since_s, (hanging or {}).get(stream, ""))
-            if stall is not None:
+            # A paused stream makes no progress; resuming it restarts its time.
+            waits = _has_data(status) and status.mode is not Mode.PAUSED
+            seen[stream] = self._moved(self._seen.get(stream) if waits else None, status, now_s)
+            quiet_s, hangs = now_s - seen[stream].since_s, (hanging or {}).get(stream, "")
+            if waits and (stall := self._stall(stream, status, quiet_s, hangs)) is not None:
                 stalls[stream] = stall
         self._seen = seen
         return stalls
 
     def _moved(self, before: _SeenProgress | None, status: StreamStatus, now_s: float) -> _SeenProgress:
-        # A paused stream makes no progress; resuming it restarts its time.
-        if before is None or not _has_data(status) or status.mode is Mode.PAUSED:
+        if before is None:
             return _SeenProgress(status.committed, status.offered, now_s)
         offered = _after(status.offered, before.offered_max)
         if offered or before.committed != status.committed:
@@ -86,8 +87,6 @@ class Watchdog:
         return before
 
     def _stall(self, stream: str, status: StreamStatus, quiet_s: float, hangs: str) -> Stall | None:
-        if not _has_data(status) or status.mode is Mode.PAUSED:
-            return None
         waits = f"stream {stream}: entries up to {status.tail} wait, committed is {status.committed or 'nothing'}"
         if status.mode is Mode.STOPPED:
             return None if status.was_closed else Stall(stream, quiet_s, f"{waits}; it stopped: {status.error}")
@@ -413,8 +412,9 @@ class Observation:
     ) -> None:
         self._settings, self._clock = settings, clock
         self._store, self._store_problems = store, store_problems
-        segment_age_s = settings.offload.max_offload_segment_rollover_time_minutes * 60
-        self._watchdog = Watchdog(settings.telemetry.watchdog_no_progress_s, segment_age_s)
+        self._watchdog = Watchdog(
+            settings.telemetry.watchdog_no_progress_s, settings.offload.max_offload_segment_rollover_time_minutes * 60
+        )
         # Guards the streams; one thread at a time observes.
         self._lock, self._looking, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()

@@ -54,5 +54,9 @@ def _stream_rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iter
                 raise  # the store is unreachable, for every other stream too
             failure = failure_of(error)
             codes.append(failure.exit_code)
-            broken = f"{name} ({failure.message})"
-            yield {"stream": broken, "payload_bytes": 0, "object_bytes": 0, "error": failure.error}
+            yield {
+                "stream": f"{name} ({failure.message})",
+                "payload_bytes": 0,
+                "object_bytes": 0,
+                "error": failure.error,
+            }

@@ -226,8 +226,10 @@ def _command(run: Callable[..., Any]) -> Callable[..., Any]:
             groups[each.name] = each.annotation
             # Each field's annotation in the terms of the module that wrote it: groups extend those of other modules.
             kinds = get_type_hints(each.annotation, include_extras=True)
-            fields = inspect.signature(each.annotation).parameters.values()
-            parameters += [one.replace(annotation=kinds[one.name]) for one in fields]
+            parameters += [
+                one.replace(annotation=kinds[one.name])
+                for one in inspect.signature(each.annotation).parameters.values()
+            ]
         else:
             parameters.append(each)
 

@@ -90,8 +90,11 @@ def _frame(
     if limit is not None and limit < 0:
         raise InvalidCall(f"limit is {limit}, it is a number of rows")
     ddl(content, columns)
-    zone = str(spark.conf.get("spark.sql.session.timeZone"))
-    bounds = bounds_of(where, time_zone=zone, has_own_times=content == "messages")
+    bounds = bounds_of(
+        where,
+        time_zone=str(spark.conf.get("spark.sql.session.timeZone")),
+        has_own_times=content == "messages",
+    )
     # Otherwise not each of the first entries is a row.
     dropping = any(name.lower() in _DROPPING for name in options) or bounds.start_ms is not None
     if content == "entries" and bounds.is_exact and bounds.end_ms is None and not dropping:
