@@ -390,8 +390,7 @@ def replay(
     with _client(settings.pulsar, service_url, token_file, ca_file) as client:
         topic = _DOMAIN + to.removeprefix(_DOMAIN)
         pairs = _targets(streams, stream, topic, client, asked)
-        for pair in pairs:
-            _require_topic(client, pair.topic)
+        _require_topics(client, pairs)
         name = begin_name(stream, topic, from_time.strip(), label)
         path = Path(f"{progress_file}.begin") if progress_file else default_folder() / f"{name}.json"
         with _fixed(asked, RelativeBegin(path, name, from_time), from_time, dry_run=dry_run) as (asked, found):
@@ -474,16 +473,17 @@ def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_fi
 _PROBE = ClientLimits(connect_s=5.0, request_s=10.0, retry_s=0.0)
 
 
-def _require_topic(client: PulsarClient, topic: str) -> None:
+def _require_topics(client: PulsarClient, pairs: Sequence[_Pair]) -> None:
     """Raises ``NotFound`` if there is no such topic; nobody but a producer creates it."""
-    with closing(Consumer(client, topic, "offloader-replay-looks", start=Position(-1, -1))) as reader:
-        try:
-            reader.last_position()
-        except NotFound as error:
-            raise NotFound(
-                f"there is no topic {topic}, nothing was sent: {error.message}",
-                hint=f"check --to, or create it: pulsar-admin topics create {topic}",
-            ) from error
+    for topic in (pair.topic for pair in pairs):
+        with closing(Consumer(client, topic, "offloader-replay-looks", start=Position(-1, -1))) as reader:
+            try:
+                reader.last_position()
+            except NotFound as error:
+                raise NotFound(
+                    f"there is no topic {topic}, nothing was sent: {error.message}",
+                    hint=f"check --to, or create it: pulsar-admin topics create {topic}",
+                ) from error
 
 
 class _Pair(NamedTuple):
