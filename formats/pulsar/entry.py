@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from formats.checksum import check_crc32c, crc32c
+from formats.checksum import crc32c
 from formats.errors import (
+    ChecksumMismatch,
     FormatError,
     Inconsistent,
     Truncated,
@@ -86,7 +87,9 @@ def _length(entry: bytes, at: int, what: str) -> int:
 def _check_crc(entry: bytes, at: int) -> None:
     if len(entry) < at + 4:
         raise Truncated("checksum of the message", offset=at, expected="4 bytes", found=len(entry) - at)
-    check_crc32c("CRC-32C of the message", entry[at + 4 :], _U32(entry, at)[0], offset=at)
+    expected, found = _U32(entry, at)[0], crc32c(entry[at + 4 :])
+    if expected != found:
+        raise ChecksumMismatch("message", offset=at, expected=f"CRC-32C {expected:08x}", found=f"{found:08x}")
 
 
 def signed64(value: int) -> int:
