@@ -84,6 +84,11 @@ def test_explaining_shows_the_stream_its_readers_and_past_decisions(offloader: O
     assert row["decision"]["lags"][0]["unread_entries"] == 45
 
 
+def test_past_decisions_are_not_explained_by_another_policy(offloader: Offloader) -> None:
+    refused = offloader("retention", "explain", "a/b/persistent/orders", "--decisions", "--keep", "1h")
+    assert (refused.code, "--decisions lists what past cycles decided" in refused.err) == (2, True)
+
+
 def test_explain_names_why_a_new_policy_deletes_nothing(offloader: Offloader, tmp_path: Path) -> None:
     small = tmp_path / "small.toml"
     small.write_text('[retention]\npolicy = "size"\nmin_size = "1500B"\n')

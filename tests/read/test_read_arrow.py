@@ -207,6 +207,12 @@ def test_lease_ends_with_the_table_that_it_protects(store: ObjectStore, writer: 
     assert not leases_of(store, STREAM)
 
 
+@pytest.mark.parametrize("read", [offloader.read_arrow, offloader.to_duckdb])
+def test_unknown_options_are_refused(store: ObjectStore, writer: StreamWriter, read: Any) -> None:
+    with pytest.raises(TypeError, match="of_nobody"):
+        read(store, STREAM, of_nobody=1)
+
+
 # Batches
 
 
