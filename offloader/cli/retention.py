@@ -165,7 +165,8 @@ def explain_stream(
     """Explain in words and as a picture what would go of a stream now, by which rule, and who isn't done with it."""
     if decisions and keep.is_given:
         raise InvalidCall(
-            "--decisions lists what past cycles decided, and --keep says what would go now", hint="leave one of them out"
+            "--decisions lists what past cycles decided, and --keep says what would go now",
+            hint="leave one of them out",
         )
     with _cycles(given, keep, read_only=True) as (cycle, file):
         if decisions:

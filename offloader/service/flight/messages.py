@@ -175,6 +175,17 @@ class GetRequest:
     from_time_ms: int | None = None
     batch_bytes: int | None = None
 
+    def encode(self) -> bytes:
+        """The ticket, as ``get_request`` takes it."""
+        values = {
+            "stream": self.stream,
+            "from": self.first and str(self.first),
+            "to": self.last and str(self.last),
+            "from_time_ms": self.from_time_ms,
+            "batch_bytes": self.batch_bytes,
+        }
+        return encoded({name: value for name, value in values.items() if value is not None})
+
 
 def get_request(ticket: bytes) -> GetRequest:
     """From a ticket. Raises ``InvalidCall``: an invalid one."""

@@ -264,7 +264,7 @@ def _sent(reader: Reader, batches: Iterator[EntryBatch]) -> Iterator[pa.RecordBa
 
 
 def _info(name: str, entries: int, size_bytes: int, known: bytes) -> fl.FlightInfo:
-    endpoint = fl.FlightEndpoint(encoded({"stream": name}), [])
+    endpoint = fl.FlightEndpoint(GetRequest(name).encode(), [])
     return fl.FlightInfo(
         ENTRY_SCHEMA, fl.FlightDescriptor.for_path(name), [endpoint], entries, size_bytes, app_metadata=known
     )
