@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -271,7 +271,9 @@ def named_value(text: str, *, option: str, hint: str) -> tuple[str, str]:
 
 def named_file(text: str) -> tuple[str, str]:
     """``NAME=FILE`` or ``FILE``: a name and a path may contain a =, an existing file is a path."""
-    is_path = os.path.exists(text)  # noqa: PTH110 - pathlib's raises where it is too long, as a file's content is
+    is_path = False
+    with suppress(OSError):  # too long for a name, as a file's content is
+        is_path = Path(text).exists()
     name, _, path = ("", "", text) if is_path else text.rpartition("=")
     return name, path
 

@@ -63,8 +63,8 @@ class Cache:
         with self._lock:
             self.bytes_max = max(self.bytes_max, bytes_max)
 
-    def peek(self, key: Hashable, *, is_use: bool = False) -> Any | None:
-        """The value if cached, ``None``: call ``get``; ``is_use``: whether this counts as use."""
+    def find(self, key: Hashable, *, is_use: bool = False) -> Any | None:
+        """The value if it is cached; ``is_use``: whether finding it counts as use, so that it stays longer."""
         with self._lock:
             held = self._values.get(key)
             if is_use and held is not None:
@@ -480,7 +480,7 @@ class Fetcher:
             Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: see the module; and the store's errors.
         """
         key = self._index_key(objects)
-        found: SegmentMap | None = self.cache.peek(key, is_use=keep)
+        found: SegmentMap | None = self.cache.find(key, is_use=keep)
         if not keep:
             return found if found is not None else self._load_index(objects)
         misses = 0
@@ -537,7 +537,7 @@ class Fetcher:
         index_key = self._index_key(objects)
         if len(numbers) == 1:
             # Shortest path for one entry of a cached block.
-            held: EntryBatch | None = self.cache.peek((index_key, int(numbers[0])), is_use=True)
+            held: EntryBatch | None = self.cache.find((index_key, int(numbers[0])), is_use=True)
             if held is not None:
                 self._count_cached(objects, 1, 0)
                 return [held]

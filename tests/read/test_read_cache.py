@@ -42,31 +42,31 @@ def test_least_recently_used_value_is_evicted_first() -> None:
         cache.get(key, lambda: "x" * 10, len)
     cache.get("a", lambda: "never loaded", len)
     cache.get("d", lambda: "x" * 10, len)
-    assert [key for key in "abcd" if cache.peek(key)] == ["a", "c", "d"]
+    assert [key for key in "abcd" if cache.find(key)] == ["a", "c", "d"]
 
 
 def test_a_hit_is_use_and_a_miss_leaves_no_trace() -> None:
     cache = Cache(30)
     for key in "abc":
         cache.get(key, lambda: "x" * 10, len)
-    assert cache.peek("nobody", is_use=True) is None
-    assert cache.peek("a", is_use=True) == "x" * 10
+    assert cache.find("nobody", is_use=True) is None
+    assert cache.find("a", is_use=True) == "x" * 10
     cache.get("d", lambda: "x" * 10, len)
-    assert [key for key in "abcd" if cache.peek(key)] == ["a", "c", "d"]
+    assert [key for key in "abcd" if cache.find(key)] == ["a", "c", "d"]
 
 
 def test_a_value_larger_than_the_cache_is_answered_but_not_kept() -> None:
     cache = Cache(5)
     cache.get("small", lambda: "xxx", len)
     assert cache.get("large", lambda: "x" * 6, len) == "x" * 6
-    assert cache.peek("large") is None
-    assert cache.peek("small") == "xxx"
+    assert cache.find("large") is None
+    assert cache.find("small") == "xxx"
 
 
 def test_a_cache_of_no_bytes_keeps_nothing() -> None:
     cache = Cache(0)
     assert cache.get("a", lambda: "x", len) == "x"
-    assert cache.peek("a") is None
+    assert cache.find("a") is None
 
 
 def test_concurrent_misses_of_one_key_are_one_load() -> None:
@@ -159,5 +159,5 @@ def test_cache_returns_right_values_and_stays_below_its_limit(limit: int, calls:
 
     for (keys,) in calls:
         assert cache.get_many(keys, load, len)[0] == {key: "x" * key for key in keys}
-        held = sum(key for key in range(9) if cache.peek(key) is not None)
+        held = sum(key for key in range(9) if cache.find(key) is not None)
         assert held <= limit

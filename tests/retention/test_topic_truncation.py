@@ -67,8 +67,8 @@ class Bench:
 
     def leave_truncation(self, *, forced: bool) -> None:
         """Store only the intent of a truncation inside of that segment, as a process leaves it that dies then."""
-        theirs = TruncationIntent(TOPIC, self.wanted({ONE: Position(2, 12)}), forced, "somebody", 5)
-        self.memory.put(intent_key(TOPIC), theirs.encode())
+        unfinished = TruncationIntent(TOPIC, self.wanted({ONE: Position(2, 12)}), forced, "somebody", 5)
+        self.memory.put(intent_key(TOPIC), unfinished.encode())
 
     def heads(self) -> list[Position | None]:
         return [load_manifest(self.memory, stream).head for stream in (ZERO, ONE, TEN)]
@@ -140,10 +140,10 @@ def test_truncation_failing_at_any_request_is_all_or_nothing(after: bool) -> Non
 
 def test_unfinished_truncation_by_another_process_is_finished_first() -> None:
     bench = Bench()
-    theirs = TruncationIntent(
+    unfinished = TruncationIntent(
         TOPIC, bench.wanted({ZERO: Position(1, 7), ONE: Position(2, 2)}), False, "somebody else", 5
     )
-    bench.memory.put(intent_key(TOPIC), theirs.encode())
+    bench.memory.put(intent_key(TOPIC), unfinished.encode())
     bench.truncate({ZERO: Position(1, 3), TEN: Position(1, 1)})
     assert bench.heads() == [Position(1, 7), Position(2, 2), Position(1, 1)]
 
