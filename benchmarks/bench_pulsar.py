@@ -162,7 +162,7 @@ def whole(count: int) -> dict[str, float]:
 def whole_in(count: int, stack: ExitStack) -> dict[str, float]:
     import pulsar
 
-    from tests.interop.broker_topics import command
+    from tests.proof.interop.broker_topics import command
 
     kinds: dict[str, dict[str, Any]] = {
         "unbatched": {"batching_enabled": False},

@@ -13,7 +13,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 #: Where the documents have them.
 FOLDER = ROOT / "docs" / "how-to" / "pictures"
-TESTS = "tests/browser/test_page_states.py"
+TESTS = "tests/proof/browser/test_page_states.py"
 #: Colours of a picture: text stays sharp, and the file is a third.
 COLOURS = 160
 #: Rows of a picture: what lies below is the same in each state.

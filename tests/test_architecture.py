@@ -120,6 +120,8 @@ CLOCK_NAMES = {name.rpartition(".")[2] for name in CLOCK_CALLS}
 NOT_IN_FORMATS = {"asyncio", "concurrent", "http", "io", "logging", "multiprocessing", "os", "pathlib", "socket"}
 NOT_IN_FORMATS |= {"sqlite3", "subprocess", "tempfile", "threading", "time", "urllib.request"}
 
+#: Folders of tests that belong to no package of the product.
+NOT_MIRRORED = {"contracts", "docs", "golden_store", "plugin", "project", "proof"}
 MODULE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 VAGUE_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|managers?|misc)(_|$)")
@@ -350,10 +352,20 @@ def test_tests_neither_mock_nor_skip() -> None:
     assert not wrong
 
 
-def test_test_modules_have_names_of_their_own() -> None:
-    """Folders of tests are no packages: of two modules of one name only one can be imported in a run."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert sorted(names) == sorted(set(names))
+def test_tests_mirror_the_product() -> None:
+    """``tests/<package>/test_<module>.py`` or ``test_<module>_<aspect>.py``; a package's name stands for all of it."""
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        folder = path.parent.relative_to(ROOT / "tests")
+        if folder.parts[:1] and folder.parts[0] in NOT_MIRRORED:
+            continue
+        package = ROOT / folder if folder.parts[:1] == ("formats",) else ROOT / "offloader" / folder
+        found = {each.stem for each in package.iterdir()} if package.is_dir() else set[str]()
+        names = found | {folder.name or "architecture"}
+        aspect = path.stem.removeprefix("test_")
+        if not any(f"{aspect}_".startswith(f"{name}_") for name in names):
+            wrong.append(f"{path.relative_to(ROOT)}: {package.relative_to(ROOT)} has no such module")
+    assert wrong == []
 
 
 def test_public_names_exist() -> None:

@@ -105,7 +105,7 @@ class _Pulsar:
         return Position(done[-1].ledger_id, done[-1].entries - 1) if done else None
 
     def check(self, last: Position) -> None:
-        """That the broker reads what it offloaded is what tests/interop shows."""
+        """That the broker reads what it offloaded is what tests/proof/interop shows."""
 
 
 TIERS: Mapping[str, Callable[[ExitStack, Rig, str], Any]] = {"ours": _Ours, "pulsar": _Pulsar}

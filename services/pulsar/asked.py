@@ -13,7 +13,7 @@ from typing import Any, Self
 from services.answering import AnsweringProcess, Refused
 from services.pulsar.build import SOURCES, find_java
 
-__all__ = ["JAVA_OPTIONS", "AskedProcess", "Refused", "class_archive"]
+__all__ = ["JAVA_OPTIONS", "AskedProcess", "Refused"]
 
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 60.0
@@ -25,7 +25,7 @@ JAVA_OPTIONS = [
     "-Dio.netty.tryReflectionSetAccessible=true",
     f"-Dlog4j.configurationFile={SOURCES / 'log4j2.xml'}",
 ]
-#: An archive of classes that another Java wrote costs time, not more: what Java says of it isn't an answer.
+#: What Java itself logs isn't an answer.
 _QUIET = ["-Xlog:disable", "-Xlog:all=error:stderr"]
 _SMALL = [
     "-Xms256m",
@@ -35,11 +35,6 @@ _SMALL = [
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
 ]
-
-
-def class_archive(built: Path, program: str) -> Path:
-    """Where Java finds the classes that ``program`` loaded earlier (AppCDS), once ``make_class_archive`` was called."""
-    return built / f"{program}.jsa"
 
 
 class AskedProcess(AnsweringProcess):
@@ -68,9 +63,7 @@ class AskedProcess(AnsweringProcess):
         """
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / f"{program}.log"
-        archive = class_archive(built, program)
-        shared = [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
-        options = [*_SMALL, *_QUIET, *shared, *JAVA_OPTIONS, *java_options]
+        options = [*_SMALL, *_QUIET, *JAVA_OPTIONS, *java_options]
         command = [find_java(), *options, "-cp", f"{built / 'lib'}/*", program, *arguments]
         return cls.start("Pulsar", command, folder, {**os.environ, **environment}, log)
 

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from services.binaries import Unavailable
-from services.pulsar.asked import AskedProcess, Refused, class_archive
+from services.pulsar.asked import AskedProcess, Refused
 from services.pulsar.build import DEFAULT, SOURCES, find_place
 
 __all__ = [
@@ -25,7 +22,6 @@ __all__ = [
     "Broker",
     "Drained",
     "Refused",
-    "make_class_archive",
     "offload_settings",
     "plugin_settings",
     "running_broker",
@@ -35,7 +31,6 @@ __all__ = [
 #: Environment of a broker whose cluster may have further ones.
 ZOOKEEPER = {"PULSAR_STANDALONE_USE_ZOOKEEPER": "1"}
 #: A broker that ends and writes its classes down: 10 s where nothing else runs.
-ARCHIVE_TIMEOUT_S = 300.0
 #: A Java client that reads a large topic.
 DRAIN_TIMEOUT_S = 900.0
 
@@ -236,29 +231,3 @@ def running_broker(
         yield started
     finally:
         started.end()
-
-
-def make_class_archive(release: str = DEFAULT) -> None:
-    """Halves the time that later brokers of a release take to start, where that isn't done yet.
-
-    Starts one broker, which writes down the classes that it loaded when it ends (Java's AppCDS).
-
-    Raises:
-        Unavailable: the release isn't built, or the broker didn't start.
-    """
-    built = find_place(release, build=False)
-    archive = class_archive(built, "RealBroker")
-    if archive.exists():
-        return
-    with tempfile.TemporaryDirectory(dir=built) as folder:
-        made = Path(folder) / archive.name
-        settings, options = {"transactionCoordinatorEnabled": "true"}, [f"-XX:ArchiveClassesAtExit={made}"]
-        with running_broker(Path(folder) / "broker", settings, release=release, java_options=options) as broker:
-            broker.transaction("persistent://public/default/any", 3, "commit")
-            assert broker.process.stdin is not None
-            broker.process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                broker.process.wait(ARCHIVE_TIMEOUT_S)
-        if not made.exists():
-            raise Unavailable(f"the broker of Pulsar {release} wrote no archive of its classes")
-        made.rename(archive)

@@ -26,7 +26,7 @@ from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from tests.conftest import S3Place
+from tests.support.server_fixtures import S3Place
 
 STREAM = "a/b/persistent/orders"
 _names = itertools.count()

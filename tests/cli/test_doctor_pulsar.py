@@ -20,8 +20,8 @@ from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.ledgers.pulsar_bench import NAME, PulsarBench
-from tests.ledgers.test_broker_settings import GOOD
 from tests.support.streams import StreamWriter, batch_of
+from tests.test_doctor_broker_settings import GOOD
 
 NAMESPACE = "public/default"
 

@@ -17,9 +17,9 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import LedgerSettings
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
-from tests.conftest import Servers
 from tests.support.holding_proxy import HoldingProxy
 from tests.support.readback import stored_entries
+from tests.support.server_fixtures import Servers
 from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"

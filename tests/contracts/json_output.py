@@ -1,6 +1,6 @@
 """Fields of what the command line prints with ``--json``, from runs of every verb over a store that holds everything.
 
-The store is the newest archive of ``tests/upgrade``. A field is what it was seen to be: what no run shows (a lease that
+The store is the one of ``tests/golden_store``. A field is what it was seen to be: what no run shows (a lease that
 is held, an error that a deletion met) isn't here.
 """
 
@@ -23,9 +23,9 @@ from offloader.store.base import ObjectStore
 from offloader.write.rollback import streamed_ledgers
 from tests.contracts.command_line import commands
 from tests.contracts.shapes import shape_lines
+from tests.golden_store.archive import into_memory, unpack_databases
+from tests.golden_store.place import STORE
 from tests.support.ledger_records import record_of
-from tests.upgrade.archives import EVERY_KIND, into_memory, objects, unpacked
-from tests.upgrade.place import STORE
 
 __all__ = ["json_output"]
 
@@ -106,8 +106,8 @@ read b/anew
 def json_output() -> str:
     found: dict[str, list[Mapping[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as name, _without_variables():
-        folder = unpacked(EVERY_KIND, Path(name), store=False)
-        store = into_memory(EVERY_KIND)
+        folder = unpack_databases(Path(name))
+        store = into_memory()
         words_of = _words(folder, store)
         for line in RUNS.split("\n"):
             words = [words_of.get(word, word) for word in line.split()]
@@ -130,7 +130,10 @@ def _words(folder: Path, store: ObjectStore) -> Mapping[str, str]:
     )
     record = folder / "record"
     record.write_bytes(_record(store))
-    keys = [key for key in objects(store) if key.startswith(("a/streamed/", "a/by-ledger/")) and key.count("/") == 2]
+    first_of = {
+        stream: next(iter(load_manifest(store, stream).offloaded())) for stream in ("a/streamed", "a/by-ledger")
+    }
+    data, index = first_of["a/streamed"].object_keys("a/streamed")
     return {
         "LEDGERS": f"sqlite:///{folder}/ledgers.db",
         "LOST": f"sqlite:///{folder}/lost.db",
@@ -140,9 +143,9 @@ def _words(folder: Path, store: ObjectStore) -> Mapping[str, str]:
         "WAREHOUSE": f"file://{folder}/warehouse",
         "ORACLE": ORACLE,
         "RECORD": str(record),
-        "DATA": next(key for key in keys if key.startswith("a/streamed/") and not key.endswith("-index")),
-        "INDEX": next(key for key in keys if key.startswith("a/streamed/") and key.endswith("-index")),
-        "V1": next(key for key in keys if key.startswith("a/by-ledger/") and key.endswith("-index")),
+        "DATA": data,
+        "INDEX": index,
+        "V1": first_of["a/by-ledger"].object_keys("a/by-ledger")[1],
         "ROLLED": str(load_manifest(store, "a/rolled").committed_end()),
         "RELEASED": str(load_manifest(store, "b/released").committed_end()),
     }

@@ -6,8 +6,6 @@ import pytest
 
 from tests.contracts.contracts import CONTRACTS, REWRITE, SNAPSHOTS, difference
 
-pytestmark = pytest.mark.usefixtures("decoding_remembered")
-
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "json-output" else name for name in CONTRACTS]

@@ -1,7 +1,7 @@
 """Generates formats/metadata/*_pb2.py from the .proto files beside them. Run by hand after a change of those.
 
 The generated check of the exact protobuf release is taken out: the code works with every release from 6.30 on, and
-``tests/formats/test_formats_metadata.py`` proves that it says what the .proto files say. So are an unused symbol
+``tests/formats/metadata/test_messages.py`` proves that it says what the .proto files say. So are an unused symbol
 database, and offsets that only copying a descriptor in protobuf without C code uses.
 """
 

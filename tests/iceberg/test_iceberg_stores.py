@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,13 +20,11 @@ from formats.pulsar.messages import MessageDecoder, MessageOptions
 from offloader import iceberg
 from offloader.errors import StoreUnavailable, Trimmed
 from tests.cli.reading_verbs import Offloader
-from tests.conftest import S3Place
 from tests.formats.pulsar_entries import recorded
-from tests.iceberg.lake import Lake, named_files, rows_by_duckdb, rows_of, sent
+from tests.iceberg.lake import Lake, named_files, rows_by_duckdb, sent
 from tests.iceberg.rest_catalog import rest_catalog
 from tests.support.misbehaving_servers import silent_server
-from tests.support.streams import StreamWriter, batch_of
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.streams import batch_of
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -211,57 +205,6 @@ def test_wrong_input_creates_no_table(
     assert not catalog.table_exists("lake.entries")
 
 
-@pytest.mark.process
-def test_warehouse_on_an_s3_server(
-    lake: Lake, s3_place: S3Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = StreamWriter(s3_place.open(), "t/orders")
-    writer.add([batch_of(1, 0, 100)], closes=[1])
-    writer.add([batch_of(2, 0, 100)])
-    endpoint = s3_place.options["endpoint_url"]
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_place.options["access_key"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_place.options["secret_key"])
-    arguments = [
-        *("export", "t/orders", "--store", s3_place.url, "--endpoint-url", endpoint, "--table", "lake.entries"),
-        *("--catalog", lake.catalog, "--warehouse", f"{s3_place.url}/warehouse", "--range-size", "1"),
-        *("--catalog-option", f"s3.endpoint={endpoint}", "--catalog-option", "s3.region=us-east-1"),
-    ]
-    offloader = Offloader(capsys)
-    assert offloader(*arguments).out == "t/orders: 200 new entries, exported up to 2:99\n"
-    assert offloader(*arguments).out == "t/orders: nothing new\n"
-    facts = {"s3.endpoint": endpoint, "s3.region": "us-east-1"}
-    table = load_catalog("offloader", type="sql", uri=lake.catalog, **facts).load_table("lake.entries")
-    assert rows_of(table.scan().to_arrow()) == sent(writer)
-    files: Any = pyarrow.fs.S3FileSystem(
-        access_key=s3_place.options["access_key"],
-        secret_key=s3_place.options["secret_key"],
-        endpoint_override=endpoint,
-        region="us-east-1",
-    )
-    paths = [path.removeprefix("s3://") for path in table.inspect.files()["file_path"].to_pylist()]
-    assert len(paths) == 2
-    assert sum(pq.read_metadata(path, filesystem=files).num_rows for path in paths) == 200
-
-
-@pytest.mark.process
-def test_following_export_adds_what_is_offloaded_later(lake: Lake) -> None:
-    writer = lake.writer()
-    writer.add([batch_of(1, 0, 10)])
-    command = [sys.executable, "-m", "offloader", "export", writer.stream, *places(lake), "--follow", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [*command, "--every", "200ms"], cwd=lake.folder, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for end in (9, 19, 29):
-            assert json.loads(process.stdout.readline())["end"] == f"1:{end}"
-            assert rows_by_duckdb(lake.foreign_table()) == sent(writer)
-            writer.add([batch_of(1, end + 1, 10)])
-        eventually(lambda: rows_by_duckdb(lake.foreign_table()) == sent(writer))
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
-
-
 def test_following_export_ends_though_a_library_loses_the_interrupt(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,27 +226,6 @@ def test_following_export_ends_though_a_library_loses_the_interrupt(
             signal.signal(number, handler)
     assert done.code == 130
     assert lake.data_files() == []
-
-
-@pytest.mark.process
-def test_following_export_ends_by_sigterm_after_the_range_that_it_adds(lake: Lake) -> None:
-    writer = lake.writer()
-    for ledger in range(1, 301):
-        writer.add([batch_of(ledger, 0, 2)], closes=[ledger])
-    command = [sys.executable, "-m", "offloader", "export", writer.stream, *places(lake), "--follow", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [*command, "--range-size", "1"], cwd=lake.folder, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        eventually(lambda: bool(lake.data_files()))
-        process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    done = json.loads(said)
-    assert 0 < done["entries"] < 600, "it didn't go on to the end"
-    table = lake.foreign_table()
-    assert rows_by_duckdb(table) == sent(writer)[: done["entries"]]
-    assert {str(path) for path in lake.data_files()} == set(named_files(table))
 
 
 def test_export_that_is_stopped_adds_no_further_range(lake: Lake) -> None:

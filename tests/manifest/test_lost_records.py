@@ -47,7 +47,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.hot_release import release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
-from tests.simulation.simulated_workers import SimulatedWorkers
+from tests.proof.simulation.simulated_workers import SimulatedWorkers
 
 STREAM = "many/s0"
 SEGMENTS, ENTRIES = 6, 40

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pulsar
 import pytest
@@ -156,32 +155,6 @@ def test_subscription_is_reset_to_a_message_by_its_id(from_cold: Cold, client: p
         consumer = client.subscribe(from_cold.topic, "reset by id")
         assert plain(receive(consumer, 1, and_no_more=False)) == from_cold.sent[number : number + 1]
         consumer.close()
-
-
-def test_partitioned_topic_of_every_kind_is_received_once_and_in_the_order_of_each_partition(
-    world: PluginWorld, client: pulsar.Client, count: int, tmp_path: Path
-) -> None:
-    topic, partitions = topic_of("partitioned"), 3
-    world.admin("PUT", f"{path_of(topic)}/partitions", partitions)
-    with TopicHistory(world.broker, topic, tmp_path) as history:
-        history.send_all(count if count >= LONG else 600)
-    for number in range(partitions):
-        each = f"{topic}-partition-{number}"
-        world.await_committed(each)
-        ledgers = world.offload(each)
-        world.forget(each, ledgers)
-        assert ledgers
-        assert len(ledgers) * partitions >= LEDGERS_MIN_LONG or count < LONG
-        assert [ledger for ledger in ledgers if world.bookie_has(ledger)] == []
-    before = world.bytes_read()
-    consumer = client.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest)
-    found = receive(consumer, len(history.sent))
-    assert sorted(plain(found)) == sorted(history.sent)
-    numbered = [(each.message_id().partition(), *each.data().split(b" ", 2)[:2]) for each in found]
-    for number in range(partitions):
-        own = [int(place) for partition, kind, place in numbered if partition == number and kind != b"commit"]
-        assert own == sorted(own)
-    assert world.bytes_read() > before + sum(len(message.value) for message in history.sent) // 4
 
 
 def test_key_shared_consumers_receive_every_key_in_order(from_cold: Cold, client: pulsar.Client) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TypeVar
 
 import pytest
 
@@ -12,11 +10,10 @@ from formats.documents import group_key
 from formats.entries import Position
 from formats.manifest import Truncate
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError, StoreUnavailable, Unsupported
-from offloader.manifest.boundary import listed
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cuts import Cut
-from offloader.retention.group_service import ReaderGroups, open_reader_groups
+from offloader.retention.group_service import ReaderGroups
 from offloader.retention.reader_groups import (
     CHECKPOINTS_MAX,
     GROUP_STREAMS_MAX,
@@ -24,13 +21,9 @@ from offloader.retention.reader_groups import (
     RetentionType,
 )
 from offloader.retention.subscribers import open_retention
-from offloader.store.base import ObjectStore
-from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
 from tests.retention.grouped_streams import ONE, TWO, Bench, at, is_published
 from tests.support.manifests import segment_edits
-
-_Answer = TypeVar("_Answer")
 
 
 def test_an_automatic_group_publishes_when_the_last_reader_has_passed() -> None:
@@ -367,64 +360,6 @@ def test_group_registers_again_in_a_recreated_stream() -> None:
     bench.pass_all("c2")
     assert bench.groups.tick("rg", renew_ms=10**9).group.to_do == ()
     assert bench.cuts() == {ONE: "0.0=1:5", TWO: "0.0=1:20"}
-
-
-class Stalled(StoreWrapper):
-    """The store of a process that stalls before one of its calls, and dies at a later one."""
-
-    def __init__(self, inner: ObjectStore, stall_call: int, last_call: int, meanwhile: Callable[[], object]) -> None:
-        super().__init__(inner)
-        self._stall_call, self._last_call, self._meanwhile = stall_call, last_call, meanwhile
-        self.calls = 0
-
-    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
-        self.calls += 1
-        if self.calls == self._stall_call:
-            self._meanwhile()
-        if self.calls > self._last_call:
-            raise StoreUnavailable(f"the process died before {request.verb} of {request.key}")
-        return call()
-
-
-@pytest.mark.parametrize("registered_before", [False, True])
-@pytest.mark.parametrize("has_registry", [False, True])
-@pytest.mark.parametrize("end", ["delete", "update"])
-def test_process_that_stalls_while_registering_a_group_and_dies_leaves_no_subscriber(
-    end: str, has_registry: bool, registered_before: bool
-) -> None:
-    config = GroupConfig([ONE], RetentionType.MANUAL)
-
-    def is_left(stall_call: int, last_call: int) -> tuple[bool, int]:
-        bench = Bench()
-        others = bench.open()
-        if not has_registry:
-            bench.memory.delete([info.key for info in listed(bench.memory, f"{ONE}/retention/")])
-        bench.store.set_faults([Fault(call=1, verb="put", key_part="one/retention/", calls=1)])
-        owing = bench.groups.create("late", config).group
-        assert [row.action for row in owing.to_do] == ["add"]
-
-        def meanwhile() -> None:
-            if registered_before:
-                others.settle("late")
-            if end == "delete":
-                others.delete("late")
-            else:
-                others.update("late", 0, GroupConfig([ONE], RetentionType.NONE))
-            assert others.settle("late").group.to_do == ()
-
-        store = Stalled(bench.memory, stall_call, last_call, meanwhile)
-        with suppress(StoreUnavailable):
-            open_reader_groups(store, clock=bench.clock).settle("late")
-        if store.calls < stall_call:
-            meanwhile()
-        others.settle("late")
-        return "late" in open_retention(bench.memory, ONE, clock=bench.clock).registry().subscribers, store.calls
-
-    left, calls = is_left(100, 100)
-    assert not left
-    assert calls > 4
-    pairs = [(stall, last) for stall in range(1, calls + 1) for last in range(stall, calls + 3)]
-    assert [pair for pair in pairs if is_left(*pair)[0]] == []
 
 
 def test_a_view_is_as_old_as_the_group_allows() -> None:

@@ -23,11 +23,11 @@ from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from services.servers import free_port
 from tests.ledgers.pulsar_bench import PulsarBench
-from tests.ledgers.test_broker_settings import GOOD
 from tests.support.broker_requests import STREAM
 from tests.support.certificates import Authority
 from tests.support.http_process import http_process
 from tests.support.streams import StreamWriter, batch_of
+from tests.test_doctor_broker_settings import GOOD
 
 _names = itertools.count()
 BROKERS: dict[str, Any] = {"access": {"broker_tokens": ["env:BROKER"]}}

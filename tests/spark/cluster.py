@@ -15,7 +15,7 @@ from types import TracebackType
 import pyspark
 
 from offloader.spark.session import require_java
-from tests.support.jvm_archive import JVM_VARIABLES
+from tests.support.jvm_options import JVM_VARIABLES
 from tests.support.waiting import eventually
 from tests.support.wheel import link_packages, required
 

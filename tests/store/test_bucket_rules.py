@@ -22,7 +22,7 @@ from offloader.store.bucket_rules import (
 )
 from offloader.store.open import open_store
 from offloader.store.wrappers import bucket_of
-from tests.conftest import S3Place, Servers
+from tests.support.server_fixtures import S3Place, Servers
 
 ROOT = "pulsar/"
 
@@ -183,8 +183,7 @@ class Made:
 
 
 @pytest.fixture
-def minio(servers: Servers, exercises: Any) -> S3Place:
-    exercises("minio")
+def minio(servers: Servers) -> S3Place:
     return servers.place("minio")
 
 

@@ -32,12 +32,10 @@ from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartIn
 from offloader.store.open import open_store
 from offloader.store.s3_responses import composite_crc32c, composite_etag, meaning_of
 from offloader.store.wrappers import requests_of
-from tests.support.misbehaving_servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server
+from tests.support.misbehaving_servers import Answer, LosingProxy, ScriptedServer, slow_server
 
 KEYS: dict[str, Any] = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
 ONCE = StoreSettings(retries_max=0)
-#: For servers that never answer.
-HASTY = StoreSettings(connect_timeout_s=0.5, read_timeout_s=0.5, retries_max=0)
 
 
 def opened(url: str, settings: StoreSettings = ONCE) -> ObjectStore:
@@ -64,17 +62,6 @@ CALLS = {
     "parts": lambda store: store.list_parts("k", "u"),
 }
 READS = ("head", "get", "list", "uploads", "parts")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CALLS)
-def test_a_server_that_never_answers_runs_into_the_deadline(name: str) -> None:
-    """A read changed nothing; a write that was sent may have happened."""
-    with silent_server() as url:
-        store = opened(url, HASTY)
-        with pytest.raises(StoreUnavailable if name in READS else OutcomeUnknown):
-            CALLS[name](store)
-        store.close()
 
 
 @pytest.mark.slow

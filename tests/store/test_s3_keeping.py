@@ -14,14 +14,13 @@ from offloader.store.open import open_store
 from offloader.store.s3 import CLASS_BYTES_MIN, keeping_of
 from offloader.store.s3_client import open_client
 from offloader.store.s3_responses import meaning_of
-from tests.conftest import S3Place, Servers
+from tests.support.server_fixtures import S3Place, Servers
 
 PART_BYTES = 5 * 1024 * 1024
 
 
 @pytest.fixture
-def moto(servers: Servers, exercises: Any) -> S3Place:
-    exercises("moto")
+def moto(servers: Servers) -> S3Place:
     return servers.place("moto")
 
 
@@ -101,8 +100,7 @@ def test_other_stores_refuse_s3_only_settings(tmp_path: Path, name: str) -> None
     open_store("memory://read-with-the-same-settings", settings=settings, read_only=True).close()
 
 
-def test_unsupported_storage_class_is_an_error(servers: Servers, exercises: Any) -> None:
-    exercises("minio")
+def test_unsupported_storage_class_is_an_error(servers: Servers) -> None:
     store = opened(servers.place("minio"), storage_class="STANDARD_IA")
     with pytest.raises(InvalidCall, match="InvalidStorageClass") as caught:
         store.put("large", bytes(CLASS_BYTES_MIN))

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from offloader.spark.session import require_java
-from tests.support.jvm_archive import JVM_VARIABLES
+from tests.support.jvm_options import JVM_VARIABLES
 
 __all__ = ["run"]
 

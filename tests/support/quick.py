@@ -27,7 +27,7 @@ __all__ = ["EXAMPLES_MAX", "Guard", "fewer_examples", "is_quick", "is_wholly_exc
 
 #: Audit events of the interpreter that come before a new process.
 STARTS = frozenset({"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
-#: Examples of one property in a quick run.
+#: Examples of one property in the gate.
 EXAMPLES_MAX = 25
 #: Runs of one state machine, which are of dozens of steps each.
 MACHINE_RUNS_MAX = 5

@@ -1,6 +1,6 @@
 """A serving process as somebody might find it: what ``ServiceView`` answers, set by hand.
 
-The documents have the fields that the real one gives (``tests/service/test_staged_view.py`` compares them).
+The documents have the fields that the real one gives (``tests/service/test_queries_staged_view.py`` compares them).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.keys import new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Edit, Failed, LedgerClosed, LedgersDeleted, Offloaded, decode_record
 from formats.summary import SegmentSummary
-from offloader.errors import Corrupt, Fenced, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import Corrupt, Fenced, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -172,23 +172,6 @@ def test_interrupted_backfill_commits_the_contiguous_prefix_and_continues(bench:
     assert bench.data_puts() - sent < len(whole.offloaded())
     assert result.committed == bench.expected[-1][0]
     assert stored_entries(bench.memory, STREAM) == bench.expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("call", range(1, 40, 3))
-@pytest.mark.parametrize(("error", "after"), [(StoreUnavailable, False), (OutcomeUnknown, True)])
-def test_later_run_completes_a_backfill_failing_at_any_call(
-    bench: Bench, call: int, error: type[StoreUnavailable], after: bool
-) -> None:
-    bench.append(300)
-    bench.store.set_faults([Fault(call=call, calls=2, error=error, after=after)])
-    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
-        bench.offloader.history.backfill(bench.source, STREAM)
-    bench.store.set_faults([])
-    stored = list(bench.expected)
-    result = bench.offloader.history.backfill(bench.source, STREAM)
-    assert result.errors == []
-    assert stored_entries(bench.memory, STREAM) == stored
 
 
 def test_a_run_that_loses_the_stream_ends_fenced_and_commits_nothing_more(bench: Bench) -> None:

@@ -1,0 +1,122 @@
+"""What pages lead to exists: links and headings, files, tests, verbs of ``./dev``, profiles of Compose."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from tests.docs.worlds import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(ROOT / name / "README.md" for name in ("deploy", "pulsar-plugin")),
+    *sorted(DOCS.rglob("*.md")),
+]
+#: Decisions name files as they were.
+CURRENT = [path for path in PAGES if path.parent.name != "decisions" and path.name != "CHANGELOG.md"]
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """Headings as code hosts name them: lower case, punctuation dropped, blanks as hyphens."""
+    headings = re.findall(r"^#+ (.+)$", without_code(path.read_text(encoding="utf-8")), re.M)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain)
+
+
+def broken_links(path: Path) -> list[str]:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(path.read_text(encoding="utf-8"))):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if re.match(r"[a-z+]+:", link):
+            continue
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    assert {str(path): links for path in PAGES if (links := broken_links(path))} == {}
+
+
+def test_broken_files_and_headings_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `heading`, here\n\n[1](#a-heading-here) [2](#elsewhere) [3](absent.md) [4](https://example.org/x)\n"
+        "```text\n# no heading\n[5](absent-too.md)\n```\n[6](page.md#no-heading)\n",
+        encoding="utf-8",
+    )
+    assert broken_links(page) == ["#elsewhere", "absent.md", "page.md#no-heading"]
+
+
+def test_site_shows_every_page() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    shown = [
+        ROOT / name.removeprefix("project/") if name.startswith("project/") else DOCS / name
+        for name in re.findall(r"- (?:[\w ]+: )?(\S+\.md)$", nav, re.M)
+    ]
+    assert sorted(shown) == sorted(PAGES)
+
+
+def test_files_named_in_pages_exist() -> None:
+    folders = "tests|docs|services|offloader|formats|deploy|benchmarks|pulsar-plugin|\\.github|\\.ci"
+    named = re.compile(rf"`((?:{folders})/[\w./-]*\w/?)`")
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in CURRENT
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if "NAME" not in name and not (ROOT / name).exists()
+    }
+    assert missing == set()
+
+
+def test_dev_verbs_named_in_pages_exist() -> None:
+    usage = (ROOT / "dev").read_text(encoding="utf-8").partition("usage() {")[2].partition("\n}\n")[0]
+    known = set(re.findall(r"^  ([a-z]+)  ", usage, re.M))
+    named = {verb for path in CURRENT for verb in re.findall(r"\./dev ([a-z]+)", path.read_text(encoding="utf-8"))}
+    assert {"demo", "test"} <= named <= known
+
+
+def test_compose_profiles_named_in_pages_exist() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"].values()
+    text = "".join(path.read_text(encoding="utf-8") for path in CURRENT)
+    named = set(re.findall(r"docker compose --profile (\w+)", text))
+    assert named
+    assert named <= {name for service in services for name in service.get("profiles", ())}
+
+
+def test_demo_line_against_minio_has_the_keys_of_the_compose_file() -> None:
+    text = (DOCS / "tutorials" / "demo.md").read_text(encoding="utf-8")
+    compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^AWS_ACCESS_KEY_ID=.*$", text, re.M)
+    values = re.fullmatch(
+        r"AWS_ACCESS_KEY_ID=(\S+) AWS_SECRET_ACCESS_KEY=(\S+) \./dev demo "
+        r"--store s3://([^/]+)/\S+ --endpoint-url http://127\.0\.0\.1:(\d+)",
+        line,
+    )
+    assert values is not None
+    assert [value for value in values.groups() if value not in compose] == []
+
+
+def test_each_sentence_of_pip_76_names_tests_that_exist() -> None:
+    text = (DOCS / "explanation" / "pip-76.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| ---", "| PIP-76"))]
+    assert len(rows) > 25
+    missing = []
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
+        assert named, f"no test in: {row}"
+        for path, name in named:
+            text = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).exists() else ""
+            if not re.search(rf"^ *(?:def|class) {name or 'test_'}", text, re.M):
+                missing.append(f"{path}::{name}")
+    assert missing == []

@@ -1,0 +1,74 @@
+"""README.md: measured figures, defaults and limits."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from benchmarks.bench_peers import RESULTS
+from benchmarks.peers.kinds import KINDS
+from benchmarks.peers.readable import TIERS
+from benchmarks.peers.report import rendered
+from offloader.settings import Settings
+from offloader.settings.layered import SettingsFile
+from tests.docs.worlds import ROOT
+
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def figures(text: str, column: str) -> dict[str, list[float]]:
+    """First cell of a row -> the numbers in ``column``, of the first table whose header names it."""
+    (header, *rows) = next(
+        table.splitlines() for table in re.findall(r"(?:^\|.*\|\n)+", text, re.M) if column in table.split("\n")[0]
+    )
+    place = [cell.strip(" *") for cell in header.split("|")].index(column)
+    cells = [row.split("|") for row in rows[1:]]
+    return {row[1].strip(): [float(each) for each in re.findall(r"\d[\d.]*", row[place])] for row in cells}
+
+
+@pytest.mark.parametrize(
+    ("in_readme", "in_peers"), [("offloader", "offloader"), ("Pulsar's offloader", "Pulsar's jcloud offloader")]
+)
+def test_readme_figures_are_those_of_the_benchmarks_without_added_delay(in_readme: str, in_peers: str) -> None:
+    peers = figures(BENCHMARKS, in_peers)
+    rows = {
+        "offload, MB/s": "offload, MB/s",
+        "read, MB/s": "read, MB/s",
+        "one entry, ms": "one entry, ms: median, 99th percentile",
+        "price to offload a GiB, $": "price to offload a GiB, $",
+        "price to read a GiB, $": "price to read a GiB, $",
+        "memory to offload, MiB": "memory to offload, MiB",
+    }
+    shown = {name: values for name, values in figures(TEXT, in_readme).items() if values}
+    assert shown == {name: peers[row][:1] for name, row in rows.items()}
+
+
+def test_benchmarks_page_is_rendered_from_the_kept_results_of_every_peer() -> None:
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert rendered(results) == BENCHMARKS, "./dev bench peers --only --no-report keeps results, without it makes this"
+    assert {name: set(cells) for name, cells in results["cells"].items()} == {name: {"0", "30"} for name in KINDS}
+    assert {name: set(cells) for name, cells in results["readable"].items()} == {name: {"0", "30"} for name in TIERS}
+    assert "not measured" not in BENCHMARKS
+
+
+def test_readme_limits_are_the_settings() -> None:
+    (mebibytes,) = re.findall(r"An entry is at most (\d+) MiB \(`entry_size_max`\)", TEXT)
+    assert Settings().offload.entry_bytes_max == int(mebibytes) * 1024 * 1024
+
+
+def test_readme_names_the_deletion_defaults() -> None:
+    """Nothing from the store; hot copies after four hours; segments can be restored for a day."""
+    rows = [each.as_json() for each in SettingsFile().values_of("").values()]
+    defaults = {row["name"]: row["value"] for row in rows}
+    section = TEXT.partition("\n## What is deleted, and when\n")[2].partition("\n## ")[0]
+    assert {name: defaults.get(name) for name in re.findall(r"`([a-z]+\.[a-z_]+)(?: = true)?`", section)} == {
+        "cleanup.delete": False,
+        "retention.policy": "keep",
+        "retention.keep": "0s",
+        "retention.keep_size": "0B",
+        "offload.deletion_lag": "4h",
+    }
+    assert defaults["cleanup.grace_period"] == "1d"
