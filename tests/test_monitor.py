@@ -332,6 +332,7 @@ def test_weak_store_with_a_single_writer_is_reported_in_the_status(tmp_path: Pat
     assert document["store"]["url"] == store.url
 
 
+@pytest.mark.slow
 def test_hanging_source_delays_a_look_once_and_what_was_known_is_shown() -> None:
     clock, go_on = ManualClock(), threading.Event()
     observation, _ = observed(clock)

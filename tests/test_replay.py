@@ -70,6 +70,7 @@ def test_only_the_range_is_sent(place: Place) -> None:
     assert place.arrived == [Position(7, 38), Position(7, 39), Position(9, 0), Position(12, 0), Position(12, 1)]
 
 
+@pytest.mark.slow
 def test_concurrent_replays_of_a_stream_to_one_topic_are_refused(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_concurrent_replays_of_a_stream_to_one_topic_are_refused(
     assert place.arrived == [*ALL, *ALL[40:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["_target_end", "_leased"])
 def test_replay_that_stalls_before_it_sends_repeats_nothing_that_another_one_sent_meanwhile(
     place: Place, monkeypatch: pytest.MonkeyPatch, step: str

@@ -211,6 +211,7 @@ def test_every_option_that_takes_a_time_is_tested() -> None:
     assert set(options_with_times()) == {*TIMES, ("demo", "time_field")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [*FORMS, "1h", "yesterday"])
 @pytest.mark.parametrize(("verb", "name"), TIMES)
 def test_option_takes_every_form_of_a_time(
@@ -241,6 +242,7 @@ def _fields() -> Any:
     return [each for each in SourceOptions.__dataclass_fields__.values() if "option" in each.metadata]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_python_takes_every_form_of_a_time(store: ObjectStore, form: str) -> None:
     before_ms = SystemClock().now_ms()

@@ -91,6 +91,7 @@ def test_table_has_every_command_with_a_store() -> None:
     assert with_store() == COMMANDS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_takes_the_store_from_the_settings_file(command: str, offloader: Offloader, tmp_path: Path) -> None:
     url, config = place(tmp_path)
@@ -102,6 +103,7 @@ def test_command_takes_the_store_from_the_settings_file(command: str, offloader:
         assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_without_a_store_names_both_ways(command: str, offloader: Offloader, tmp_path: Path) -> None:
     done = offloader(*command.split(), *COMMANDS[command])

@@ -243,6 +243,7 @@ def test_a_ledger_database_that_the_manifest_does_not_know_is_a_problem(
     assert f"offloader accept-source {STREAM}" in rows[f"stream {STREAM}"]["hint"]
 
 
+@pytest.mark.slow
 def test_report_fits_a_hundred_columns_and_loses_no_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Problems, warnings and what is fine, of a store with long names, beside what ``--json`` says."""
     long = f"tenant-{'x' * 60}/namespace-{'y' * 60}/persistent/topic-{'z' * 60}"

@@ -112,6 +112,7 @@ def test_an_admin_interface_that_explains_entries_is_fine(bench: PulsarBench) ->
     assert (outcome, "explains single entries of 1 topics" in what) == (Outcome.OK, True)
 
 
+@pytest.mark.slow
 def test_doctor_command_runs_the_pulsar_checks(
     bench: PulsarBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +145,7 @@ def log_lines(count: int) -> list[bytes]:
     ]
 
 
+@pytest.mark.slow
 def test_compression_of_topics_is_measured_before_anything_is_offloaded(tmp_path: Path) -> None:
     names = [f"persistent://public/default/{name}" for name in ("logs", "noise", "few", "stored", "packed", "empty")]
     bench = PulsarBench(*names)

@@ -96,6 +96,7 @@ EACH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", EACH)
 @pytest.mark.parametrize("name", [TOPIC, STREAM])
 def test_verb_is_about_each_partition(offloader: Offloader, verb: str, name: str) -> None:
@@ -119,6 +120,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", WHOLE)
 def test_verb_is_about_the_topic_as_one(offloader: Offloader, verb: str) -> None:
     done = offloader(*verb.split(), TOPIC, *WHOLE[verb])
@@ -149,6 +151,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", REFUSED)
 def test_what_is_of_one_stream_is_refused_and_names_the_partitions(
     offloader: Offloader, topic: Topic, verb: str

@@ -38,6 +38,7 @@ def offloader(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     return Offloader(capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [TOPIC, STREAM])
 def test_topic_with_partitions_is_read_by_publish_time(offloader: Offloader, name: str) -> None:
     assert offloader("read", name).out.splitlines() == ["1:0", "2:0", "2:1", "1:1"]
@@ -66,6 +67,7 @@ def test_topic_without_partitions_is_its_stream(offloader: Offloader) -> None:
     assert offloader.refuses("read", "persistent://plain")[0] == 2
 
 
+@pytest.mark.slow
 def test_other_verbs_take_topics_and_their_partitions(offloader: Offloader) -> None:
     segments = offloader("segments", TOPIC, "--json").rows
     assert [row["stream"] for row in segments] == [f"{STREAM}-partition-0", f"{STREAM}-partition-1"]

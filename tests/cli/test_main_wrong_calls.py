@@ -120,6 +120,7 @@ def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: st
     assert sorted(str(path) for path in folder.rglob("*")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [
@@ -147,6 +148,7 @@ def test_wrong_stream_name_is_refused_before_the_store_is_written(
     assert changes(store_url) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "text"),
     [

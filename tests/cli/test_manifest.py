@@ -129,6 +129,7 @@ def test_rebuild_dry_run_prints_the_plan_that_rebuild_then_applies(
     assert "can be read" in err
 
 
+@pytest.mark.slow
 def test_expire_deletes_checkpointed_records_and_dead_incarnations(
     capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter, tmp_path: Path
 ) -> None:

@@ -241,6 +241,7 @@ def sealed(key: rsa.RSAPrivateKey, plain: bytes, **more: Any) -> bytes:
 Keys = dict[str, tuple[rsa.RSAPrivateKey, Path]]
 
 
+@pytest.mark.slow
 def test_messages_are_decrypted_with_a_key_that_is_named(
     offloader: Offloader, writer: StreamWriter, keys: Keys
 ) -> None:

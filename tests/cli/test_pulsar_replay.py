@@ -55,6 +55,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return code, out, err
 
 
+@pytest.mark.slow
 def test_a_stream_is_sent_and_the_same_command_again_sends_nothing(
     told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_stream_is_sent_and_the_same_command_again_sends_nothing(
     }
 
 
+@pytest.mark.slow
 def test_a_range_by_position_and_by_time(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     words = [STREAM, "--to", TARGET, *told.options]
     assert run(capsys, *words, "--from", "7:38", "--until", "9:0")[0] == 0
@@ -106,6 +108,7 @@ def recent_stream(told: Told, ages_s: list[int]) -> None:
     StreamWriter(told.store, "t/n/persistent/recent").add([batch])
 
 
+@pytest.mark.slow
 def test_finished_replay_from_a_relative_time_is_not_begun_again_unless_told(
     told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +151,7 @@ def test_progress_file_of_another_replay_says_nothing_of_a_relative_time(
     assert told.place.arrived == [Position(3, 1)]
 
 
+@pytest.mark.slow
 def test_sent_entries_may_be_truncated_before_the_replay_continues(
     told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +164,7 @@ def test_sent_entries_may_be_truncated_before_the_replay_continues(
     assert told.place.arrived == ALL
 
 
+@pytest.mark.slow
 def test_replay_does_not_continue_silently_behind_entries_that_were_truncated_unsent(
     told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +180,7 @@ def test_replay_does_not_continue_silently_behind_entries_that_were_truncated_un
     assert told.place.arrived == ALL[:20] + ALL[30:]
 
 
+@pytest.mark.slow
 def test_ledger_may_be_deleted_that_was_sent_to_its_end(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     words = [STREAM, "--to", TARGET, *told.options, "--from", "7:0"]
     assert run(capsys, *words, "--until", "7:39")[0] == 0

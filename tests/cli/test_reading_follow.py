@@ -39,6 +39,7 @@ def test_entries_that_are_not_offloaded_are_followed_from_the_ledger_database(
         assert cold.out.splitlines() == ["a", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--follow", "--limit", "4"), ("--count",)])
 def test_entries_of_another_ledger_database_are_not_read_as_the_streams(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...]

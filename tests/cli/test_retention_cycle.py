@@ -109,6 +109,7 @@ def test_failing_stream_is_reported_and_others_are_truncated(offloader: Offloade
     assert "nothing of the stream is deleted by retention" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code", "words"), [("a/b/persistent/nowhere", 3, "isn't in"), ("a//b", 2, "stream name 'a//b'")]
 )
@@ -191,6 +192,7 @@ def test_keep_option_takes_nothing_of_what_the_settings_keep_at_least(aged: Offl
     assert (refused.code, "keep_at_least = 2d is above keep = 1d" in refused.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_more_than_half_needs_approval_since_the_first_decision_that_let_it_go(
     aged: Offloader, store: ObjectStore
 ) -> None:

@@ -73,6 +73,7 @@ def test_entries_not_offloaded_are_given_up_only_with_force(
     assert load_manifest(store, "orders").head == places[47]
 
 
+@pytest.mark.slow
 def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offloader, store: ObjectStore) -> None:
     for number in (0, 1, 2):
         written(store, f"orders-partition-{number}")

@@ -282,6 +282,7 @@ def test_retirement_in_a_folded_record_is_as_young_as_the_checkpoint() -> None:
     assert bench.run().swept.purged == 2
 
 
+@pytest.mark.slow
 def test_segments_are_purged_although_records_are_kept_for_less_than_the_grace_period() -> None:
     bench = Bench(grace_hours=100)
     bench.truncate(3)

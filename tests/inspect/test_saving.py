@@ -54,6 +54,7 @@ def share(record: SegmentRecord) -> float:
     return record.object_bytes / record.content.payload_bytes
 
 
+@pytest.mark.slow
 def test_estimated_size_is_what_compression_makes_of_the_same_entries(tmp_path: Path) -> None:
     plain, packed = open_store("memory://saving-plain"), open_store("memory://saving-packed")
     lines = log_lines(20_000)

@@ -10,6 +10,7 @@ from offloader.ledgers.base import LedgerInfo, newest_given
 Runs = tuple[tuple[int, int], ...]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ledgers", "newest"),
     [

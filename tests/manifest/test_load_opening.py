@@ -58,6 +58,7 @@ def test_first_entry_of_a_cold_stream_takes_five_requests_after_each_other(memor
     assert shortest(chain, 5) == 5
 
 
+@pytest.mark.slow
 def test_first_segment_of_a_new_stream_is_assigned_after_nine_requests(tmp_path: Path) -> None:
     def chain() -> int:
         store = DistantStore(open_store(f"memory://{uuid.uuid4().hex}"))

@@ -292,6 +292,7 @@ def test_a_readable_manifest_that_lost_its_entry_gets_it_back(lost: bytes | None
     writer.log.commit([LedgerClosed(9, 9)])
 
 
+@pytest.mark.slow
 def test_rebuild_of_a_stream_without_an_entry_that_was_killed_is_done_again() -> None:
     """What it left can be read, and has only some of the segments."""
     for puts in range(100):

@@ -86,6 +86,7 @@ KINDS = ("arrow", "duckdb", "polars", "pandas")
 # Rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_table_has_the_entries_that_were_sent(
     store: ObjectStore, writer: StreamWriter, kind: str
@@ -96,6 +97,7 @@ def test_every_kind_of_table_has_the_entries_that_were_sent(
     assert rows(table_of(kind, store, TOPIC)) == sent(writer.entries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_bounds_are_positions_or_publish_times_as_of_the_reader(
     store: ObjectStore, writer: StreamWriter, kind: str
@@ -113,6 +115,7 @@ def test_bounds_are_positions_or_publish_times_as_of_the_reader(
     assert rows(table_of(kind, store, STREAM, from_time="2100-01-01")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_are_chosen_in_the_wanted_order(store: ObjectStore, writer: StreamWriter, kind: str) -> None:
     table = table_of(kind, store, STREAM, columns=["entry_id", "ledger_id"])
@@ -123,6 +126,7 @@ def test_columns_are_chosen_in_the_wanted_order(store: ObjectStore, writer: Stre
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_topic_with_partitions_is_one_table_in_the_order_of_publish_times(store: ObjectStore, kind: str) -> None:
     names = [f"{STREAM}-partition-{number}" for number in range(3)]
@@ -244,6 +248,7 @@ def test_small_batches_are_joined_and_large_ones_are_not_copied() -> None:
 # Errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("options", "kind_of_error", "text"),

@@ -72,6 +72,7 @@ def databases(tmp_path: Path, store: ObjectStore) -> Iterator[Callable[[str], Em
         each.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("priority", ["tiered-storage-first", "bookkeeper-first"])
 @pytest.mark.parametrize("read", READS)
 def test_another_database_is_refused_by_every_read(

@@ -84,6 +84,7 @@ def recorded_topics(prefix: str) -> Iterator[str]:
     return (topic for topic in TOPICS if topic.startswith(prefix))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", [*recorded_topics("kv-"), *recorded_topics("of-")])
 def test_values_are_what_the_java_client_was_given(offloader: Offloader, tmp_path: Path, topic: str) -> None:
     found = Recorded(tmp_path, offloader, topic)
@@ -97,6 +98,7 @@ def test_values_are_what_the_java_client_was_given(offloader: Offloader, tmp_pat
     assert [json.loads(line.split("\t")[3]) for line in lines] == SENT[topic]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", list(recorded_topics("encrypted-java-")))
 def test_messages_under_an_ec_or_rsa_key_of_the_java_client_are_decrypted(
     offloader: Offloader, tmp_path: Path, topic: str

@@ -192,6 +192,7 @@ class Aged(Bench):
 THREE_DAYS = [72 - number for number in range(73)]
 
 
+@pytest.mark.slow
 def test_first_cycle_starts_existing_data_within_one_segment_of_keep() -> None:
     bench = Aged(keep_seconds=DAY_S)
     bench.add(STREAM, THREE_DAYS)
@@ -210,6 +211,7 @@ def test_first_cycle_starts_existing_data_within_one_segment_of_keep() -> None:
     assert bench.head() == before
 
 
+@pytest.mark.slow
 def test_existing_data_is_cut_by_size_and_by_the_limit_that_is_reached_first() -> None:
     for retention, ledger in (
         ({"keep_bytes": 100 * KIB}, 64),
@@ -225,6 +227,7 @@ def test_existing_data_is_cut_by_size_and_by_the_limit_that_is_reached_first() -
         assert bench.head() == (None if ledger is None else Position(ledger, 0)), retention
 
 
+@pytest.mark.slow
 def test_entries_without_publish_times_stay_until_a_recorded_cut_is_old_enough() -> None:
     bench = Aged(keep_seconds=DAY_S)
     bench.add(STREAM, THREE_DAYS[:10])

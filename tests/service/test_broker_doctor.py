@@ -66,6 +66,7 @@ def with_offloaded(bench: PulsarBench, store: ObjectStore, entries: int = 10) ->
     return writer
 
 
+@pytest.mark.slow
 def test_endpoint_that_serves_brokers_and_their_ledgers_is_fine(
     bench: PulsarBench, store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_service_without_routes_for_brokers_is_named_as_older(bench: PulsarBench
     assert "an older version" in hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sections", [{}, {"access": {"broker_tokens": ["env:OTHER"]}}])
 def test_missing_and_wrong_tokens_are_named(bench: PulsarBench, tmp_path: Path, sections: dict[str, Any]) -> None:
     with http_process(tmp_path, BROKERS, streams=(), environ=ENVIRON) as (http, _):
@@ -117,6 +119,7 @@ def test_token_goes_to_no_host_that_nobody_named() -> None:
         assert not may_have_token("", Settings.of(sections))
 
 
+@pytest.mark.slow
 def test_expired_certificate_is_named(bench: PulsarBench, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     environ = {CA_VARIABLE: str(authority.ca_file)}
@@ -134,6 +137,7 @@ def test_expired_certificate_is_named(bench: PulsarBench, tmp_path: Path) -> Non
         assert ("renew it" in hint, kind) == (True, ErrorKind.DENIED)
 
 
+@pytest.mark.slow
 def test_other_cluster_is_named(bench: PulsarBench, store: ObjectStore, tmp_path: Path) -> None:
     with http_process(tmp_path, {"broker": {"source": "east"}}, streams=(), store=store) as (http, _):
         [(what, hint, _)] = problems(asked(bench, http.url, broker={"source": "west"}))
@@ -141,6 +145,7 @@ def test_other_cluster_is_named(bench: PulsarBench, store: ObjectStore, tmp_path
     assert "broker.source" in hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -157,6 +162,7 @@ def test_ledgers_that_are_gone_are_named(
     assert (said in what, "trim the topic" in hint, kind) == (True, True, ErrorKind.NOT_FOUND)
 
 
+@pytest.mark.slow
 def test_unknown_ledgers_and_another_clusters_are_named(bench: PulsarBench, store: ObjectStore, tmp_path: Path) -> None:
     with_offloaded(bench, store, entries=9)
     with http_process(tmp_path, streams=(), store=store) as (http, _):
@@ -169,6 +175,7 @@ def test_unknown_ledgers_and_another_clusters_are_named(bench: PulsarBench, stor
     assert "offloader adopt" in hint
 
 
+@pytest.mark.slow
 def test_broker_that_does_not_say_it_is_asked_where_this_service_is(bench: PulsarBench, tmp_path: Path) -> None:
     with http_process(tmp_path, streams=()) as (http, _):
         assert problems(asked(bench, "", serve={"url": http.url})) == []

@@ -122,6 +122,7 @@ def test_committed_means_that_a_lost_record_would_be_noticed(store: ObjectStore,
     assert read_boundary(store, STREAM, state.incarnation).boundary.newest_id == state.record_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("created_ms", [-1, -5, 2**63, 10**30])
 def test_impossible_time_of_a_ledger_is_refused_and_not_recorded(
     store: ObjectStore, tmp_path: Path, created_ms: int
@@ -288,6 +289,7 @@ def test_whole_ledger_in_front_is_asked_for_once_the_owner_has_found_that_nobody
     assert (state.committed_end(), state.committed_from) == (Position(9, 9), None)
 
 
+@pytest.mark.slow
 def test_overlapping_attempts_and_a_delete_of_the_old_one_first(store: ObjectStore, tmp_path: Path) -> None:
     """As a broker does it after an unload: the old attempt still runs, and is deleted before the new one begins."""
     writer = with_gaps(store)

@@ -46,6 +46,7 @@ def append(source: EmbeddedStream, count: int = 40) -> Position:
     return source.append([b"x" * 100] * count)[-1].last
 
 
+@pytest.mark.slow
 def test_streams_of_several_providers_are_offloaded_and_drained(store: FaultyStore, database: EmbeddedLedgers) -> None:
     one, two = HeldFeed("one"), HeldFeed("two")
     sources = {name: database.open_stream(name) for name in (ORDERS, BILLS)}
@@ -166,6 +167,7 @@ def test_standby_stream_takes_over_when_activated_and_fences_the_other_process(
     assert len(stored_entries(store, ORDERS)) == appended + 80
 
 
+@pytest.mark.slow
 def test_feed_that_waits_for_its_next_start_is_not_started_after_its_stop(store: FaultyStore) -> None:
     """Else it listens in a process that ends, and nothing stops it any more."""
     clock, feed = ManualClock(), HeldFeed("held", [StoreUnavailable("the port is taken")])
@@ -517,6 +519,7 @@ def test_status_file_of_a_stopped_process_says_so(
     assert [(row["stream"], row["mode"]) for row in rows] == [(ORDERS, "stopped")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ledger", "none", "streaming", "nothing is served"])
 def test_status_file_is_kept_up_to_date_whatever_the_method(
     store: FaultyStore, database: EmbeddedLedgers, tmp_path: Path, method: str
@@ -604,6 +607,7 @@ def test_cleanup_of_more_than_half_waits_for_the_approval_of_its_plan(
         eventually(lambda: assembled.view.overview()["awaiting_approval"] == [])
 
 
+@pytest.mark.slow
 def test_plan_of_a_topic_is_approved_for_all_its_partitions(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed, clock, topic = HeldFeed(), SystemClock(), "shop/eu/persistent/events"
     # The second partition has nothing to delete.

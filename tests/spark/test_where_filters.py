@@ -152,6 +152,7 @@ def read_alone(writer: StreamWriter, where: str, **options: str) -> tuple[list[i
     return ids, {verb: count for verb, count in after.items() if count}
 
 
+@pytest.mark.slow
 def test_single_entry_costs_two_requests_beyond_the_opening(tmp_path: Path) -> None:
     writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "shop/orders")
     for number in range(20):
@@ -240,6 +241,7 @@ def random_condition(chance: random.Random) -> tuple[str, Callable[[Position], b
     return " AND ".join(terms), lambda at: all(test(at) for test in tests)
 
 
+@pytest.mark.slow
 def test_bounds_hold_every_row_that_a_condition_keeps_and_exact_ones_no_other() -> None:
     chance, rows = random.Random(7), [Position(a, b) for a in range(8) for b in range(8)]
     exact = 0

@@ -281,6 +281,7 @@ _READS: dict[str, Callable[[ObjectStore], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"", b"<html>welcome to the hotel</html>"], ids=["empty", "page"])
 @pytest.mark.parametrize("name", ["put", "create", "begin", *_READS])
 @pytest.mark.parametrize("cloud", CLOUDS)

@@ -37,6 +37,7 @@ def test_a_fault_before_has_no_effect_and_one_after_has(memory: MemoryStore) -> 
     assert store.calls == [("put", "a"), ("put", "b"), ("put", "c")]
 
 
+@pytest.mark.slow
 def test_torn_delete_removes_half_and_torn_uploads_and_reads_do_nothing(memory: MemoryStore) -> None:
     for key in "abcd":
         memory.put(key, key.encode())

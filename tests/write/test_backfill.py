@@ -298,6 +298,7 @@ def test_backfill_records_a_gap_by_policy_and_continues_after_it(bench: Bench) -
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["backfill", "ledgers"])
 def test_gap_that_only_a_lost_promise_tells_of_blocks_each_run_until_it_is_recorded(bench: Bench, method: str) -> None:
     """A writer began a segment with a ledger's first entry and died; then the hot tier lost the ledger."""

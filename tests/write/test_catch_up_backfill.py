@@ -91,6 +91,7 @@ def test_small_backlog_is_read_into_the_live_segment(
     assert all(edit.end is None for edit in edits_of(bench) if isinstance(edit, Assign))
 
 
+@pytest.mark.slow
 def test_stream_far_behind_after_an_outage_catches_up_in_parallel(
     new_bench: Callable[..., Bench],
 ) -> None:

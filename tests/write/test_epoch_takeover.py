@@ -109,6 +109,7 @@ def test_a_complete_data_object_is_adopted_and_not_sent_again(new_bench: Callabl
     assert [edit.uuid for edit in edits if isinstance(edit, Offloaded)] == [left[0].uuid]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part_bytes", [BIG.offload.part_bytes, 4096])
 def test_existing_index_is_checked_against_the_data_and_used(new_bench: Callable[..., Bench], part_bytes: int) -> None:
     """The owner died before its commit: its own index stays, byte for byte, also if its parts were longer."""
@@ -214,6 +215,7 @@ def test_a_command_is_refused_by_a_living_owner_and_changes_nothing(new_bench: C
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 def test_fenced_owner_takes_back_a_silent_stream_and_never_a_living_one(new_bench: Callable[..., Bench]) -> None:
     """No ping-pong: two owners that both live don't fence each other for ever."""
     clock = ManualClock(waits_pass=False)
@@ -265,6 +267,7 @@ def test_fenced_owner_looks_again_after_an_error_of_any_kind(new_bench: Callable
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 def test_owner_that_is_fenced_again_and_again_looks_once_each_time(new_bench: Callable[..., Bench]) -> None:
     clock = ManualClock(waits_pass=False)
     bench = new_bench(clock=clock)

@@ -120,6 +120,7 @@ def test_stream_blocks_at_a_gap_by_default_with_an_error(new_bench: Callable[...
     assert not [edit for record in bench.records()[written:] for edit in record if isinstance(edit, Gap)]
 
 
+@pytest.mark.slow
 def test_on_gap_record_records_the_gap_and_continues(
     new_bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -180,6 +180,7 @@ def test_pushes_sent_before_a_reset_was_received_are_skipped(store: FaultyStore,
     assert stored_entries(store, STREAM) == broker.entries[:120]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_committed", [False, True])
 def test_ledger_pushed_before_a_reset_was_received_is_skipped(
     has_committed: bool, store: FaultyStore, start: Callable[..., Sidecar]

@@ -194,6 +194,7 @@ def test_streaming_first_offloads_what_an_interrupted_backfill_left_open(bench: 
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 def test_stream_is_offloaded_although_the_hot_tier_fails_once_at_the_switch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_a_broker_that_wants_to_be_left_alone_for_hours_does_not_hold_the_caller
     assert max(slept, default=0.0) < 60
 
 
+@pytest.mark.slow
 def test_a_broker_at_an_ipv6_address_that_the_settings_name_gets_the_token_too(server: Server) -> None:
     server.answers = {"/admin/v2/tenants": (307, b"", {"Location": "http://[::1]:9/admin/v2/tenants"})}
     named = AdminClient(f"http://127.0.0.1:{server.server_port}", security=SECRET, hosts=["[::1]"])

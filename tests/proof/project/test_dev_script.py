@@ -219,7 +219,7 @@ def test_test_verb_looks_for_java_only_where_a_named_test_uses_it(machine: Machi
     for words in ([], ["-k", "x"], ["tests"], ["tests/store", "tests/spark/test_scan.py::test_it"], ["tests/docs/"]):
         done = machine.dev("test", *words)
         assert (done.returncode, machine.calls()) == (2, [])
-        assert "missing: Java" in done.stderr
+        assert "Java 17 or newer, which Spark runs on" in done.stderr
 
 
 def test_the_quick_tests_need_neither_java_nor_servers_nor_a_browser(machine: Machine) -> None:
@@ -235,11 +235,12 @@ def test_the_quick_tests_need_neither_java_nor_servers_nor_a_browser(machine: Ma
 
 
 def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machine: Machine) -> None:
+    make_tests(machine)
     java = machine.java("jvm/java-21/bin/java", "21.0.1")
-    assert machine.dev("test", "tests/store", "-k", "x").returncode == 0
+    assert machine.dev("test", "tests/spark", "-k", "x").returncode == 0
     call = machine.calls()[-1]
     assert call.startswith(
-        f"python -m pytest -n 6 --dist loadscope --randomly-seed 1 tests/store -k x in {machine.checkout}"
+        f"python -m pytest -n 6 --dist loadscope --randomly-seed 1 tests/spark -k x in {machine.checkout}"
     )
     assert f"JAVA_HOME={java.parents[1]} PYSPARK_PYTHON={machine.checkout}/.venv/bin/python" in call
 
@@ -250,7 +251,7 @@ def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machin
 def test_twice_as_many_tests_run_at_once_as_there_are_cores(
     machine: Machine, cores: str, given: dict[str, str], workers: int
 ) -> None:
-    machine.java("jvm/java-17/bin/java", "17.0.15")
+    make_tests(machine)
     machine.write("getconf", f"#!/bin/bash\necho {cores}\n")
     assert machine.dev("test", "tests/store", **given).returncode == 0
     assert machine.calls()[-1].startswith(

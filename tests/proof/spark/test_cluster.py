@@ -17,9 +17,9 @@ from formats.segment import Codec
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
-from tests.spark.cluster import Cluster, bare_python
+from tests.proof.spark.cluster import Cluster, bare_python
+from tests.proof.spark.on_cluster import MESSAGES, STREAM
 from tests.spark.hot_tier import HotTier, edits_of
-from tests.spark.on_cluster import MESSAGES, STREAM
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually

@@ -256,6 +256,7 @@ def test_a_stream_cant_leave_its_root(store: FaultyStore) -> None:
     assert not [key for key in keys if ".." in key or "//" in key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["append", "push"])
 def test_entry_above_a_limit_that_a_reload_lowered_is_not_acknowledged(
     store: FaultyStore, tmp_path: Path, mode: str

@@ -175,6 +175,7 @@ def test_concurrent_requests_are_bounded_and_probes_still_answered(tmp_path: Pat
     assert PROBES_MAX >= 2
 
 
+@pytest.mark.slow
 def test_timed_out_request_keeps_its_slot_until_its_thread_ends(tmp_path: Path) -> None:
     view = Waiting()
     sections = {"http": {"requests_max": 1, "answer_seconds_max": 0.3}}

@@ -153,6 +153,7 @@ def test_subscribers_register_publish_and_are_removed(served: Served) -> None:
     assert ask(subscriber, method="DELETE").status == 404
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "status"),
     [

@@ -91,6 +91,7 @@ def test_commands_are_for_all_partitions_of_a_topic(served: Served) -> None:
     assert (refused.status, "a position is of one" in refused.json()["detail"]) == (400, True)
 
 
+@pytest.mark.slow
 def test_segments_of_a_topic_come_in_pages_partition_by_partition(served: Served) -> None:
     http, process = served
     for number in range(2):  # more than one segment each
@@ -190,6 +191,7 @@ def test_plan_of_cleanup_of_a_topic_is_of_all_its_partitions(served: Served) -> 
     assert (few["plan"], len(few["lines"]), few["is_whole"]) == (found["plan"], 1, False)
 
 
+@pytest.mark.slow
 def test_every_route_of_a_stream_takes_a_topic_with_partitions(served: Served) -> None:
     """Routes of brokers are of a managed ledger, whose name isn't a topic's."""
     http, _ = served

@@ -53,6 +53,7 @@ def is_acknowledged(topic: FakeTopic, position: Position) -> bool:
     return topic.mark_delete(SUBSCRIPTION) == position
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begins_at_second", [True, False])
 def test_topic_that_moves_between_brokers_is_offloaded_on(two: TwoBrokers, begins_at_second: bool) -> None:
     cluster = two.cluster

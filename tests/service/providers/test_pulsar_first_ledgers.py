@@ -27,6 +27,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ledgers", [WHOLE, ()])
 @pytest.mark.parametrize("is_followed", [True, False])
 def test_broker_is_asked_for_what_a_topic_begins_with(
