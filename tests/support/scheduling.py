@@ -47,7 +47,8 @@ class Durations:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         # The controller reads the file for all workers, which must agree on the order.
-        self._known: dict[str, float] = getattr(config, "workerinput", {}).get("durations") or _recorded()
+        given = getattr(config, "workerinput", None)
+        self._known: dict[str, float] = _recorded() if given is None else given["durations"]
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(optionalhook=True)

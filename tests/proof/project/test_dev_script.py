@@ -333,6 +333,13 @@ def test_gate_builds_its_servers_and_all_tests_build_every_server(machine: Machi
     assert tested.startswith("python -m tests.proof -x in")
 
 
+def test_all_after_another_word_is_refused_before_anything_is_built(machine: Machine) -> None:
+    jdk(machine)
+    done = machine.dev("test", "-x", "--all")
+    assert (done.returncode, machine.calls()) == (2, [])
+    assert done.stderr.splitlines()[-1] == "hint: ./dev test --all [ARGUMENTS OF pytest]"
+
+
 def test_servers_to_try_things_out_need_no_more_than_the_demo(machine: Machine) -> None:
     for words, extras in ((["up"], "[demo,s3,spark]"), (["down"], ""), (["run", "moto"], "[dev]"), (["down"], "")):
         assert machine.dev("services", *words).returncode == 0

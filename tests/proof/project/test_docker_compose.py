@@ -20,20 +20,11 @@ from offloader.store.probe import require_conditional_puts
 from services.binaries import find_binary
 from services.pulsar.broker import offload_settings, plugin_settings
 from services.pulsar.build import SOURCES
-from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Unavailable, free_port, stop_group
+from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, free_port, stop_group
 from tests.support.quick import needs
 from tests.support.waiting import PATIENCE_S
 
 FILE = Path(__file__).parents[3] / "docker-compose.yml"
-
-
-def _minio_can_be_had() -> bool:
-    """As in conftest: where it can't, the end of the run says so."""
-    try:
-        find_binary("minio", build=False)
-    except Unavailable:
-        return "minio" in os.environ.get("OFFLOADER_REQUIRE_SERVICES", "")
-    return True
 
 
 @pytest.fixture
@@ -95,51 +86,49 @@ def test_compose_header_names_keys_and_bucket(minio: dict[str, Any]) -> None:
         assert part in head
 
 
-if _minio_can_be_had():
+@pytest.fixture
+@needs("process")
+def started(minio: dict[str, Any], tmp_path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The service's own command line with another port and data folder; its port and its health check."""
+    port = free_port()
+    binary = find_binary("minio", build=True)
+    line = minio["command"][0].replace("/data", str(tmp_path / "data")).replace(":9000", f"127.0.0.1:{port}")
+    # Not MINIO_CI_CD, which lets requests pass that the image refuses: those that name no host.
+    environment = {**os.environ, **minio["environment"]}
+    environment.pop("MINIO_CI_CD", None)
+    environment["PATH"] = f"{binary.parent}:{environment['PATH']}"
+    process = subprocess.Popen(
+        [*minio["entrypoint"], line],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    check = minio["healthcheck"]["test"]
+    assert check[0] == "CMD"
+    script = check[-1].replace("/9000", f"/{port}").replace("$$", "$")
+    yield port, [*check[1:-1], script]
+    stop_group(process.pid, lambda: process.poll() is not None)
+    process.wait(PATIENCE_S)
 
-    @pytest.fixture
-    @needs("process")
-    def started(minio: dict[str, Any], tmp_path: Path) -> Iterator[tuple[int, list[str]]]:
-        """The service's own command line with another port and data folder; its port and its health check."""
-        port = free_port()
-        binary = find_binary("minio", build=True)
-        line = minio["command"][0].replace("/data", str(tmp_path / "data")).replace(":9000", f"127.0.0.1:{port}")
-        # Not MINIO_CI_CD, which lets requests pass that the image refuses: those that name no host.
-        environment = {**os.environ, **minio["environment"]}
-        environment.pop("MINIO_CI_CD", None)
-        environment["PATH"] = f"{binary.parent}:{environment['PATH']}"
-        process = subprocess.Popen(
-            [*minio["entrypoint"], line],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        check = minio["healthcheck"]["test"]
-        assert check[0] == "CMD"
-        script = check[-1].replace("/9000", f"/{port}").replace("$$", "$")
-        yield port, [*check[1:-1], script]
-        stop_group(process.pid, lambda: process.poll() is not None)
-        process.wait(PATIENCE_S)
 
-    def test_compose_command_starts_a_server_with_the_bucket_and_health_check(
-        started: tuple[int, list[str]],
-    ) -> None:
-        port, check = started
-        deadline_s = time.monotonic() + PATIENCE_S
-        pause = threading.Event()
-        while subprocess.run(check, capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0:
-            assert time.monotonic() < deadline_s, "the health check never succeeded"
-            pause.wait(0.05)
-        keys: dict[str, Any] = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
-        store = open_store(f"s3://{BUCKET}/demo", endpoint_url=f"http://127.0.0.1:{port}", **keys)
-        assert require_conditional_puts(store).conditional
-        store.close()
+def test_compose_command_starts_a_server_with_the_bucket_and_health_check(
+    started: tuple[int, list[str]],
+) -> None:
+    port, check = started
+    deadline_s = time.monotonic() + PATIENCE_S
+    pause = threading.Event()
+    while subprocess.run(check, capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0:
+        assert time.monotonic() < deadline_s, "the health check never succeeded"
+        pause.wait(0.05)
+    keys: dict[str, Any] = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+    store = open_store(f"s3://{BUCKET}/demo", endpoint_url=f"http://127.0.0.1:{port}", **keys)
+    assert require_conditional_puts(store).conditional
+    store.close()
 
-    @pytest.mark.process
-    def test_health_check_fails_without_a_server(minio: dict[str, Any]) -> None:
-        check = minio["healthcheck"]["test"]
-        script = check[-1].replace("/9000", f"/{free_port()}").replace("$$", "$")
-        assert (
-            subprocess.run([*check[1:-1], script], capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0
-        )
+
+@pytest.mark.process
+def test_health_check_fails_without_a_server(minio: dict[str, Any]) -> None:
+    check = minio["healthcheck"]["test"]
+    script = check[-1].replace("/9000", f"/{free_port()}").replace("$$", "$")
+    assert subprocess.run([*check[1:-1], script], capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0
