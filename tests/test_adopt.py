@@ -159,6 +159,7 @@ def test_ledgers_before_the_head_are_left_out_and_later_ones_adopted(store: Obje
     assert all("truncated" in left.why for left in found.left_out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @pytest.mark.parametrize("owned", [False, True])
 def test_rebuilt_manifest_has_the_adopted_ledgers_that_its_records_named(

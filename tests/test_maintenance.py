@@ -296,6 +296,7 @@ def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
     assert bench.value("cleanup_segments_total", status="retired") == 3
 
 
+@pytest.mark.slow
 def test_cleanup_runs_during_a_long_orphan_search_and_no_second_search_starts() -> None:
     bench = Bench(clock=ManualClock(waits_pass=False), cleanup={"cycle_minutes": 60, "orphans_hours": 2})
     store, upkeep, clock = bench.store, bench.upkeep, bench.clock

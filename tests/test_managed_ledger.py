@@ -162,6 +162,7 @@ def test_before_anything_is_offloaded_no_hot_copy_is_deleted(bench: Bench) -> No
     assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
 
 
+@pytest.mark.slow
 def test_a_second_opening_fences_the_first(bench: Bench) -> None:
     first = bench.open()
     bench.append(first, 2)
@@ -196,6 +197,7 @@ def test_notes_become_durable_with_their_batch(bench: Bench) -> None:
     assert bench.open().get_note("input_offset") == b"17"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
 def test_failed_switch_keeps_the_current_method(bench: Bench, method: str) -> None:
     topic = bench.open(method=method)

@@ -128,6 +128,7 @@ def test_a_publish_time_that_can_not_be_kept_is_refused(topic: ManagedLedger, ti
     assert sum(map(len, open_stream_reader(store, "orders").scan())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["push", "append"])
 def test_flight_refuses_a_publish_time_that_can_not_be_kept(mode: str, store: ObjectStore, tmp_path: Path) -> None:
     time_ms = pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("ms", "UTC"))
@@ -154,6 +155,7 @@ def state_of(cluster: Cluster) -> str:
         return "unreadable"
 
 
+@pytest.mark.slow
 def test_pulsar_entry_with_an_impossible_time_is_kept_with_unknown_time() -> None:
     with fake_cluster() as cluster:
         topic = cluster.make("one", entries=1)

@@ -95,6 +95,7 @@ def test_unresponsive_store_is_reported_with_its_waiting_request(hanging: Bench)
     assert found['streams_stalled{namespace="tenant/ns"}'] == 1
 
 
+@pytest.mark.slow
 def test_watchdog_reports_a_stall_although_every_worker_hangs(hanging: Bench, caplog: pytest.LogCaptureFixture) -> None:
     def told_after_a_minute() -> list[str]:
         hanging.clock.advance(60.0)

@@ -65,6 +65,7 @@ def test_every_message_arrives_as_it_was(place: Place) -> None:
     assert place.arrived == ALL
 
 
+@pytest.mark.slow
 def test_only_the_range_is_sent(place: Place) -> None:
     place.run(first=Position(7, 38), last=Position(12, 1))
     assert place.arrived == [Position(7, 38), Position(7, 39), Position(9, 0), Position(12, 0), Position(12, 1)]
@@ -190,6 +191,7 @@ def test_replays_killed_anywhere_send_every_entry_once(
         assert not result.target_forgot
 
 
+@pytest.mark.slow
 def test_target_that_lost_its_producer_state_is_reported(place: Place) -> None:
     place.producers.cut_after = 30
     with pytest.raises(StoreUnavailable):
@@ -204,6 +206,7 @@ def test_target_that_lost_its_producer_state_is_reported(place: Place) -> None:
     assert place.arrived[-1] == ALL[-1]
 
 
+@pytest.mark.slow
 def test_refusing_broker_ends_the_replay_and_the_next_run_continues(place: Place) -> None:
     place.producers.refuse = 7
     with pytest.raises(StoreUnavailable, match="quota"):
@@ -213,12 +216,14 @@ def test_refusing_broker_ends_the_replay_and_the_next_run_continues(place: Place
     assert place.arrived == ALL
 
 
+@pytest.mark.slow
 def test_permanent_refusal_ends_the_replay_at_once(place: Place) -> None:
     place.producers.refuse = TERMINATED
     with pytest.raises(InvalidCall, match="terminated"):
         place.run(retry_s=1e9)
 
 
+@pytest.mark.slow
 def test_damaged_entry_ends_the_replay_after_the_intact_ones(place: Place, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/damaged")
     damaged = bytearray(entry_of(Position(1, 3)))
@@ -230,6 +235,7 @@ def test_damaged_entry_ends_the_replay_after_the_intact_ones(place: Place, tmp_p
     assert place.arrived == [Position(1, 0), Position(1, 1), Position(1, 2)]
 
 
+@pytest.mark.slow
 def test_markers_stay_and_transactions_are_asked_about(place: Place, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/transactions")
     entries = [

@@ -120,6 +120,7 @@ def test_http_refuses_a_name_that_no_stream_can_have(tmp_path: Path) -> None:
         assert set(statuses.values()) == {400}, statuses
 
 
+@pytest.mark.slow
 def test_topic_with_an_unstorable_name_gets_no_subscription() -> None:
     with fake_cluster() as cluster:
         cluster.make("one", "leases")

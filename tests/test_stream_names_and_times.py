@@ -109,6 +109,7 @@ def test_every_public_function_that_takes_a_stream_is_tested() -> None:
     assert spark == SPARK_FUNCTIONS
 
 
+@pytest.mark.slow
 def test_offloads_of_a_topics_ledgers_are_below_its_streams_name(store: ObjectStore, tmp_path: Path) -> None:
     with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as database:
         source = database.open_stream(NEW)
@@ -143,6 +144,7 @@ def test_offloads_of_a_topics_ledgers_are_below_its_streams_name(store: ObjectSt
         assert [entry.payload for batch in reader.scan() for entry in batch.entries()] == [b"a", b"b"]
 
 
+@pytest.mark.slow
 def test_managed_ledger_isnt_created_over_a_topics_partitions(store: ObjectStore, tmp_path: Path) -> None:
     """A stream of the topic's name would come before them for every reader."""
     for name in (TOPIC, STREAM):
@@ -227,6 +229,7 @@ def test_option_takes_every_form_of_a_time(
         assert done.code == (0 if form in FORMS else 2), done.err
 
 
+@pytest.mark.slow
 def test_http_queries_and_spark_options_with_times_are_the_ones_tested() -> None:
     """tests/service/http/test_routes_entry_pages.py and tests/spark/test_options_names.py have their forms."""
     application = FastAPI()

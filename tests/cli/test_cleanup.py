@@ -39,6 +39,7 @@ def written(store: ObjectStore, stream: str = "orders") -> StreamWriter:
     return writer
 
 
+@pytest.mark.slow
 def test_plan_and_run_print_the_same_list(offloader: Offloader, store: ObjectStore) -> None:
     written(store)
     assert offloader("truncate", "orders", "--before", "3:0").code == 0
@@ -154,6 +155,7 @@ def test_deleting_a_topic_deletes_all_its_partitions(offloader: Offloader, store
     assert len(load_manifest(store, "orders-partition-extra").offloaded()) == 5
 
 
+@pytest.mark.slow
 def test_deleting_a_partition_keeps_subscribers_of_one_that_came_after_them(
     offloader: Offloader, store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -166,6 +168,7 @@ def test_deleting_a_partition_keeps_subscribers_of_one_that_came_after_them(
     assert open_retention(store, "orders").registry().names() == ["billing"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["plan", "run", "undo", "hold", "audit"])
 def test_every_action_has_help(offloader: Offloader, action: str) -> None:
     done = offloader("cleanup", action, "--help")
@@ -174,6 +177,7 @@ def test_every_action_has_help(offloader: Offloader, action: str) -> None:
     assert offloader("cleanup").code in (0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["cleanup", "run"], ["cleanup", "undo"], ["cleanup", "audit"], ["delete-stream"]])
 def test_unknown_stream_is_an_error_with_a_hint_to_ls(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

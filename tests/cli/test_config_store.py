@@ -87,6 +87,7 @@ def with_store() -> set[str]:
     return found.keys() - OWN_STORE
 
 
+@pytest.mark.slow
 def test_table_has_every_command_with_a_store() -> None:
     assert with_store() == COMMANDS.keys()
 
@@ -117,6 +118,7 @@ def test_command_without_a_store_names_both_ways(command: str, offloader: Offloa
     assert "store was named" in done.out + done.err or "neither a store" in done.out + done.err
 
 
+@pytest.mark.slow
 def test_named_store_wins_over_the_settings_file(offloader: Offloader, tmp_path: Path) -> None:
     url, config = place(tmp_path)
     assert offloader("pause", STREAM, "--store", url, "--config", config).code == 0

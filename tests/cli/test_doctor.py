@@ -63,6 +63,7 @@ def test_a_store_with_which_all_is_well(s3_place: S3Place) -> None:
     assert not store.list_uploads("")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "check", "permission"),
     [
@@ -177,6 +178,7 @@ def test_waiting_streams_are_reported_with_the_reason(tmp_path: Path, capsys: py
     assert rows["ledger database"]["what"].endswith("ledgers.db has 5 streams")
 
 
+@pytest.mark.slow
 def test_damaged_manifest_and_missing_folder_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"file://{tmp_path}/store"
     store = open_store(url)
@@ -220,6 +222,7 @@ def test_unsafe_listeners_are_a_problem(tmp_path: Path, capsys: pytest.CaptureFi
     assert (code, rows["flight.listen"]["outcome"]) == (0, "ok")
 
 
+@pytest.mark.slow
 def test_a_ledger_database_that_the_manifest_does_not_know_is_a_problem(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -180,6 +180,7 @@ def test_compression_of_topics_is_measured_before_anything_is_offloaded(tmp_path
         bench.close()
 
 
+@pytest.mark.slow
 def test_sample_of_a_topic_is_bounded_in_bytes_and_time(bench: PulsarBench) -> None:
     for entry in log_lines(400):
         bench.topic.append(entry)

@@ -29,6 +29,7 @@ def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
     return Offloader(capsys)
 
 
+@pytest.mark.slow
 def test_pausing_and_resuming_are_recorded_once_and_reported(offloader: Offloader, writer: StreamWriter) -> None:
     facts = {"stream": "orders", "paused": True, "changed": True, "assigned": 0, "committed": "2:4"}
     assert offloader("pause", "orders", "--reason", "moved", "--json").rows == [facts]

@@ -128,6 +128,7 @@ def test_verb_is_about_the_topic_as_one(offloader: Offloader, verb: str) -> None
     assert "offloader: " not in done.err
 
 
+@pytest.mark.slow
 def test_subscribers_and_reader_groups_take_a_topic(offloader: Offloader) -> None:
     assert offloader("subscribers", "add", TOPIC, "audit").code == 0
     assert offloader("subscribers", "ack", TOPIC, "audit", "--at", "0=3:5", "--at", "1=4:5").code == 0
@@ -184,6 +185,7 @@ def verbs_with_streams() -> Iterator[str]:
                 yield f"{verb} {action}".strip()
 
 
+@pytest.mark.slow
 def test_offload_completes_each_partition_and_names_the_one_that_fails(
     offloader: Offloader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ def test_offload_of_a_stream_leaves_what_only_looks_like_its_partition(
     assert f"{PLAIN}-partition-0" not in list_streams(topic.store)
 
 
+@pytest.mark.slow
 def test_export_takes_a_record_of_each_partition(offloader: Offloader, topic: Topic, tmp_path: Path) -> None:
     target = f"file://{tmp_path}/bucket"
     records = [topic.record(number) for number in (0, 1)]
@@ -253,6 +256,7 @@ def test_export_takes_a_record_of_each_partition(offloader: Offloader, topic: To
     assert done.code == 0
 
 
+@pytest.mark.slow
 def test_undo_brings_back_what_a_truncation_of_the_topic_took(offloader: Offloader) -> None:
     assert offloader("truncate", TOPIC, "--before", "0=4:0", "--before", "1=5:0").code == 0
     assert offloader("cleanup", "run", TOPIC, "--yes").code == 0
@@ -263,6 +267,7 @@ def test_undo_brings_back_what_a_truncation_of_the_topic_took(offloader: Offload
     )
 
 
+@pytest.mark.slow
 def test_hold_and_audit_are_of_all_partitions(offloader: Offloader, topic: Topic) -> None:
     assert offloader("cleanup", "hold", TOPIC, "--reason", "court").code == 0
     assert [load_manifest(topic.store, each).held for each in (*PARTITIONS, PLAIN)] == [True, True, False]
@@ -270,6 +275,7 @@ def test_hold_and_audit_are_of_all_partitions(offloader: Offloader, topic: Topic
     assert offloader("cleanup", "audit", "persistent://shop/eu/nothing").code == 3
 
 
+@pytest.mark.slow
 def test_rollback_of_one_damaged_partition_leaves_the_other_rewritten(offloader: Offloader, topic: Topic) -> None:
     [segment] = load_manifest(topic.store, PARTITIONS[0]).offloaded()
     key = data_key(PARTITIONS[0], segment.uuid)

@@ -177,6 +177,7 @@ def test_wrong_value_is_refused_before_the_store_is_written(
     assert changes(store_url) == before
 
 
+@pytest.mark.slow
 def test_missing_store_directory_is_created_only_for_an_offloadable_stream(
     offloader: Offloader, store_url: str, tmp_path: Path
 ) -> None:
@@ -196,6 +197,7 @@ def test_missing_store_directory_is_created_only_for_an_offloadable_stream(
     assert (tmp_path / "store").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb", ["retention", "subscribers", "reader-groups", "cleanup", "manifest", "rollback", "config", "spark"]
 )
@@ -263,6 +265,7 @@ DIGITS = "9" * 5000
 HALF_PAIR = "a/\ud800"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "code", "text"),
     [

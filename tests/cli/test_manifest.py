@@ -74,6 +74,7 @@ def test_show_prints_facts_and_records_of_the_manifest(
     assert (lines["committed_end"], lines["entries"], lines["deleted"]) == ("2:29", "130", "no")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_once_and_a_dry_run_writes_none(
     capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter
 ) -> None:
@@ -103,6 +104,7 @@ def test_rebuild_asks_for_the_head(
     assert "--head first" in err
 
 
+@pytest.mark.slow
 def test_rebuild_dry_run_prints_the_plan_that_rebuild_then_applies(
     capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter
 ) -> None:
@@ -202,6 +204,7 @@ def test_store_without_conditional_creates_is_not_written_to(
     assert sorted(info.key for info in store.list("").objects) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "because"),
     [

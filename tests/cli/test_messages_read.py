@@ -120,6 +120,7 @@ def test_json_has_all_message_fields(offloader: Offloader, writer: StreamWriter)
     assert second["encryption_parameter_base64"] == base64.b64encode(b"iv").decode()
 
 
+@pytest.mark.slow
 def test_limits_and_counts_are_of_messages(offloader: Offloader, writer: StreamWriter) -> None:
     batches = [batch_entry([Sent(value=b"%d.%d" % (entry, n)) for n in range(10)]) for entry in range(5)]
     writer.add([EntryBatch.build(7, 0, batches)])
@@ -182,6 +183,7 @@ def chunks_of(uuid: str, value: bytes, cuts: list[int], *, codec: int = 0) -> li
     ]
 
 
+@pytest.mark.slow
 def test_chunks_of_a_message_are_one_row_with_the_last_ones_id(offloader: Offloader, writer: StreamWriter) -> None:
     big = b"big value " * 20
     one, two = chunks_of("u", big, [3, 9], codec=1), chunks_of("v", b"other", [2])
@@ -295,6 +297,7 @@ def avro(schema: dict[str, Any], value: Any) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_avro_values_are_decoded_by_the_schema_of_their_version(
     offloader: Offloader, writer: StreamWriter, tmp_path: Path
 ) -> None:
@@ -343,6 +346,7 @@ def test_half_a_surrogate_pair_in_a_json_value_is_printed_as_its_escape(
         assert (done.code, r'{"a": "\ud83d"}' in done.out) == (0, True)
 
 
+@pytest.mark.slow
 def test_protobuf_values_are_decoded_by_descriptors(offloader: Offloader, writer: StreamWriter, tmp_path: Path) -> None:
     file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
     message = file.message_type.add(name="Order")
@@ -389,6 +393,7 @@ def test_protobuf_value_without_a_form_in_json_is_a_bad_one(
         assert said in row["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -74,6 +74,7 @@ def test_offload_sends_everything_and_names_verified_objects(offloader: Offloade
     bench.source.append([b"the writer wasn't disturbed"], 0)
 
 
+@pytest.mark.slow
 def test_second_offload_sends_only_new_entries(offloader: Offloader, bench: Bench) -> None:
     """The second run reads the committed end from the manifest and uses a read-only view of the ledgers."""
     offloader("offload", STREAM)
@@ -91,6 +92,7 @@ def test_offload_prints_a_table_and_a_sentence(offloader: Offloader, bench: Benc
     assert sentence == f"50 entries, 4.9 KiB, in 2 objects, each checked in {bench.url}; committed is 3:9"
 
 
+@pytest.mark.slow
 def test_nothing_to_offload_is_reported(offloader: Offloader) -> None:
     offloader("offload", STREAM)
     again = offloader("offload", STREAM)
@@ -99,6 +101,7 @@ def test_nothing_to_offload_is_reported(offloader: Offloader) -> None:
     assert offloader("offload", STREAM, "--dry-run").out == f"nothing to offload of {STREAM}\n"
 
 
+@pytest.mark.slow
 def test_until_and_size_threshold_leave_the_rest_behind(offloader: Offloader, bench: Bench) -> None:
     (done,) = offloader("offload", STREAM, "--until", "2:4", "--json", "--take-over").rows
     assert done["committed"] == "2:4"
@@ -120,6 +123,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(offloader: Offloader, bench:
     assert list_streams(open_store(bench.url)) == []
 
 
+@pytest.mark.slow
 def test_the_ledger_method_offloads_closed_ledgers(offloader: Offloader, bench: Bench) -> None:
     bench.set_method("ledger")
     planned = offloader("offload", STREAM, "--dry-run", "--json").rows[0]["segments"]
@@ -140,6 +144,7 @@ def test_progress_is_printed_to_standard_error(offloader: Offloader) -> None:
     assert len(done.rows) == 1
 
 
+@pytest.mark.slow
 def test_a_living_writer_keeps_its_stream_without_take_over(offloader: Offloader, bench: Bench) -> None:
     ManifestLog(open_store(bench.url), STREAM, clock=SystemClock()).open_epoch()
     code, line, hint = offloader.refuses("offload", STREAM)
@@ -260,6 +265,7 @@ def test_stream_is_looked_at_while_the_store_is_probed_and_the_database_knows_it
     assert all(each.split("?")[0].endswith(f"/_catalog/{STREAM}") for each in proxy.noted[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["serve", "flight"])
 def test_settings_file_names_the_ledger_database(
     offloader: Offloader, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str

@@ -75,6 +75,7 @@ def test_empty_result_is_reported_except_in_json() -> None:
     assert out.getvalue() == "no streams\n"
 
 
+@pytest.mark.slow
 def test_long_tables_are_printed_in_pages() -> None:
     out = io.StringIO()
     count = print_rows(({"n": n} for n in range(TABLE_ROWS_MAX + 2)), [Column("n", "N")], stream=out)

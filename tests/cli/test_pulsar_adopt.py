@@ -46,6 +46,7 @@ def url(bucket: ObjectStore) -> str:
     return bucket.url
 
 
+@pytest.mark.slow
 def test_adopt_prints_a_table_and_a_summary_line(offloader: Offloader, bucket: ObjectStore, url: str) -> None:
     put_golden(bucket)
     done = offloader("adopt", "--store", url)
@@ -198,6 +199,7 @@ def test_adopt_sends_the_admin_token(
     assert (row["stream"], row["adopted"]) == (GOLDEN_STREAM, 4)
 
 
+@pytest.mark.slow
 def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{")

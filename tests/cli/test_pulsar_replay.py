@@ -129,6 +129,7 @@ def test_finished_replay_from_a_relative_time_is_not_begun_again_unless_told(
     assert told.place.arrived[2:] == [Position(3, 1), Position(3, 2)]
 
 
+@pytest.mark.slow
 def test_relative_time_without_entries_is_not_remembered(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     recent_stream(told, [7200])
     words = ["t/n/persistent/recent", "--to", TARGET, "--from-time", "-1h", *told.options]
@@ -137,6 +138,7 @@ def test_relative_time_without_entries_is_not_remembered(told: Told, capsys: pyt
         assert (code, "there is nothing in that range" in out) == (0, True)
 
 
+@pytest.mark.slow
 def test_progress_file_of_another_replay_says_nothing_of_a_relative_time(
     told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -242,6 +244,7 @@ def test_replay_without_a_cluster_names_the_option(told: Told, capsys: pytest.Ca
     assert "--service-url" in err
 
 
+@pytest.mark.slow
 def test_the_cluster_of_the_settings_file_is_taken_unless_another_is_named(
     told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +260,7 @@ def test_the_cluster_of_the_settings_file_is_taken_unless_another_is_named(
     assert told.place.arrived == ALL
 
 
+@pytest.mark.slow
 def test_partitions_are_replayed_to_partitions_of_the_target(
     told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -157,6 +157,7 @@ def aged(capsys: pytest.CaptureFixture[str], store: ObjectStore) -> Offloader:
     return Offloader(capsys)
 
 
+@pytest.mark.slow
 def test_plan_by_keep_names_the_boundary_and_why(aged: Offloader, store: ObjectStore) -> None:
     [row] = aged("retention", "plan", "orders", "--keep", "1d", "--json").rows
     assert row["new_head"] == "6:0"
@@ -172,6 +173,7 @@ def test_plan_by_keep_names_the_boundary_and_why(aged: Offloader, store: ObjectS
     assert load_manifest(store, "orders").head is None
 
 
+@pytest.mark.slow
 def test_run_by_keep_is_for_streams_that_are_named(aged: Offloader, store: ObjectStore) -> None:
     refused = aged("retention", "run", "--keep", "1d")
     assert (refused.code, "streams that are named" in refused.err) == (2, True)
@@ -181,6 +183,7 @@ def test_run_by_keep_is_for_streams_that_are_named(aged: Offloader, store: Objec
     assert (refused.code, "no effect" in refused.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_keep_option_takes_nothing_of_what_the_settings_keep_at_least(aged: Offloader, tmp_path: Path) -> None:
     settings = tmp_path / "least.toml"
     settings.write_text('[retention]\nkeep = "7d"\nkeep_at_least_size = "5KiB"\n')

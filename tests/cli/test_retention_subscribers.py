@@ -47,6 +47,7 @@ def test_a_subscriber_from_registering_to_going(offloader: Offloader) -> None:
     assert removed.out == "audit doesn't subscribe to orders any more\n"
 
 
+@pytest.mark.slow
 def test_subscribers_are_judged_by_the_policy_of_the_settings_file(offloader: Offloader, tmp_path: Path) -> None:
     config = tmp_path / "offloader.toml"
     config.write_text('[retention]\npolicy = "consumption"\nsubscriber_timeout = "0.00001m"\n')
@@ -69,6 +70,7 @@ def test_the_help_names_what_is_deleted_and_all_that_the_verb_is_for(offloader: 
     assert "retention.subscriber_timeout" in help_of("subscribers", "list")
 
 
+@pytest.mark.slow
 def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offloader) -> None:
     offloader("subscribers", "add", "topic", "audit", "--start", "0=1:5")
     done = offloader("subscribers", "ack", "topic", "audit", "--at", "0=1:50", "--at", "1=1:10")
@@ -158,6 +160,7 @@ def test_reader_group_is_created_used_and_deleted(offloader: Offloader, store: O
     assert offloader("subscribers", "list", "topic").out == "stream topic has no subscribers\n"
 
 
+@pytest.mark.slow
 def test_damaged_reader_group_hides_no_other(offloader: Offloader, store: ObjectStore) -> None:
     for name in ("bad", "rg"):
         offloader("reader-groups", "set", name, "--stream", "orders")
@@ -171,6 +174,7 @@ def test_damaged_reader_group_hides_no_other(offloader: Offloader, store: Object
     assert offloader("reader-groups", "list", "bad").code == 6
 
 
+@pytest.mark.slow
 def test_refused_publish_of_a_group_is_an_error(offloader: Offloader, store: ObjectStore) -> None:
     offloader("reader-groups", "set", "rg", "--stream", "orders", "--type", "manual")
     groups = open_reader_groups(store)

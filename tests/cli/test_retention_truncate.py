@@ -37,6 +37,7 @@ def written(store: ObjectStore, stream: str) -> None:
     writer.add([batch_of(2, 0, 10)])
 
 
+@pytest.mark.slow
 def test_truncate_reports_the_new_beginning(offloader: Offloader, store: ObjectStore) -> None:
     written(store, "orders")
     planned = offloader("truncate", "orders", "--before", "2:3", "--dry-run")
@@ -53,6 +54,7 @@ def test_truncate_reports_the_new_beginning(offloader: Offloader, store: ObjectS
     assert "begins at 2:3" in read.err
 
 
+@pytest.mark.slow
 def test_entries_not_offloaded_are_given_up_only_with_force(
     offloader: Offloader, store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ def test_held_stream_and_global_hold_refuse_truncation(offloader: Offloader, sto
     assert offloader("cleanup", "hold", "nobody").code == 3
 
 
+@pytest.mark.slow
 def test_before_time_cuts_in_front_of_the_first_entry_published_then_or_later(
     offloader: Offloader, store: ObjectStore
 ) -> None:
@@ -119,6 +122,7 @@ def test_before_time_cuts_in_front_of_the_first_entry_published_then_or_later(
     assert row["head"] == "2:10"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--force",)])
 def test_before_time_in_the_future_is_refused_and_changes_nothing(
     offloader: Offloader, store: ObjectStore, options: tuple[str, ...]
@@ -133,6 +137,7 @@ def test_before_time_in_the_future_is_refused_and_changes_nothing(
     assert load_manifest(store, "orders").head is None
 
 
+@pytest.mark.slow
 def test_before_time_cuts_each_partition(offloader: Offloader, store: ObjectStore) -> None:
     for number in (0, 1):
         writer = StreamWriter(store, f"orders-partition-{number}")
@@ -151,6 +156,7 @@ def test_before_time_is_refused_where_publish_times_are_unknown(offloader: Offlo
     assert load_manifest(store, "orders").head is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--before", "1:0", "--before-time", "2013-07-04"]])
 def test_either_a_position_or_a_time_is_needed(offloader: Offloader, store: ObjectStore, options: list[str]) -> None:
     written(store, "orders")

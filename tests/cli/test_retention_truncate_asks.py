@@ -85,6 +85,7 @@ def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
     return Offloader(capsys)
 
 
+@pytest.mark.slow
 def test_entries_that_the_owner_offloads_are_not_given_up(
     offloader: Offloader, store: ObjectStore, owner: Owner
 ) -> None:
@@ -111,6 +112,7 @@ def test_owner_that_cannot_offload_in_time_keeps_its_stream(
     assert load_manifest(store, "orders-partition-0").head is None
 
 
+@pytest.mark.slow
 def test_owner_is_not_asked_without_force_or_with_take_over(offloader: Offloader, owner: Owner) -> None:
     assert offloader("truncate", "orders", "--before", "0=2:0").code == 0
     assert offloader("truncate", "orders", "--before", "0=2:5", "--dry-run").code == 2

@@ -127,6 +127,7 @@ def test_rollback_deletes_only_named_ledgers_with_confirmation(offloader: Offloa
     assert set(load_manifest(writer.store, "orders").deleted_ledgers) == {5}
 
 
+@pytest.mark.slow
 def test_a_settings_file_that_compresses_does_not_compress_here(
     offloader: Offloader, writer: StreamWriter, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_settings_file_that_compresses_does_not_compress_here(
     assert (segment.summary.compressed, segment.summary.blocks > 3) == (False, True)
 
 
+@pytest.mark.slow
 def test_impossible_rollbacks_are_refused_and_change_nothing(offloader: Offloader, writer: StreamWriter) -> None:
     streamed(writer)
     assert offloader.refuses("rollback", "guess", "orders")[0] == 2

@@ -104,6 +104,7 @@ def export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Export:
     return Export(tmp_path, Offloader(capsys))
 
 
+@pytest.mark.slow
 def test_whole_ledgers_are_written_under_the_brokers_uuids_with_what_readers_are_not_given(export: Export) -> None:
     before = load_manifest(export.writer.store, STREAM).record_id
     ledgers = [export.recorded(each) for each in (3, 4, 5)]
@@ -218,6 +219,7 @@ def test_objects_of_another_ledger_are_never_replaced(export: Export) -> None:
     assert f"{key} in {export.target.url} has {len(before[key]) - 1} bytes" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", [{"offloader.source": "east"}, {"bucket": "elsewhere", "region": ""}])
 def test_ledgers_that_the_broker_would_look_for_elsewhere_are_refused(export: Export, driver: dict[str, str]) -> None:
     done = export([export.recorded(3, context=context_of(3, driver))], to="memory://cold")
@@ -241,6 +243,7 @@ def test_a_compressed_record_is_read_too(export: Export) -> None:
     assert [json.loads(line)["ledger_id"] for line in done.out.splitlines()] == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [b"", b"[]", b"\x0a\x02\x10\x01", struct.pack(">hi", 0x4778, 900) + b"x"])
 def test_bytes_of_no_record_are_refused(export: Export, data: bytes) -> None:
     path = export.save([])

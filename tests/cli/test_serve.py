@@ -100,6 +100,7 @@ def test_first_signal_completes_the_open_segment(place: Place) -> None:
         assert load_manifest(place.store, ORDERS).epoch == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [

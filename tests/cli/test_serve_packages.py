@@ -23,6 +23,7 @@ def config(folder: Path, more: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["anyio", "fastapi", "h11", "starlette", "uvicorn"])
 def test_missing_packages_are_named_before_anything_is_served(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str

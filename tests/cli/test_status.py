@@ -113,6 +113,7 @@ def test_lag_is_in_entries_bytes_and_seconds(offloader: Offloader, tmp_path: Pat
     assert "3 entries, 11 B, 3.0 s" in table
 
 
+@pytest.mark.slow
 def test_status_file_and_manifest_are_merged(
     offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str
 ) -> None:
@@ -124,6 +125,7 @@ def test_status_file_and_manifest_are_merged(
     assert (orders["stream"], orders["source"]) == ("orders", "manifest")
 
 
+@pytest.mark.slow
 def test_rate_of_a_serving_process_is_in_the_table_and_in_json(
     offloader: Offloader, tmp_path: Path, store_url: str
 ) -> None:
@@ -153,6 +155,7 @@ def test_rate_of_a_serving_process_is_in_the_table_and_in_json(
     assert row["bytes_per_second"] is None
 
 
+@pytest.mark.slow
 def test_an_old_file_is_called_old(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
     file = written(tmp_path, store_url)
     document = json.loads(file.read_text())
@@ -187,6 +190,7 @@ def test_limits_and_problems_are_shown(offloader: Offloader, tmp_path: Path, sto
     assert lines[-1].endswith("stream live: entries wait")
 
 
+@pytest.mark.slow
 def test_limits_lists_every_setting_with_default_and_description(
     offloader: Offloader, tmp_path: Path, store_url: str
 ) -> None:
@@ -222,6 +226,7 @@ def test_other_file_than_status_document_is_refused(offloader: Offloader, tmp_pa
     assert "isn't a status document" in done.err
 
 
+@pytest.mark.slow
 def test_missing_source_file_or_stream_is_an_error_with_a_hint(
     offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str
 ) -> None:
@@ -355,6 +360,7 @@ def test_watching_on_a_terminal_refreshes_in_place_within_its_width(tmp_path: Pa
     assert 3 <= len(rows) < 20
 
 
+@pytest.mark.slow
 def test_disconnected_stream_shows_since_when_its_lag_is_unknown(
     offloader: Offloader, tmp_path: Path, store_url: str
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.contracts.contracts import CONTRACTS, REWRITE, SNAPSHOTS, difference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "json-output" else name for name in CONTRACTS]
 )

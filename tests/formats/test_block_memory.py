@@ -103,6 +103,7 @@ def built(
     return b"".join([*data, *(bytes(part.body) for part in finished.parts)]), finished
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_segments_are_equal_in_fresh_and_reused_memory(data: st.DataObject) -> None:

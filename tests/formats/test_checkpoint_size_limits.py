@@ -138,6 +138,7 @@ def test_oversized_document_is_refused_before_it_is_parsed(decode: Callable[[byt
         assert isinstance(raised.value, LimitExceeded) is (size > most), raised.value
 
 
+@pytest.mark.slow
 def test_edits_that_no_record_can_hold_are_refused_and_nothing_is_committed() -> None:
     log = manifest_log()
     log.open_epoch()

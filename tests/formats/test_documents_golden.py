@@ -109,6 +109,7 @@ def test_every_edit_has_a_golden_record() -> None:
     assert {edits[0].kind for edits in found.values() if len(edits) == 1} == set(EDIT_KINDS)
 
 
+@pytest.mark.slow
 def test_every_sealed_document_has_a_sample() -> None:
     """Fails when a checksummed document is added without a sample."""
     sealing, samples = set(), (Path(__file__).parent / "golden_samples.py").read_text(encoding="utf-8")

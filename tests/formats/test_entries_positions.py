@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.entries import Position
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**62))
 def test_next_and_previous_are_inverse_and_adjacent(ledger_id: int, entry_id: int) -> None:
     position = Position(ledger_id, entry_id)

@@ -234,6 +234,7 @@ def test_offsets_beyond_two_and_four_gibibytes() -> None:
     assert encode_index(decode_index(data)) == data
 
 
+@pytest.mark.slow
 def test_binary_search_finds_the_same_blocks_as_a_full_scan() -> None:
     chance = random.Random(5)
     for _ in range(60):

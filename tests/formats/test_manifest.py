@@ -227,6 +227,7 @@ def test_an_error_names_object_and_field() -> None:
         decode_record(_resealed({"edits": [{"edit": "open_epoch", "epoch": "x"}]}), object_name="manifest/1.json")
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
 def test_garbage_never_raises_anything_but_a_format_error(data: bytes) -> None:

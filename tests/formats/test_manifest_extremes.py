@@ -71,6 +71,7 @@ records = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(records)
 def test_encodable_record_is_decodable(record: Record) -> None:
@@ -99,6 +100,7 @@ def test_encodable_boundary_is_decodable(boundary: Boundary) -> None:
     assert found == boundary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [[LOWEST, LOWEST + 1, 5], [HIGHEST, LOWEST, 0], [HIGHEST] * 3, [LOWEST] * 3])
 def test_a_stream_with_publish_times_at_the_ends_of_64_bits_can_be_read(times: list[int]) -> None:
     store = open_store(f"memory://extremes-{next(_names)}")

@@ -141,6 +141,7 @@ def test_segment_with_one_large_entry_and_many_small_ones_reads_back() -> None:
     assert read(data, finished.index) == read_segment(data, finished.index) == entries_of(batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extension", [False, True])
 @pytest.mark.parametrize("layout", Layout)
 def test_v2_blocks_end_with_the_marker_and_respect_the_block_size(layout: Layout, extension: bool) -> None:
@@ -219,6 +220,7 @@ def test_a_part_never_waits_for_more_than_one_block() -> None:
     assert builder.held_bytes < MIB + (1 << 16)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_the_bytes_depend_on_the_entries_not_on_the_batches(data: st.DataObject) -> None:

@@ -24,6 +24,7 @@ def all_of(segment_map: SegmentMap) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout.V1, Layout.V2])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 def test_checksums_from_the_index_are_those_of_the_blocks(layout: Layout, codec: Codec) -> None:

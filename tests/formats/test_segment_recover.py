@@ -60,6 +60,7 @@ def test_v1_object_is_recovered_with_its_ledger() -> None:
     assert found.finish(facts) == (finished.index, finished.summary)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, 10_000), flip=st.integers(1, 255))
 def test_damaged_byte_is_found_at_any_offset(at: int, flip: int) -> None:

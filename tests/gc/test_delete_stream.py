@@ -90,6 +90,7 @@ def test_removal_leaves_nothing_in_memory() -> None:
     leaves_nothing(MemoryStore(f"removal-{next(_names)}", "", SystemClock()))
 
 
+@pytest.mark.slow
 def test_removal_leaves_nothing_in_a_directory(tmp_path: Path) -> None:
     leaves_nothing(open_store(f"file://{tmp_path}/store"))
     left = [str(path) for path in (tmp_path / "store").rglob("*") if STREAM.rpartition("/")[2] in path.name]
@@ -189,6 +190,7 @@ class ExactUploads(FaultyStore):
         return [upload for upload in super().list_uploads(prefix) if upload.key == prefix]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [1, 2])
 def test_upload_recorded_only_in_checkpoint_is_aborted_on_removal(layout: int) -> None:
     bench = Bench()

@@ -53,6 +53,7 @@ def test_on_every_s3_server(s3_place: Any) -> None:
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_on_a_store_without_a_server(kind: str, tmp_path: Path) -> None:
     store = open_store(f"memory://orphans-{tmp_path.name}" if kind == "memory" else f"file://{tmp_path}/store")

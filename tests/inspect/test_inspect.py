@@ -101,6 +101,7 @@ def test_every_byte_of_our_objects_is_in_a_piece(store: ObjectStore, layout: Lay
     assert [row["offset"] for row in rows] == headers
 
 
+@pytest.mark.slow
 def test_a_large_object_is_walked_without_being_read_whole(store: ObjectStore) -> None:
     writer = StreamWriter(store, block_bytes=3 << 20)
     uuid = writer.add([EntryBatch.build(1, first, [bytes(1 << 20)] * 5) for first in range(0, 20, 5)])
@@ -176,6 +177,7 @@ def test_missing_object_is_an_error(store: ObjectStore) -> None:
         inspect_object(store, "orders/nothing")
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_describing_never_raises_for_any_bytes(data: st.DataObject) -> None:
@@ -191,6 +193,7 @@ def test_describing_never_raises_for_any_bytes(data: st.DataObject) -> None:
         assert piece.length >= 0
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_walking_a_damaged_object_ends(data: st.DataObject) -> None:

@@ -113,6 +113,7 @@ def test_ids_that_wrap_around_do_not_pass_for_consecutive() -> None:
         new_pieces(STREAM, Position(1, 2**63 - 2), {}, [wrapped], [])
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), repeats=st.lists(st.integers(0, 30), min_size=1, max_size=12))
 def test_repeated_pushes_are_taken_once_and_in_order(seed: int, repeats: list[int]) -> None:
     broker = Broker(seed)

@@ -38,6 +38,7 @@ def everything(source: TailingSource | MemoryLedgers, start: Position, max_bytes
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32),

@@ -260,6 +260,7 @@ def test_promises_and_what_was_replaced_are_in_a_checkpoint(state: ManifestState
     assert restored("s", header, own, [], []) == state
 
 
+@pytest.mark.slow
 @given(st.sets(st.sampled_from([0, 1, 2, 3]), min_size=1), st.booleans())
 def test_replacing_is_the_same_for_tail_and_compacted_segments(at: set[int], dropped: bool) -> None:
     """Many ledgers of two segments each, some rewritten, from a view in columns and from a view of records."""

@@ -153,6 +153,7 @@ def test_opening_costs_the_same_few_requests_for_any_history() -> None:
     assert found == [["get", "get", "get", "get", "list", "get"]] * 3
 
 
+@pytest.mark.slow
 def test_the_tail_after_a_checkpoint_is_bounded_and_read_by_number() -> None:
     bench = Bench()
     log = bench.log()
@@ -441,6 +442,7 @@ def test_views_stay_readable_from_the_newest_old_checkpoint_on() -> None:
         load_manifest_view_at(bench.memory, log.state, 9)
 
 
+@pytest.mark.slow
 def test_views_after_a_checkpoint_that_was_never_named_stay_readable() -> None:
     bench = Bench(checkpoint_records=10**5)
     log = bench.log()

@@ -42,6 +42,7 @@ def shortest(chain: Callable[[], int], aim: int) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_first_entry_of_a_cold_stream_takes_five_requests_after_each_other(memory: ObjectStore) -> None:
     writer = StreamWriter(DistantStore(memory, away_s=0), STREAM)
     writer.add([batch_of(1, 0, 50)], closes=[1])
@@ -84,6 +85,7 @@ def test_names_beside_a_stream_that_exists_need_not_be_readable(
     assert ("list", f"{catalog_key('a/stream')}/") in closed.calls
 
 
+@pytest.mark.slow
 def test_stream_that_is_opened_again_by_its_writer_loads_the_manifest_once(memory: ObjectStore, tmp_path: Path) -> None:
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
     for payload in (b"first", b"second"):
@@ -94,6 +96,7 @@ def test_stream_that_is_opened_again_by_its_writer_loads_the_manifest_once(memor
     assert len([call for call in store.calls if call.verb == "get" and call.key.endswith("001.json")]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", [1, 7, 8, 9, 40])
 def test_any_number_of_records_is_loaded_whatever_the_window(memory: ObjectStore, records: int) -> None:
     writer = StreamWriter(memory, STREAM)

@@ -108,6 +108,7 @@ def test_get_boundary_finds_number_deleted_between_put_and_look() -> None:
     assert state.record_id == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_before", range(1, 9))
 def test_reread_boundary_overtaken_load_starts_over(stop_before: int) -> None:
     """R reads the boundary and pauses; K deletes the tail; R finds no record and would believe an old head."""
@@ -125,6 +126,7 @@ def test_reread_boundary_overtaken_load_starts_over(stop_before: int) -> None:
     assert world.schedule.finish("R") == a.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_before", range(2, 9))
 def test_load_never_folds_a_record_deleted_and_created_again(stop_before: int) -> None:
     """As before, and a stalled writer B puts a record of its own under a number that R is about to read."""

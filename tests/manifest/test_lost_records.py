@@ -168,6 +168,7 @@ def test_records_lost_at_the_beginning_are_named_and_no_empty_stream() -> None:
     assert world.segment_keys == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", range(1, 6))
 def test_a_gap_of_any_width_is_named(width: int) -> None:
     world = World()
@@ -204,6 +205,7 @@ def test_stream_over_existing_segments_is_created_only_by_setting() -> None:
     assert ManifestLog(world.store, STREAM, clock=world.clock, settings=told).open_epoch() == 1
 
 
+@pytest.mark.slow
 def test_verify_names_lost_records_with_exit_code_6(capsys: pytest.CaptureFixture[str]) -> None:
     newest, middle, everything = World(), World(), World()
     newest.lose(*newest.records[-2:])
@@ -408,6 +410,7 @@ def test_a_sound_manifest_is_still_never_rebuilt() -> None:
     assert world.read() == SEGMENTS * ENTRIES
 
 
+@pytest.mark.slow
 def test_rebuild_with_a_loss_exits_with_6_unless_the_loss_is_accepted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -237,6 +237,7 @@ def test_deleter_stalled_over_a_finished_deletion_writes_nothing() -> None:
     assert bench.all_keys() == []
 
 
+@pytest.mark.slow
 def test_deleter_stalled_over_a_finished_deletion_raises_no_boundary_that_another_began_anew() -> None:
     stalls = 0
     for call in count(1):

@@ -72,6 +72,7 @@ def payloads(writer: StreamWriter) -> list[tuple[Position, bytes]]:
         return [(entry.position, entry.payload) for batch in reader.scan() for entry in batch.entries()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store_kind", [MemoryStore, NoChecksums])
 def test_everything_is_readable_again_from_the_objects_alone(store_kind: type[MemoryStore]) -> None:
     writer = filled(store_kind(f"rebuild-{next(_names)}", "", SystemClock()))
@@ -255,6 +256,7 @@ def test_rebuild_refuses_a_head_past_the_end_and_keeps_the_old_entry() -> None:
     assert load_manifest(writer.store, STREAM).head == Position(1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["entry", "boundary", "record"])
 def test_former_writer_stops_once_its_manifest_was_given_up(damage: str) -> None:
     """Otherwise it would acknowledge entries to its source in a manifest that no reader uses."""

@@ -44,6 +44,7 @@ def offloaded(number: int) -> SegmentRecord:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts", ["t", "0", "0t", "0000t", "00000000", "000000tttt1111111t00", "01t01t01t01t", "0" * 400]
 )

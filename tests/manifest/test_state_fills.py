@@ -220,6 +220,7 @@ def ids_in(runs: list[tuple[int, int]]) -> set[int]:
     return {each for low, high in runs for each in range(low, high + 1)}
 
 
+@pytest.mark.slow
 @given(RUNS, RUNS)
 def test_runs_are_sets_of_ids(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
     assert ids_in(without(one, other)) == ids_in(one) - ids_in(other)

@@ -60,6 +60,7 @@ def test_secret_search_finds_planted_secrets(text: str) -> None:
     assert secrets_in(f"before\n{text}\nafter")
 
 
+@pytest.mark.slow
 def test_each_security_rule_exception_has_a_reason() -> None:
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
     assert "S" in rules["select"]

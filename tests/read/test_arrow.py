@@ -153,6 +153,7 @@ def test_stream_without_entries_is_a_table_without_rows(store: ObjectStore, kind
 # Snapshot
 
 
+@pytest.mark.slow
 def test_batches_come_from_the_manifest_of_the_call(store: ObjectStore, writer: StreamWriter) -> None:
     before = list(writer.entries)
     reader, relation = offloader.read_arrow(store, STREAM), offloader.to_duckdb(store, STREAM)
@@ -162,6 +163,7 @@ def test_batches_come_from_the_manifest_of_the_call(store: ObjectStore, writer: 
     assert len(offloader.to_pandas(store, STREAM)) == len(before) + 50
 
 
+@pytest.mark.slow
 def test_relation_of_duckdb_answers_every_query_from_its_snapshot(store: ObjectStore, writer: StreamWriter) -> None:
     import duckdb
 
@@ -176,6 +178,7 @@ def test_relation_of_duckdb_answers_every_query_from_its_snapshot(store: ObjectS
     assert sizes.fetchall() == sorted(expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_publish_time_beyond_64_bits_of_microseconds_is_null(store: ObjectStore, kind: str) -> None:
     writer, in_nanoseconds = StreamWriter(store, STREAM), BASE_MS * 1_000_000
@@ -198,6 +201,7 @@ def test_entries_of_the_hot_tier_are_read_up_to_the_end_at_the_call(tmp_path: Pa
         assert reader.read_all()["payload"].to_pylist() == [b"first", b"second"]
 
 
+@pytest.mark.slow
 def test_lease_ends_with_the_table_that_it_protects(store: ObjectStore, writer: StreamWriter) -> None:
     reader = offloader.read_arrow(store, STREAM, lease_seconds=600)
     assert len(leases_of(store, STREAM)) == 1
@@ -235,6 +239,7 @@ def test_one_batch_is_in_memory_at_a_time(store: ObjectStore) -> None:
     assert seen == 8 * 64
 
 
+@pytest.mark.slow
 def test_small_batches_are_joined_and_large_ones_are_not_copied() -> None:
     small = [EntryBatch.build(1, number, [b"x"]).to_arrow() for number in range(1000)]
     large = EntryBatch.build(1, 1000, [b"y" * (2 * arrow.JOINED_BYTES_MAX)]).to_arrow()
@@ -286,6 +291,7 @@ def test_missing_object_is_the_error_of_the_reader(store: ObjectStore, writer: S
         table_of(kind, store, STREAM)
 
 
+@pytest.mark.slow
 def test_error_of_duckdb_has_the_text_of_the_reader(store: ObjectStore, writer: StreamWriter) -> None:
     import duckdb
 

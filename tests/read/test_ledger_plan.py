@@ -94,6 +94,7 @@ def gap(first: int, last: int, ledger_id: int = 7) -> Gap:
     return Gap(Position(ledger_id, first), Position(ledger_id, last), NOT_DELIVERED)
 
 
+@pytest.mark.slow
 def test_ledgers_of_several_segments_and_segments_of_several_ledgers(writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 500, size=900)])
     writer.add([batch_of(7, 500, 300), batch_of(8, 0, 40)], closes=(7, 8))
@@ -107,6 +108,7 @@ def test_ledgers_of_several_segments_and_segments_of_several_ledgers(writer: Str
         assert standing.payload_bytes == sum(chunk.payload_bytes for chunk in chunks)
 
 
+@pytest.mark.slow
 def test_chunks_have_about_four_mebibytes_and_whole_blocks(writer: StreamWriter) -> None:
     writer.block_bytes = 300_000
     writer.add([batch_of(7, 0, 200, size=100_000)], closes=(7,))
@@ -129,6 +131,7 @@ def test_next_ledger_is_the_one_after_it_that_is_committed_as_a_whole(writer: St
     assert [next_ledger(writer.log.load(), each) for each in (7, 9, 12)] == [9, 12, None]
 
 
+@pytest.mark.slow
 def test_compressed_blocks_have_no_object(writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 500, size=900)], codec=Codec.ZSTD, closes=(7,))
     standing, [chunk] = plan(writer, 7)
@@ -177,6 +180,7 @@ def test_filled_gaps_are_part_of_the_ledger(writer: StreamWriter) -> None:
     assert sum(chunk.payload_bytes for chunk in chunks) == standing.payload_bytes
 
 
+@pytest.mark.slow
 def test_gap_far_from_a_chunk_leaves_it_direct(writer: StreamWriter) -> None:
     writer.block_bytes = 300_000
     writer.add([batch_of(7, 0, 100, size=100_000)])

@@ -123,6 +123,7 @@ def test_an_empty_answer_is_an_empty_table_of_the_same_columns(reader: Reader) -
     assert empty.to_arrow().schema == reader.read(Position(3, 0), Position(3, 0)).to_arrow().schema
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_bytes", [1, 100, 5000, 10**9])
 def test_scan_batches_respect_their_size_except_for_large_entries(
     stream: StreamWriter, reader: Reader, batch_bytes: int
@@ -271,6 +272,7 @@ def test_a_closed_reader_refuses_and_its_store_stays_open(stream: StreamWriter) 
 # By time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True])
 def test_position_at_is_the_earliest_position_published_then_or_later(plain: bool) -> None:
     writer, chance = StreamWriter(new_store(), block_bytes=400), random.Random(4)

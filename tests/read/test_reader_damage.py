@@ -95,6 +95,7 @@ def test_any_flipped_bit_of_a_data_object_is_found_or_harmless(writer: StreamWri
         overwrite(writer, data, whole)
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_of_an_index_is_found(writer: StreamWriter) -> None:
     _, index = writer.keys(writer.uuids[0])
     whole, _ = writer.store.get(index)
@@ -283,6 +284,7 @@ def test_concurrent_readers_of_a_missing_block_send_one_get(writer: StreamWriter
     assert store.reads == 1
 
 
+@pytest.mark.slow
 def test_scan_sends_as_many_concurrent_gets_as_configured(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 2000)])
     data, _ = writer.keys(writer.uuids[1])

@@ -139,6 +139,7 @@ def test_a_ledger_that_leaves_the_hot_tier_during_a_scan_is_not_skipped(
     assert found + entries_of(scan) == written
 
 
+@pytest.mark.slow
 @BOTH_PRIORITIES
 def test_ledger_created_and_deleted_during_a_read_is_not_skipped(
     writer: StreamWriter, source: EmbeddedStream, priority: str

@@ -45,6 +45,7 @@ def writer(store: FaultyStore) -> StreamWriter:
 # --- missing objects -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [0, 1], ids=["data", "index"])
 def test_skipping_reader_omits_and_reports_segment_of_a_missing_object(
     store: FaultyStore, writer: StreamWriter, role: int
@@ -83,6 +84,7 @@ def test_skipping_reader_counts_nothing_of_a_segment_that_a_range_cuts_and_whose
         assert list(reader.skipped) == [gone]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [0, 1], ids=["data", "index"])
 def test_skipping_reader_counts_what_it_reads(store: FaultyStore, writer: StreamWriter, role: int) -> None:
     gone = writer.uuids[1]

@@ -151,6 +151,7 @@ def why(outcome: CycleOutcome) -> str:
     return outcome.decision.why
 
 
+@pytest.mark.slow
 def test_cycle_stops_at_the_first_listed_ledger_and_the_plan_names_it() -> None:
     bench = Listed(policy="size", min_mbytes=mb(10))
     bench.listing(1)
@@ -195,6 +196,7 @@ def test_answer_that_is_no_answer_moves_nothing(
     assert said in why(outcome)
 
 
+@pytest.mark.slow
 def test_stream_of_another_hot_tier_has_its_policy_alone() -> None:
     bench = Listed(policy="size", min_mbytes=mb(10))
     bench.lists[STREAM] = None
@@ -203,6 +205,7 @@ def test_stream_of_another_hot_tier_has_its_policy_alone() -> None:
     assert bench.cycle().plan(STREAM).decision is not None
 
 
+@pytest.mark.slow
 def test_without_the_setting_no_broker_is_asked() -> None:
     bench = Listed(policy="size", min_mbytes=mb(10))
     bench.settings = Settings.of({"retention": {"record_minutes": 0.5, "policy": "size", "min_mbytes": mb(10)}})
@@ -254,6 +257,7 @@ def test_trim_is_followed_without_a_policy() -> None:
     assert bench.run().truncations == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("since", [None, 4, 5])
 def test_topic_that_was_created_again_or_trimmed_before_moves_nothing(since: int | None) -> None:
     bench = Listed(follow=True)

@@ -49,6 +49,7 @@ def consumed_in_words(stream: ScalableLineage, at: Cut) -> Consumed:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(streams_with_cuts(1))
 def test_consumed_positions_of_a_cut_match_the_specification(given_: tuple[ScalableLineage, list[Cut]]) -> None:
@@ -62,6 +63,7 @@ def test_consumed_positions_of_a_cut_match_the_specification(given_: tuple[Scala
         assert mine.full == words.full
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_state_of_reading_is_described_by_a_valid_cut(data: st.DataObject) -> None:

@@ -122,6 +122,7 @@ def test_a_tail_that_doesnt_move_is_recorded_once() -> None:
     assert bench.objects() == before
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_sooner_than_the_period_allows() -> None:
     bench = Bench(policy="size", min_mbytes=mb(1000), record_minutes=5)
     recorded = []
@@ -145,6 +146,7 @@ def test_manual_truncation_removes_used_records() -> None:
     assert past.head_ms < past.records.records[0].time_ms
 
 
+@pytest.mark.slow
 def test_a_topic_is_truncated_as_one_stream() -> None:
     bench = Bench(policy="size", min_mbytes=mb(40))
     for _ in range(4):
@@ -180,6 +182,7 @@ def test_subscriber_registered_during_a_decision_counts() -> None:
     assert bench.head() is None
 
 
+@pytest.mark.slow
 def test_min_is_kept_in_the_cycle_that_finds_a_partition_deleted() -> None:
     bench = Bench(policy="size", min_mbytes=mb(25))
     names = [f"{TOPIC}-partition-{number}" for number in range(2)]
@@ -281,6 +284,7 @@ def test_a_clock_that_jumps_back_while_the_process_runs_deletes_nothing() -> Non
     assert (bench.head(), bench.objects()) == (head, objects)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off_s", [-3600, 3600])
 def test_a_truncation_under_way_waits_for_a_clock_that_can_be_trusted(off_s: int) -> None:
     """A process truncated one partition of a topic and died; the next process has a wrong clock."""

@@ -125,6 +125,7 @@ def test_a_policy_by_size_holds_without_any_subscriber(make: Any) -> None:
     assert 2 <= len(left) <= 3
 
 
+@pytest.mark.slow
 def test_partitions_are_ruled_by_their_topics_policy_as_one_stream(make: Any) -> None:
     names = tuple(f"{STREAM}-partition-{number}" for number in range(2))
     bench = make("none", names, retention=QUEUE)
@@ -161,6 +162,7 @@ def test_manifest_is_not_created_where_no_policy_or_another_writer_needs_it(
     assert list_streams(bench.memory) == before
 
 
+@pytest.mark.slow
 def test_deleted_stream_stays_deleted_while_its_process_runs(make: Any) -> None:
     bench = make(retention=QUEUE)
     bench.grow(1)

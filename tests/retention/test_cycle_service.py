@@ -192,6 +192,7 @@ def test_subscribers_losing_data_to_max_are_counted() -> None:
     assert bench.value("retention_truncated_bytes_total", stream) == 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["DeletionStopped", "EditRefused", "ClockSkew", "InvalidCall", "Corrupt"])
 def test_refusals_are_counted_by_their_reason_and_nothing_changes(kind: str) -> None:
     stream = "a/b/persistent/topic0"

@@ -114,6 +114,7 @@ def test_sizes_continue_after_a_manual_truncation() -> None:
     assert bench.remembered().records.newest.size_bytes == 40 * KIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_truncated", [False, True])
 def test_sizes_grow_with_what_is_written_though_a_partition_left_uncounted(is_truncated: bool) -> None:
     bench = Bench(policy="size", min_mbytes=1)
@@ -210,6 +211,7 @@ def test_decision_is_dropped_when_a_partition_was_deleted_since() -> None:
     assert bench.head(zero) is None
 
 
+@pytest.mark.slow
 def test_decision_is_not_carried_out_when_a_partition_was_purged_since() -> None:
     bench = Bench(policy="size", min_mbytes=mb(30))
     zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
@@ -235,6 +237,7 @@ def test_decision_is_not_carried_out_when_a_partition_was_purged_since() -> None
     assert (bench.head(zero) or Position(1, 0)) <= Position(2, 0)
 
 
+@pytest.mark.slow
 def test_recreated_stream_is_not_cut_at_positions_of_its_predecessor() -> None:
     bench = Bench(policy="size", min_mbytes=mb(10), max_mbytes=mb(20))
     bench.grow_and_run(1)

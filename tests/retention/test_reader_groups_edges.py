@@ -102,6 +102,7 @@ def test_next_sign_of_life_comes_in_time_although_the_last_one_took_long() -> No
     assert silent_ms(bench, ONE) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind_s", [0, 3600])
 def test_connected_mirrored_subscriber_is_renewed_by_a_process_whose_clock_is_behind(behind_s: int) -> None:
     bench = Bench(RetentionType.NONE)
@@ -225,6 +226,7 @@ def test_checkpoint_starts_once_the_kept_ones_that_fill_the_group_are_behind(
     assert found[0] not in ("c1", "c2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recreated", [False, True])
 def test_kept_checkpoint_does_not_wait_for_the_head_of_a_deleted_stream(
     monkeypatch: pytest.MonkeyPatch, recreated: bool
@@ -253,6 +255,7 @@ def test_interrupted_deletion_of_a_group_is_completed_by_another_one() -> None:
         bench.groups.delete("rg")
 
 
+@pytest.mark.slow
 def test_group_does_not_start_in_a_recreated_stream_where_it_started_in_the_earlier_one() -> None:
     bench = Bench()
     starts = {ONE: at(25), TWO: at(25)}

@@ -84,6 +84,7 @@ class Bench:
         return change_records(retention, place, lambda state: state.truncated(cut, lineage, None))
 
 
+@pytest.mark.slow
 def test_sizes_grow_from_creation_although_segments_left_the_manifest() -> None:
     bench = Bench()
     sizes = []
@@ -222,6 +223,7 @@ def test_a_stream_without_an_entry_records_nothing() -> None:
     assert bench.record() == RecordedState()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions_max", [7, 8])
 def test_many_partitions_keep_fewer_cuts(monkeypatch: pytest.MonkeyPatch, positions_max: int) -> None:
     """The newest stays, whether the one too many makes their number odd or even."""
@@ -236,6 +238,7 @@ def test_many_partitions_keep_fewer_cuts(monkeypatch: pytest.MonkeyPatch, positi
     assert records[0].size_bytes == 100
 
 
+@pytest.mark.slow
 def test_decision_from_stored_state_is_recorded() -> None:
     bench = Bench()
     for _ in range(6):

@@ -22,6 +22,7 @@ def kept(bench: Bench) -> list[Mapping[str, Any]]:
     return list(reversed(read_decisions(retention, retention.scope())))
 
 
+@pytest.mark.slow
 def test_each_loss_is_kept_though_the_same_rule_took_it() -> None:
     bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
     bench.grow()
@@ -64,6 +65,7 @@ def test_another_rule_is_kept_and_so_is_another_cut_that_a_hold_puts_off() -> No
     assert [(each["rule"], each["cut"]) for each in kept(bench)] == list(zip(rules, cuts, strict=True))
 
 
+@pytest.mark.slow
 def test_decision_delayed_by_a_hold_is_kept_with_cut_and_losing_subscribers() -> None:
     bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
     bench.grow()

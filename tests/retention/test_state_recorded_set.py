@@ -44,6 +44,7 @@ def test_thinning_removes_all_the_rule_allows() -> None:
         assert (younger.time_ms - older.time_ms) // HALF_HOUR_MS * 16 > kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", Unit)
 def test_a_quarter_of_the_room_between_min_and_max_is_the_widest_gap(unit: Unit) -> None:
     """For records of any age: some of them are in that range."""

@@ -224,6 +224,7 @@ class TestTopic:
         topic.stream("a/orders-partition-0", segments=0).commit([Truncate(Position(1, 20))])
         assert retention.subscribers()[0].lag_entries == 10 + 5 + 30
 
+    @pytest.mark.slow
     def test_lag_of_a_topic_covers_many_partitions(self) -> None:
         bench = Bench()
         for number in range(25):
@@ -253,6 +254,7 @@ class TestTopic:
         assert retention.subscribers()[0].lag_entries == 50
         assert retention.scope(create=True).incarnation == first
 
+    @pytest.mark.slow
     def test_recreated_topic_inherits_nothing_and_its_old_entry_is_emptied(self, topic: Bench) -> None:
         retention = topic.retention("a/orders")
         retention.add("audit")
@@ -287,6 +289,7 @@ class TestTopic:
         assert find_scope(other.store, "b", create=True) == find_scope(other.store, "b")
 
 
+@pytest.mark.slow
 def test_of_many_threads_that_publish_at_once_nothing_is_lost(bench: Bench) -> None:
     count, rounds = 8, 5
     errors: list[BaseException] = []

@@ -367,6 +367,7 @@ def test_managed_ledger_appends_while_its_stream_is_truncated(tmp_path: Path, st
         assert topic.ledgers()[0].ledger_id == positions[30].ledger_id
 
 
+@pytest.mark.slow
 def test_writer_continues_at_the_head_after_its_own_forced_truncation(tmp_path: Path, store: MemoryStore) -> None:
     with _topic(tmp_path, store) as topic:
         positions = _append(topic, 0, 50)
@@ -461,6 +462,7 @@ def test_truncation_of_a_deleted_stream_keeps_hot_ledgers_of_the_next() -> None:
     assert bench.hot_ids == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_managed_ledger_keeps_entries_while_its_manifest_cannot_be_created(tmp_path: Path, store: MemoryStore) -> None:
     """No entry is accepted before the manifest records the start; entries accepted later wait for the store."""
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
@@ -489,6 +491,7 @@ def test_a_managed_ledger_without_a_method_loses_its_hot_ledgers(tmp_path: Path,
         assert store.list("").objects == ()
 
 
+@pytest.mark.slow
 def test_stream_with_offloading_switched_off_truncates_beyond_offloaded_entries(
     tmp_path: Path, store: MemoryStore
 ) -> None:

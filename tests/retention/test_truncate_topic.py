@@ -140,6 +140,7 @@ def test_truncation_intent_does_not_apply_to_recreated_partitions() -> None:
     assert bench.heads() == [None, Position(2, 2), None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_created_again", [False, True])
 def test_intent_of_a_deleted_topic_is_released(is_created_again: bool) -> None:
     bench = Bench()
@@ -204,6 +205,7 @@ def test_cancelled_truncation_writes_nothing() -> None:
     assert not bench.memory.list(f"{TOPIC}/").objects
 
 
+@pytest.mark.slow
 def test_delayed_truncation_checks_again_whether_it_is_wanted() -> None:
     bench, asked = Bench(), list[list[Position | None]]()
 

@@ -99,6 +99,7 @@ def segments(logged: Any, event: str = "segment_offloaded") -> list[dict[str, An
     return [line for line in logged() if line.get("event") == event]
 
 
+@pytest.mark.slow
 def test_each_segment_gets_one_line_with_its_facts(logged: Any, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/store")
     with open_managed_ledger(STREAM, ledgers=str(tmp_path / "ledgers.db"), store=store) as ledger:

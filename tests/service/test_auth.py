@@ -132,6 +132,7 @@ def test_a_wrong_token_is_refused_even_where_none_is_needed() -> None:
     assert bearer_token("bearer  abc==") == "abc=="
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_only_the_whole_token_is_one(text: str) -> None:
     guard = Guard(credentials())

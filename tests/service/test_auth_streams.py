@@ -195,6 +195,7 @@ def test_each_route_shows_a_bound_token_its_own_streams_only(
         assert said(http, route, OTHER, "ADMIN").status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "topic", "status"),
     [

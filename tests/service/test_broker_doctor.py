@@ -82,6 +82,7 @@ def problems(found: list[Finding]) -> list[tuple[str, str, ErrorKind | None]]:
     return [(each.what, each.hint, each.kind) for each in found if each.outcome is not Outcome.OK]
 
 
+@pytest.mark.slow
 def test_wrong_addresses_are_named(bench: PulsarBench) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     [(what, hint, kind)] = problems(asked(bench, nobody))
@@ -181,6 +182,7 @@ def test_broker_that_does_not_say_it_is_asked_where_this_service_is(bench: Pulsa
         assert problems(asked(bench, "", serve={"url": http.url})) == []
 
 
+@pytest.mark.slow
 def test_doctor_command_asks_the_plugins_way(
     bench: PulsarBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +196,7 @@ def test_doctor_command_asks_the_plugins_way(
     assert "nobody answers at" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_admin_interface_that_is_down_keeps_nobody_from_asking_this_service(bench: PulsarBench, tmp_path: Path) -> None:
     bench.admin.is_up = False
     with http_process(tmp_path, streams=()) as (http, _):

@@ -188,6 +188,7 @@ def test_broker_sends_what_readers_are_not_given(store: ObjectStore, tmp_path: P
         assert (wrong.status, wrong.json()["kind"]) == (409, "source_mismatch")
 
 
+@pytest.mark.slow
 def test_whole_ledger_that_readers_are_not_given_is_sent_and_read(store: ObjectStore, tmp_path: Path) -> None:
     """One transaction that was aborted fills it: no segment has anything of it."""
     writer = StreamWriter(store, STREAM)
@@ -232,6 +233,7 @@ def test_long_body_is_taken_for_missing_entries_only(store: ObjectStore, tmp_pat
         assert frame_entries(broker.entries(7, 0, 1).body) == large
 
 
+@pytest.mark.slow
 def test_entries_in_front_of_the_streams_first_one_are_sent(store: ObjectStore, tmp_path: Path) -> None:
     """A topic whose first messages were aborted: its stream begins with the first entry that a reader got."""
     writer = StreamWriter(store, STREAM)
@@ -258,6 +260,7 @@ def test_entries_in_front_of_the_streams_first_one_are_sent(store: ObjectStore, 
     assert load_manifest(store, STREAM).committed_end() == Position(8, 4)
 
 
+@pytest.mark.slow
 def test_truncated_front_is_not_asked_for(store: ObjectStore, tmp_path: Path) -> None:
     writer = StreamWriter(store, STREAM)
     writer.add([batch_of(7, 4, 10)], closes=(7,))
@@ -267,6 +270,7 @@ def test_truncated_front_is_not_asked_for(store: ObjectStore, tmp_path: Path) ->
     assert answer.json() == {"committed": False, "missing": []}
 
 
+@pytest.mark.slow
 def test_whole_ledger_in_front_is_asked_for_once_the_owner_has_found_that_nobody_gets_it(
     store: ObjectStore, tmp_path: Path
 ) -> None:

@@ -275,6 +275,7 @@ def test_reads_are_counted_for_each_broker(store: ObjectStore, tmp_path: Path) -
     assert 0 < float(took.rpartition(" ")[2]) < 60
 
 
+@pytest.mark.slow
 def test_blocks_that_brokers_read_again_are_counted_as_found_in_memory(tmp_path: Path) -> None:
     with http_process(tmp_path, streams=()) as (http, process):
         StreamWriter(process.store, STREAM).add([batch_of(7, 0, 10)], codec=Codec.ZSTD, closes=(7,))

@@ -141,6 +141,7 @@ def go_on() -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.mark.slow
 def test_probe_that_hangs_is_no_answer_and_a_few_hang_at_once(go_on: threading.Event) -> None:
     asked = threading.Semaphore(0)
 

@@ -578,6 +578,7 @@ def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: E
         eventually(lambda: load_manifest(store, ORDERS).head is not None)
 
 
+@pytest.mark.slow
 def test_cleanup_of_more_than_half_waits_for_the_approval_of_its_plan(
     store: FaultyStore, database: EmbeddedLedgers
 ) -> None:
@@ -673,6 +674,7 @@ def test_hanging_source_does_not_delay_status_requests(
         eventually(lambda: assembled.process.document()["streams"][0]["lag"]["entries"] == 40)
 
 
+@pytest.mark.slow
 def test_every_start_opens_a_new_epoch(store: FaultyStore, database: EmbeddedLedgers) -> None:
     source = database.open_stream(ORDERS)
     epochs = []

@@ -18,6 +18,7 @@ TOPIC = "shop/eu/persistent/clicks"
 LEDGER = 87_654_321
 
 
+@pytest.mark.slow
 def test_topic_of_more_partitions_than_a_cursor_holds_is_refused() -> None:
     store = open_store("memory://many-partitions")
     # Catalogue entries are all that tells how many there are; a listing shows names only.

@@ -238,6 +238,7 @@ def test_settings_from_mappings_report_everything_at_once() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_stream_takes_its_settings_from_a_file(tmp_path: Path) -> None:
     config = write(tmp_path, FILE + "[ledgers]\nledger_entries_max = 5\n")
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"

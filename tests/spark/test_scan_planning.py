@@ -119,6 +119,7 @@ class RangesOnly:
         return self.inner.get(key, byte_range)
 
 
+@pytest.mark.slow
 def test_executors_only_read_ranges_of_the_objects_in_their_partition(writer: StreamWriter) -> None:
     for number in range(3):
         writer.add([batch_of(1, 300 * number, 300)])
@@ -192,6 +193,7 @@ def test_each_manifest_is_loaded_once(writer: StreamWriter) -> None:
     assert [key for key in keys if key.endswith("-index")] == []  # nothing has to be cut or pruned
 
 
+@pytest.mark.slow
 def test_segments_are_cut_by_block_counts_when_there_are_too_many_indexes(
     writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +256,7 @@ def test_tasks_of_one_process_fetch_an_index_once(writer: StreamWriter) -> None:
         assert [key for _, key in store.calls].count(first[0].objects.index_key) == 1
 
 
+@pytest.mark.slow
 def test_task_logs_fetched_and_used_bytes(writer: StreamWriter, caplog: pytest.LogCaptureFixture) -> None:
     writer.add([batch_of(1, 0, 2_000)])
     [partition] = planned(options(writer), Needs.PAYLOADS, writer.store)

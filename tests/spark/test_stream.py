@@ -133,6 +133,7 @@ def test_latest_start_is_stable_when_the_first_batch_is_planned_again(writer: St
     assert [row[1:] for row in again.rows(again.offset, end)] == ids(1, 100, 110)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retired", [50, 0])
 def test_first_batch_from_the_beginning_that_lost_entries_is_not_repeated_without_them(
     writer: StreamWriter, retired: int
@@ -256,6 +257,7 @@ def test_a_query_that_read_up_to_the_head_loses_nothing_by_trimming(writer: Stre
     assert query.batch() == ids(2, 0, 50)
 
 
+@pytest.mark.slow
 def test_a_deleted_stream_is_a_loss_under_a_pattern_and_an_error_by_name(writer: StreamWriter) -> None:
     StreamWriter(writer.store, "public/default/persistent/stays").add([batch_of(9, 0, 5)])
     writer.add([batch_of(1, 0, 50)])

@@ -164,6 +164,7 @@ def test_single_entry_costs_two_requests_beyond_the_opening(tmp_path: Path) -> N
     assert read_alone(writer, "stream = 'another' AND ledger_id = 1", **small) == ([], {})
 
 
+@pytest.mark.slow
 def test_stream_under_a_pattern_is_bound_and_others_are_not_opened(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/store")
     for number in range(20):

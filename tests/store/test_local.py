@@ -160,6 +160,7 @@ def test_after_a_kill_every_object_is_whole_and_has_its_metadata(store: ObjectSt
     store.put("new", b"after", mode=CREATE)
 
 
+@pytest.mark.slow
 def test_a_reader_never_sees_half_a_replacement(store: ObjectStore) -> None:
     stop = threading.Event()
     store.put("k", b"0", metadata={"length": "1"})
@@ -299,6 +300,7 @@ def test_a_level_longer_than_the_file_system_takes_is_refused(store: ObjectStore
         store.put("x" * 201, b"1")
 
 
+@pytest.mark.slow
 def test_a_lock_held_elsewhere_runs_into_the_deadline(root: Path) -> None:
     store = LocalStore(root, StoreSettings(read_timeout_s=0.05), SystemClock())
     store.put("k", b"1")
@@ -399,6 +401,7 @@ _LEVEL = st.text(st.sampled_from("ab-/.é日"), min_size=1, max_size=6)
 _PREFIX = st.just("") | _LEVEL.filter(lambda text: not any(level in ("", ".", "..") for level in text.split("/")[:-1]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     names=st.sets(_LEVEL, max_size=12),

@@ -81,6 +81,7 @@ def test_a_missing_package_of_another_file_system_is_named() -> None:
     assert "install" in caught.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["not a url", "127.0.0.1:9000", "http://"])
 def test_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidCall):

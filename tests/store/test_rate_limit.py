@@ -271,6 +271,7 @@ def test_throttle_queue_is_bounded() -> None:
     assert limiter.status().waiting["read"] == 0
 
 
+@pytest.mark.slow
 def test_threads_share_a_rate_and_all_are_admitted() -> None:
     limiter = Limiter(LimitSettings(requests_per_s=2000.0, burst_s=0.001), SystemClock())
     with ThreadPoolExecutor(8) as pool:

@@ -244,6 +244,7 @@ def test_a_store_with_a_capacity_is_used_without_being_stormed() -> None:
     assert 1000 / clock.monotonic_s() > 10
 
 
+@pytest.mark.slow
 def test_a_503_of_a_server_slows_down_and_what_was_refused_is_sent_again() -> None:
     slow_down = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Please reduce your rate</Message></Error>'
     clock = ManualClock()

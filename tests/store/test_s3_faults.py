@@ -165,6 +165,7 @@ def test_completion_with_the_checksum_over_its_parts_is_proven() -> None:
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checksum", ["", "AAAAAA==-1", "no checksum"])
 def test_completion_is_not_proven_by_etag_or_another_checksum(checksum: str) -> None:
     """A response may be derived from the request; the object is verified, and is missing."""
@@ -201,6 +202,7 @@ def test_keys_that_failed_for_a_passing_reason_are_deleted_again() -> None:
         store.close()
 
 
+@pytest.mark.slow
 def test_interrupted_multi_delete_names_the_remaining_keys() -> None:
     keys = [f"{number:04d}" for number in range(2500)]
     with ScriptedServer([Answer(200, b"<DeleteResult/>"), Answer(403, error_body("AccessDenied"))]) as server:
@@ -222,6 +224,7 @@ def test_success_status_from_a_non_s3_server_is_an_error(name: str, body: bytes)
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "body", "expected"),
     [
@@ -257,6 +260,7 @@ def test_torn_body_is_an_error() -> None:
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [

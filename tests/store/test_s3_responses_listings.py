@@ -125,6 +125,7 @@ def test_pages_without_keys_do_not_end_a_listing(scheme: str, pages: Pages) -> N
         assert all_keys(store) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_pages_without_uploads_do_not_end_a_listing_of_uploads() -> None:
     def page(query: Query) -> bytes:
         number = int(query.get("key-marker", 0))
@@ -139,6 +140,7 @@ def test_pages_without_uploads_do_not_end_a_listing_of_uploads() -> None:
         assert [upload.upload_id for upload in store.list_uploads("")] == ["u"]
 
 
+@pytest.mark.slow
 def test_keys_of_uploads_may_have_letters_that_no_xml_has() -> None:
     asked: list[Query] = []
 
@@ -174,6 +176,7 @@ def test_listing_that_begins_before_the_asked_key_is_no_page() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_pages_without_parts_do_not_end_a_listing_of_parts() -> None:
     def page(query: Query) -> bytes:
         number = int(query.get("part-number-marker", 0))
@@ -188,6 +191,7 @@ def test_pages_without_parts_do_not_end_a_listing_of_parts() -> None:
         assert [part.number for part in store.list_parts("k", "u")] == [7]
 
 
+@pytest.mark.slow
 def test_endless_listing_is_an_error() -> None:
     page = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
     with (

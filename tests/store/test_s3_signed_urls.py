@@ -84,6 +84,7 @@ def temporary(left_s: float) -> RefreshableCredentials:
     return RefreshableCredentials("AK", "SK", "TOKEN", ends, renewed, "test", time_fetcher=lambda: datetime.now(UTC))
 
 
+@pytest.mark.slow
 def test_a_url_ends_with_the_credentials_that_signed_it() -> None:
     store = open_store("s3://bucket/cold", region="eu-central-1", read_only=True, **KEYS)
     signer = s3_client(store)._request_signer

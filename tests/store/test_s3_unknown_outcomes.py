@@ -295,6 +295,7 @@ def test_success_status_from_another_server_than_the_cloud_is_an_error(cloud: st
         assert kind is (StoreUnavailable if name in _READS else OutcomeUnknown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size_bytes", [4, 300_000], ids=["whole", "streamed"])
 def test_azure_put_whose_answer_lacks_its_headers_may_have_happened(size_bytes: int) -> None:
     with ScriptedServer([Answer(201)] * 2) as server, closing(azure(server.url)) as store:

@@ -107,6 +107,7 @@ def test_refusal_reset_in_the_middle_is_no_bug(call: Callable[[ObjectStore], Any
         assert type(found.value) is expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trusted", "expected"), [(True, OutcomeUnknown), (False, StoreUnavailable)], ids=["an answer", "the handshake"]
 )

@@ -201,6 +201,7 @@ def test_label_sets_of_open_streams_stay_and_expire_after_closing() -> None:
     assert of_streams(kept) == {}
 
 
+@pytest.mark.slow
 def test_number_of_label_sets_is_bounded_and_the_rest_counts_as_other() -> None:
     kept = metrics(labels="topic", label_sets_max=10)
     for number in range(1000):

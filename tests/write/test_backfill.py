@@ -84,6 +84,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.database.close()
 
 
+@pytest.mark.slow
 def test_history_is_offloaded_once_in_segments_near_the_segment_size(bench: Bench) -> None:
     bench.append(1000)
 
@@ -99,6 +100,7 @@ def test_history_is_offloaded_once_in_segments_near_the_segment_size(bench: Benc
     assert unaccounted_keys(bench.memory, STREAM) == set()
 
 
+@pytest.mark.slow
 def test_segments_are_assigned_in_order_with_both_ends_before_upload(bench: Bench) -> None:
     bench.append(600)
     bench.offloader.history.backfill(bench.source, STREAM)
@@ -131,6 +133,7 @@ def test_a_second_run_has_nothing_to_do_and_opens_no_epoch(bench: Bench) -> None
     assert load_manifest(bench.memory, STREAM).record_id == before.record_id
 
 
+@pytest.mark.slow
 def test_failed_attempt_is_retried_under_another_uuid_and_its_objects_deleted(bench: Bench) -> None:
     bench.append(300)
     bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=StoreUnavailable)])
@@ -142,6 +145,7 @@ def test_failed_attempt_is_retried_under_another_uuid_and_its_objects_deleted(be
     assert unaccounted_keys(bench.memory, STREAM) == set()
 
 
+@pytest.mark.slow
 def test_interrupted_backfill_commits_the_contiguous_prefix_and_continues(bench: Bench) -> None:
     bench.append(1000)
     planned: list[UUID] = []
@@ -190,6 +194,7 @@ def test_a_run_that_loses_the_stream_ends_fenced_and_commits_nothing_more(bench:
     assert [edit for edit in after if isinstance(edit, (Assign, Offloaded))] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key_part", "but", "call"),
     [("/manifest/", "boundary", 2), (f"{STREAM}/", "/manifest/", 1)],
@@ -220,6 +225,7 @@ def test_a_run_ends_whose_offloader_is_closed_while_it_waits_for_its_next_attemp
     assert ended
 
 
+@pytest.mark.slow
 def test_the_live_segment_starts_exactly_where_the_backfill_ended(bench: Bench) -> None:
     bench.append(400)
     bench.offloader.history.backfill(bench.source, STREAM)
@@ -251,6 +257,7 @@ def lose_ledger(bench: Bench, ledger_id: int) -> None:
     bench.expected = [each for each in bench.expected if each[0].ledger_id != ledger_id]
 
 
+@pytest.mark.slow
 def test_ledgers_trimmed_before_the_first_listing_are_no_gap(bench: Bench) -> None:
     """A begin is the first entry that is actually there."""
     bench.append(600)
@@ -408,6 +415,7 @@ class ListsLate(CheckedSource):
         return [info for info in super().ledgers() if info.ledger_id != self.hidden]
 
 
+@pytest.mark.slow
 def test_a_ledger_listed_only_after_the_range_around_it_was_assigned_is_offloaded_with_it(bench: Bench) -> None:
     bench.append(700)
     source = ListsLate(bench.source, lambda: None)
@@ -455,6 +463,7 @@ class PrioritiesSeen(StoreWrapper):
         return call()
 
 
+@pytest.mark.slow
 def test_backfill_uploads_have_backfill_priority_and_deletes_deletion_priority(bench: Bench) -> None:
     bench.append(300)
     watched = PrioritiesSeen(bench.store)
@@ -468,6 +477,7 @@ def test_backfill_uploads_have_backfill_priority_and_deletes_deletion_priority(b
     assert {seen for verb, seen in objects if verb == "delete"} == {Priority.DELETION}
 
 
+@pytest.mark.slow
 def test_live_request_precedes_an_older_backfill_request_at_a_saturated_limit(bench: Bench) -> None:
     bench.append(600)
     clock = ManualClock(waits_pass=False)

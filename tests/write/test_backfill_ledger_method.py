@@ -62,6 +62,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.database.close()
 
 
+@pytest.mark.slow
 def test_each_closed_ledger_becomes_one_object_pair_and_the_open_one_waits(bench: Bench) -> None:
     bench.append(700)
     closed = [info for info in bench.source.ledgers() if info.closed and info.entries]

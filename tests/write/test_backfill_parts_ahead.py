@@ -103,6 +103,7 @@ def new_bench() -> Iterator[Callable[..., Bench]]:
         bench.offloader.close()
 
 
+@pytest.mark.slow
 def test_limited_number_of_parts_is_uploaded_at_once_and_all_arrive(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench(3)
     bench.append(400)
@@ -116,6 +117,7 @@ def test_limited_number_of_parts_is_uploaded_at_once_and_all_arrive(new_bench: C
     assert stored_entries(bench.store.inner, STREAM) == bench.ledgers.appended
 
 
+@pytest.mark.slow
 def test_failed_part_ends_the_segment_after_the_other_parts_finished(new_bench: Callable[..., Bench]) -> None:
     """So that nothing arrives for an upload that was aborted."""
     bench = new_bench(3)
@@ -179,6 +181,7 @@ def test_parts_of_a_run_are_as_long_as_its_share_of_the_memory_allows(
     assert segments * segment_memory_bytes(settings, *found) * HISTORY_SHARE <= limit_bytes
 
 
+@pytest.mark.slow
 def test_segment_of_a_run_is_sent_in_fewer_and_longer_parts() -> None:
     """Parts of 8 KiB by the settings; the budget has room for longer ones, four for the one connection.
 
@@ -193,6 +196,7 @@ def test_segment_of_a_run_is_sent_in_fewer_and_longer_parts() -> None:
     assert stored_entries(bench.store.inner, STREAM) == bench.ledgers.appended
 
 
+@pytest.mark.slow
 def test_plan_of_one_segment_leaves_all_parts_to_it(new_bench: Callable[..., Bench]) -> None:
     """A run that may write four segments at once, with one to write."""
     bench = new_bench(3)

@@ -35,6 +35,7 @@ def offload(topic: ManagedLedger, word: str) -> Position:
     return end
 
 
+@pytest.mark.slow
 def test_a_store_restored_from_a_backup_is_named_and_takes_no_entry(tmp_path: Path) -> None:
     with opened(tmp_path) as topic:
         offload(topic, "old")
@@ -50,6 +51,7 @@ def test_a_store_restored_from_a_backup_is_named_and_takes_no_entry(tmp_path: Pa
         opened(tmp_path).close()
 
 
+@pytest.mark.slow
 def test_store_with_all_recorded_commits_can_be_reopened_repeatedly(tmp_path: Path) -> None:
     ends = []
     for word in ("one", "two", "three"):

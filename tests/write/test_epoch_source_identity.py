@@ -145,6 +145,7 @@ def lost_entries(place: Place, acknowledged: list[tuple[Position, bytes]], name:
     return missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
 def test_a_lost_database_is_refused_by_name_and_no_entry_is_acknowledged(place: Place, method: str) -> None:
     with place.open(method=method) as stream:
@@ -160,6 +161,7 @@ def test_a_lost_database_is_refused_by_name_and_no_entry_is_acknowledged(place: 
     assert (error, acknowledged) == ("SourceMismatch", [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
 def test_an_older_backup_is_refused_by_name_and_no_entry_is_acknowledged(place: Place, method: str) -> None:
     with place.open(method=method) as stream:
@@ -177,6 +179,7 @@ def test_an_older_backup_is_refused_by_name_and_no_entry_is_acknowledged(place: 
     assert (error, acknowledged) == ("SourceMismatch", [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
 def test_a_second_database_for_the_same_stream_is_refused_by_name(place: Place, method: str) -> None:
     with place.open("one", method=method) as stream:
@@ -315,6 +318,7 @@ def test_database_replaced_by_its_backup_never_reuses_positions(stored: StoredPl
     assert stored.accept()["mismatch"] == "", "it is the stream's by now"
 
 
+@pytest.mark.slow
 def test_foreign_database_with_the_same_ledger_ids_is_excluded_for_good(stored: StoredPlace) -> None:
     """Same ids, same lengths: only the database's identity differs."""
     with stored.open() as stream:
@@ -384,6 +388,7 @@ def log_of(place: Place) -> ManifestLog:
     return ManifestLog(place.store, STREAM, clock=SystemClock())
 
 
+@pytest.mark.slow
 def test_crash_between_token_and_record_blocks_no_later_start(place: Place) -> None:
     """Rule raise-first: the database is ahead of the manifest, never the other way round."""
     with place.open() as stream:
@@ -433,6 +438,7 @@ def test_database_ending_before_its_recorded_end_is_refused(place: Place) -> Non
         place.open()
 
 
+@pytest.mark.slow
 def test_each_start_reserves_ids_and_begins_a_ledger_above_all_others(place: Place) -> None:
     """Rules reserve and new-ledger."""
     first: list[int] = []
@@ -640,6 +646,7 @@ def test_accepting_a_loss_adopts_a_complete_segment_with_the_entries_that_the_da
     assert stored.stored(parts["old"][0][0], parts["new"][-1][0]) == expected
 
 
+@pytest.mark.slow
 def test_accepting_a_loss_leaves_a_running_owner_alone_unless_told_otherwise(stored: StoredPlace) -> None:
     crashed_with_an_open_segment(stored)
     before = load_manifest(stored.store, STREAM)
@@ -652,6 +659,7 @@ def test_accepting_a_loss_leaves_a_running_owner_alone_unless_told_otherwise(sto
     assert "--take-over" in printed.getvalue()
 
 
+@pytest.mark.slow
 def test_accepting_no_loss_leaves_a_running_owner_and_its_segment_alone(stored: StoredPlace) -> None:
     active = stored.open()
     append(active, "waiting", 3)

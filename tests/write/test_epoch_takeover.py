@@ -89,6 +89,7 @@ def crash_at(bench: Bench, verb: str, key_part: str, *, after: bool = False, siz
     return load_manifest(bench.memory, STREAM)
 
 
+@pytest.mark.slow
 def test_a_complete_data_object_is_adopted_and_not_sent_again(new_bench: Callable[..., Bench]) -> None:
     """The owner died before it created the index: the new one makes it from the blocks."""
     bench = new_bench(settings=BIG)
@@ -163,6 +164,7 @@ def test_unfinished_upload_of_the_last_epoch_is_aborted_and_not_continued(
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 def test_an_object_that_its_owner_completes_just_before_the_abort_is_adopted(new_bench: Callable[..., Bench]) -> None:
     """The upload completes between the first check and the abort: the second check finds it."""
     bench = new_bench(settings=BIG)
@@ -244,6 +246,7 @@ def test_fenced_owner_takes_back_a_silent_stream_and_never_a_living_one(new_benc
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 def test_fenced_owner_looks_again_after_an_error_of_any_kind(new_bench: Callable[..., Bench]) -> None:
     clock = ManualClock(waits_pass=False)
     bench = new_bench(clock=clock)

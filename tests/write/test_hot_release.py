@@ -122,6 +122,7 @@ def _shorter(store: MemoryStore, data: str, index: str) -> None:
     store.put(data, store.get(data)[0][:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "error"), [(_missing, ObjectMissing), (_shorter, ObjectChanged)])
 def test_ledger_with_damaged_objects_stays(
     bench: Bench, damage: Callable[[MemoryStore, str, str], None], error: type[Exception]
@@ -250,6 +251,7 @@ def test_common_cause_for_keeping_all_ledgers_is_logged_once(bench: Bench, caplo
     assert [record.getMessage() for record in caplog.records] == [f"stream {STREAM}: {said}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("priority", ["tiered-storage-first", "bookkeeper-first"])
 def test_reader_switches_tiers_without_an_error_when_the_hot_copy_is_deleted(bench: Bench, priority: str) -> None:
     settings = ReadSettings(read_priority=priority, batch_bytes=300)

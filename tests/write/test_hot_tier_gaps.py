@@ -229,6 +229,7 @@ def lose_what_was_assigned(bench: Bench, *, committed_before: bool) -> None:
 BEFORE = pytest.mark.parametrize("committed_before", [False, True], ids=["the first ledger", "a ledger in the middle"])
 
 
+@pytest.mark.slow
 @BEFORE
 def test_stream_does_not_skip_lost_assigned_entries_silently(
     new_bench: Callable[..., Bench], committed_before: bool
@@ -242,6 +243,7 @@ def test_stream_does_not_skip_lost_assigned_entries_silently(
     assert load_manifest(bench.memory, STREAM).committed_end() == end
 
 
+@pytest.mark.slow
 @BEFORE
 def test_lost_assigned_entries_become_a_gap(new_bench: Callable[..., Bench], committed_before: bool) -> None:
     bench = new_bench(settings=settings(on_gap="record", max_size_per_offload_segment_mbytes=100))

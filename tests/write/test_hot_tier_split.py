@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +98,7 @@ def test_a_recorded_size_of_zero_is_replaced_by_what_was_read() -> None:
     assert LedgerSizeEstimator([ledger(1, 200, 0)], known).between(Position(1, 100), Position(1, 199)) == 100_000
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5000)), min_size=1, max_size=8),
@@ -202,6 +204,7 @@ def test_the_size_threshold_keeps_the_newest_bytes_behind() -> None:
     assert position_leaving(ledgers, 0) == Position(3, 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
 def test_uncovered_ranges_and_covered_ones_are_exactly_the_ledgers_entries(data: st.DataObject) -> None:

@@ -121,6 +121,7 @@ def history(broker: Broker, ledgers: int, entries: int) -> Broker:
     return broker
 
 
+@pytest.mark.slow
 def test_pushed_entries_are_stored_once_and_release_their_memory(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
@@ -136,6 +137,7 @@ def test_pushed_entries_are_stored_once_and_release_their_memory(
     assert all(known[each] == len(broker.ledgers[each]) - 1 for each in broker.closed)
 
 
+@pytest.mark.slow
 def test_failed_segment_is_requested_again_from_the_committed_end(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_full_buffer_holds_the_broker_back_and_a_limit_ends_its_wait(
     assert stored_entries(store, STREAM) == broker.entries
 
 
+@pytest.mark.slow
 def test_next_process_completes_the_work_of_a_killed_one(store: FaultyStore, start: Callable[..., Sidecar]) -> None:
     broker = history(Broker(), ledgers=2, entries=100)
     first = start(store)
@@ -251,6 +254,7 @@ def test_next_process_completes_the_work_of_a_killed_one(store: FaultyStore, sta
     assert stored_entries(store, STREAM) == broker.entries
 
 
+@pytest.mark.slow
 def test_assigned_range_is_not_reported_lost_before_the_broker_pushes_it_again(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:

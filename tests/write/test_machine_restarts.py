@@ -135,6 +135,7 @@ def test_stream_that_made_progress_is_started_again_after_the_first_wait(
         assert status.error == ""
 
 
+@pytest.mark.slow
 def test_stream_that_is_ended_while_it_is_started_again_does_not_run_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def new_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
         bench.close()
 
 
+@pytest.mark.slow
 def test_appended_entries_are_readable_once_in_order(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench()
     source = bench.open()
@@ -143,6 +144,7 @@ def test_restart_continues_after_the_committed_end_and_writes_nothing_when_idle(
     assert load_manifest(bench.memory, STREAM).epoch == 2
 
 
+@pytest.mark.slow
 def test_commit_and_next_assignment_are_one_record() -> None:
     """Without threads: with them the next segment's first entry may arrive during the commit."""
     clock = ManualClock()
@@ -178,6 +180,7 @@ def test_commit_and_next_assignment_are_one_record() -> None:
     assert closed == sorted(set(closed)), "each ledger's end is recorded once"
 
 
+@pytest.mark.slow
 def test_source_is_acknowledged_only_after_the_record_is_durable(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench(settings=settings(drain_seconds_max=0.2))
     source = bench.open()
@@ -234,6 +237,7 @@ def test_stream_with_a_full_buffer_catches_up_and_is_live_again(new_bench: Calla
     eventually(lambda: stream.status().mode is Mode.LIVE)
 
 
+@pytest.mark.slow
 def test_a_new_owner_fences_the_old_one_which_deletes_nothing(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench()
     source = bench.open()

@@ -101,6 +101,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         topic.close(drain=False)
 
 
+@pytest.mark.slow
 def test_switching_between_streaming_and_ledger_method_keeps_every_entry(bench: Bench) -> None:
     topic = bench.open("streaming")
     bench.append(topic, 150)
@@ -124,6 +125,7 @@ def test_switching_between_streaming_and_ledger_method_keeps_every_entry(bench: 
     assert [(entry.position, entry.payload) for entry in entries] == bench.expected
 
 
+@pytest.mark.slow
 def test_switching_off_and_on_sends_nothing_twice_and_loses_nothing(bench: Bench) -> None:
     topic = bench.open("streaming")
     bench.append(topic, 100)
@@ -142,6 +144,7 @@ def test_switching_off_and_on_sends_nothing_twice_and_loses_nothing(bench: Bench
     assert len(bench.sent()) == 2 * len(load_manifest(bench.memory, STREAM).offloaded())
 
 
+@pytest.mark.slow
 def test_a_ledger_that_streaming_began_is_completed_as_it_began(bench: Bench) -> None:
     """The method changes at a restart, in the middle of a ledger."""
     topic = bench.open("streaming")
@@ -161,6 +164,7 @@ def test_a_ledger_that_streaming_began_is_completed_as_it_began(bench: Bench) ->
     assert {1} in bench.layouts().values()
 
 
+@pytest.mark.slow
 def test_streaming_first_offloads_what_a_failing_ledger_left_open(bench: Bench) -> None:
     topic = bench.open("ledger")
     bench.append(topic, 300)
@@ -179,6 +183,7 @@ def test_streaming_first_offloads_what_a_failing_ledger_left_open(bench: Bench) 
     bench.require_whole()
 
 
+@pytest.mark.slow
 def test_streaming_first_offloads_what_an_interrupted_backfill_left_open(bench: Bench) -> None:
     topic = bench.open("none")
     bench.append(topic, 1500)
@@ -251,6 +256,7 @@ def test_switch_during_which_the_ledger_is_closed_begins_nothing(bench: Bench) -
         assert not topic._parts.source._listeners.want_entries
 
 
+@pytest.mark.slow
 def test_streaming_begins_after_the_running_ledger_offload(bench: Bench) -> None:
     topic = bench.open("ledger")
     bench.append(topic, 30)

@@ -228,6 +228,7 @@ def test_full_buffer_takes_what_fits_and_then_refuses_without_blocking(
     assert buffer.held_bytes == 0
 
 
+@pytest.mark.slow
 def test_bytes_leave_the_buffer_when_their_part_is_acknowledged(
     new_offloader: Callable[..., LedgerOffloader],
 ) -> None:
@@ -474,6 +475,7 @@ def test_compressed_segments_have_format_version_2(
     assert len(read_back(store, UUID_A)) == 500
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=120),

@@ -60,6 +60,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.database.close()
 
 
+@pytest.mark.slow
 def test_ledgers_of_both_layouts_are_read_by_their_context(bench: Bench) -> None:
     bench.append(300)
     bench.source.close_ledger()

@@ -94,6 +94,7 @@ def test_with_both_thresholds_off_only_the_command_offloads(bench: Bench) -> Non
     assert bench.offloaded() == [1, 2]
 
 
+@pytest.mark.slow
 def test_failed_ledger_is_retried_after_a_while(bench: Bench) -> None:
     bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailable)])
     topic = bench.open()

@@ -109,6 +109,7 @@ def test_streams_share_the_worker_threads() -> None:
     offloader.close()
 
 
+@pytest.mark.slow
 def test_segment_costs_its_parts_and_four_requests_or_three_when_small() -> None:
     world = World(1, small_parts(8 * KIB, max_size_per_offload_segment_mbytes=1 / 32))
     [source] = world.ledgers.values()
@@ -163,6 +164,7 @@ class _Gate(StoreWrapper):
         return call()
 
 
+@pytest.mark.slow
 def test_part_uploads_of_a_segment_are_bounded() -> None:
     gate = _Gate(MemoryStore(f"budget-{next(_names)}", "", SystemClock()))
     made = small_parts(8 * KIB, parts_in_flight_max=3, workers_max=8, max_size_per_offload_segment_mbytes=1)

@@ -114,6 +114,7 @@ def bench() -> Bench:
     return made
 
 
+@pytest.mark.slow
 def test_every_closed_ledger_becomes_v1_and_the_open_one_stays(bench: Bench) -> None:
     done = bench.rollback()
 
@@ -144,6 +145,7 @@ def test_second_rollback_has_nothing_to_do_and_opens_no_epoch(bench: Bench) -> N
     assert load_manifest(bench.memory, STREAM).record_id == record
 
 
+@pytest.mark.slow
 def test_ledger_closed_later_is_rewritten_with_what_was_left_over(bench: Bench) -> None:
     bench.rollback()
     writer = StreamWriter(bench.memory, STREAM, entries=bench.writer.entries)
@@ -255,6 +257,7 @@ def test_deleting_all_ledgers_of_a_segment_retires_it() -> None:
     assert [s.status.value for s in load_manifest(bench.memory, STREAM).segments.values()] == ["retired", "offloaded"]
 
 
+@pytest.mark.slow
 def test_a_living_owner_keeps_its_stream_and_a_taken_one_is_fenced(bench: Bench) -> None:
     record = load_manifest(bench.memory, STREAM).record_id
     with pytest.raises(Fenced, match="is owned by"):
@@ -266,6 +269,7 @@ def test_a_living_owner_keeps_its_stream_and_a_taken_one_is_fenced(bench: Bench)
     bench.require_whole()
 
 
+@pytest.mark.slow
 def test_writer_taking_the_stream_fences_the_rollback(bench: Bench) -> None:
     def taken(key: str, body: bytes) -> bytes:
         if "/manifest/" in key and b'"edit":"replace"' in body and not takers:
@@ -280,6 +284,7 @@ def test_writer_taking_the_stream_fences_the_rollback(bench: Bench) -> None:
     bench.require_whole()
 
 
+@pytest.mark.slow
 def test_one_of_two_concurrent_rollbacks_continues_and_the_other_is_fenced(bench: Bench) -> None:
     def other(key: str, body: bytes) -> bytes:
         if parse_object_key(key, STREAM) is not None and not others:
@@ -295,6 +300,7 @@ def test_one_of_two_concurrent_rollbacks_continues_and_the_other_is_fenced(bench
     bench.require_whole()
 
 
+@pytest.mark.slow
 def test_next_writer_gives_up_what_an_interrupted_rollback_promised(tmp_path: Path) -> None:
     """Else the objects that it left could never be swept."""
     bench = Bench()
@@ -343,6 +349,7 @@ def test_damaged_segment_keeps_its_ledgers_and_others_are_rewritten() -> None:
     assert load_manifest(bench.memory, STREAM).rewrites == ()
 
 
+@pytest.mark.slow
 def test_rewritten_objects_that_read_back_wrong_replace_nothing(bench: Bench) -> None:
     """The store confirms the upload and keeps other bytes."""
 
@@ -359,6 +366,7 @@ def test_rewritten_objects_that_read_back_wrong_replace_nothing(bench: Bench) ->
     bench.require_whole()
 
 
+@pytest.mark.slow
 def test_a_manifest_rebuilt_afterwards_holds_every_entry_once(bench: Bench) -> None:
     """Old and new objects are both in the bucket: they overlap, and only one of each is recorded."""
     bench.rollback()
@@ -418,6 +426,7 @@ def test_a_plan_of_nothing_is_nothing(bench: Bench) -> None:
     assert next_group(load_manifest(bench.memory, STREAM), [], 1) is None
 
 
+@pytest.mark.slow
 def test_ledgers_deleted_during_a_rollback_are_planned_again(bench: Bench) -> None:
     """Ledger 4's entries are marked as deleted, and ledger 3's first segment is retired, during the upload."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(STEPS, st.integers(1, 5000))
 def test_takes_return_every_entry_once_in_order_and_count_every_byte(

@@ -74,6 +74,7 @@ class TestBudgetUsedUp:
         assert bench.memory.list_uploads("") == []
         assert stored_entries(bench.memory, STREAM) == bench.expected
 
+    @pytest.mark.slow
     def test_nothing_newer_is_committed_before_the_failed_range(self, new_bench: Callable[..., Bench]) -> None:
         bench = new_bench()
         source, stream = started(bench)
@@ -111,6 +112,7 @@ class TestCompleteOutcomeUnknown:
         assert not any(verb in ("delete", "abort_upload") for verb, _ in calls)
         assert stored_entries(bench.memory, STREAM) == bench.expected
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("after", [False, True], ids=["it did not happen", "it happened"])
     def test_unknown_single_put_is_verified_before_it_is_repeated(
         self, new_bench: Callable[..., Bench], after: bool
@@ -280,6 +282,7 @@ class TestDiskOrMemoryErrorInAWorker:
         assert stream.status().error == ""
         assert stored_entries(bench.memory, STREAM) == bench.expected
 
+    @pytest.mark.slow
     def test_segment_with_a_failing_encoder_is_read_again(self, new_bench: Callable[..., Bench]) -> None:
         bench = new_bench()
         source, stream = started(bench)

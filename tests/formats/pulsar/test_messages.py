@@ -146,6 +146,7 @@ def test_message_with_only_required_fields() -> None:
     assert (row["value"], row["properties"], row["sequence_id"]) == (b"", [], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("checksum", [True, False])
 def test_batches_and_single_messages_in_every_codec_with_and_without_a_checksum(codec: int, checksum: bool) -> None:
@@ -299,6 +300,7 @@ def test_nothing_is_decompressed_for_columns_of_entries() -> None:
             messages(batch_of(entry), MessageOptions(columns=(name,)))
 
 
+@pytest.mark.slow
 def test_record_batches_end_where_one_of_the_limits_is_reached() -> None:
     entries = batch_of(*[batch_entry([Sent(value=bytes(100)) for _ in range(10)]) for _ in range(20)])
     by_rows = MessageDecoder(MessageOptions(rows_max=25))
@@ -323,6 +325,7 @@ def test_large_batch_is_decoded_in_parts(columns: tuple[str, ...]) -> None:
     assert [row["broker_index"] for row in whole] == [None, *range(95), None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [0, 1, 400, 800, 1000])
 def test_large_batch_cut_anywhere_yields_all_its_rows(cut: int) -> None:
     plain = b"".join(Sent(value=bytes(20)).in_batch() for _ in range(50)) + b"!"
@@ -407,6 +410,7 @@ REFUSED: list[tuple[str, bytes, type[FormatError], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "entry", "kind", "text"), REFUSED, ids=[each[0] for each in REFUSED])
 def test_bad_entries_are_refused_by_kind_and_place_or_become_rows(
     what: str, entry: bytes, kind: type[FormatError], text: str
@@ -491,6 +495,7 @@ def test_sizes_are_checked_before_allocation() -> None:
         MessageOptions(payload_bytes_max=2**30 + 1)
 
 
+@pytest.mark.slow
 def test_metadata_repeated_in_each_row_counts_against_the_limit() -> None:
     """A batch of a thousand from a producer whose name has a megabyte would be a gigabyte of names."""
     long = batch_entry([Sent() for _ in range(1000)], producer="p" * 999, schema_version=b"s")

@@ -65,6 +65,7 @@ def sort_key(row: dict[str, Any]) -> tuple[int, ...]:
     return row["id"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in TOPICS if case[1] not in SPECIAL], ids="/".join)
 def test_every_message_is_as_it_was_sent(case: tuple[str, str]) -> None:
     topic = topic_of(case)

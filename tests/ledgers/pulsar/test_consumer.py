@@ -115,6 +115,7 @@ def test_redelivered_entries_are_dropped(topic: FakeTopic, consumer: Consumer) -
     assert seen(take(consumer, 2)) == stored(topic)[5:]
 
 
+@pytest.mark.slow
 def test_after_a_cut_nothing_is_missing_or_twice(broker: FakeBroker, topic: FakeTopic, consumer: Consumer) -> None:
     fill(topic, 3)
     found = take(consumer, 3)
@@ -127,6 +128,7 @@ def test_after_a_cut_nothing_is_missing_or_twice(broker: FakeBroker, topic: Fake
     assert len(broker.of(CommandType.SUBSCRIBE)) == 4
 
 
+@pytest.mark.slow
 def test_after_a_restart_and_an_unload_nothing_is_missing(
     broker: FakeBroker, topic: FakeTopic, consumer: Consumer
 ) -> None:
@@ -143,6 +145,7 @@ def test_after_a_restart_and_an_unload_nothing_is_missing(
     assert seen(found) == stored(topic)
 
 
+@pytest.mark.slow
 def test_broker_decides_which_consumer_is_active(topic: FakeTopic, client: PulsarClient, consumer: Consumer) -> None:
     fill(topic, 2)
     take(consumer, 2)
@@ -216,6 +219,7 @@ def test_a_reader_beyond_the_end_isnt_given_the_beginning(topic: FakeTopic, clie
     reader.close()
 
 
+@pytest.mark.slow
 def test_damaged_entry_is_an_error_and_never_delivered(topic: FakeTopic, consumer: Consumer) -> None:
     fill(topic, 2)
     damaged = bytearray(entry(2))
@@ -266,6 +270,7 @@ def test_closing_makes_room_for_the_next(topic: FakeTopic, client: PulsarClient,
     assert topic.active(NAME) is None
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 50),
     st.integers(1, 2**22),

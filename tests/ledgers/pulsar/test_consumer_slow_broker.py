@@ -40,6 +40,7 @@ def swallow(bench: PulsarBench, wanted: Any) -> list[Command]:
     return swallowed
 
 
+@pytest.mark.slow
 def test_subscription_that_is_not_answered_is_closed_without_a_second_wait(bench: PulsarBench) -> None:
     unanswered = (CommandType.SUBSCRIBE, CommandType.CLOSE_CONSUMER)
     swallowed = swallow(bench, lambda command: command.type in unanswered)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ def test_a_sight_between_two_misses_counts() -> None:
 LOOKS = st.lists(st.tuples(st.frozensets(st.sampled_from("abcd")), st.booleans()), max_size=12)
 
 
+@pytest.mark.slow
 @given(LOOKS)
 def test_topic_is_dropped_only_after_missing_from_last_two_good_listings(
     looks: list[tuple[frozenset[str], bool]],

@@ -101,6 +101,7 @@ def test_subscription_is_created_first_and_requests_no_entries(bench: PulsarBenc
     assert bench.topic.mark_delete(NAME) is None
 
 
+@pytest.mark.slow
 def test_ledgers_are_what_the_broker_lists(bench: PulsarBench) -> None:
     source = bench.open()
     assert shape(source) == [(1, False, 0)]
@@ -134,6 +135,7 @@ def test_ledgers_that_begin_while_the_broker_is_asked_are_listed_at_the_next_loo
     assert [(info.ledger_id, info.entries) for info in source.ledgers()] == [(1, 3), (2, 2)]
 
 
+@pytest.mark.slow
 def test_new_entries_are_delivered_and_ledger_ends_precede_the_next_ledger(bench: PulsarBench) -> None:
     bench.fill(2)
     source = bench.open()
@@ -215,6 +217,7 @@ def test_refused_entries_hold_back_the_broker_and_are_read_later(new_bench: Call
     eventually(lambda: listening.heard == bench.stored())
 
 
+@pytest.mark.slow
 def test_undelivered_entries_are_a_gap_and_delay_nothing(bench: PulsarBench) -> None:
     topic = bench.topic
     topic.append_marker()
@@ -235,6 +238,7 @@ def test_undelivered_entries_are_a_gap_and_delay_nothing(bench: PulsarBench) -> 
     assert (first.closed, first.entries, second.entries) == (True, 7, 1)
 
 
+@pytest.mark.slow
 def test_the_live_end_knows_of_gaps_too(bench: PulsarBench) -> None:
     source = bench.open()
     listening = Listening(source)
@@ -249,6 +253,7 @@ def test_the_live_end_knows_of_gaps_too(bench: PulsarBench) -> None:
     assert listening.order.count((1, 3)) == 1
 
 
+@pytest.mark.slow
 def test_only_leading_ledgers_that_were_given_up_are_acknowledged(bench: PulsarBench) -> None:
     for _ in range(3):
         bench.fill(2)
@@ -274,6 +279,7 @@ def test_only_leading_ledgers_that_were_given_up_are_acknowledged(bench: PulsarB
     assert [info.ledger_id for info in again.ledgers()] == [3, 4]
 
 
+@pytest.mark.slow
 def test_subscription_moved_by_another_client_is_logged(bench: PulsarBench, caplog: pytest.LogCaptureFixture) -> None:
     bench.fill(4)
     source = bench.open()
@@ -304,6 +310,7 @@ def test_moved_subscription_is_logged_once_committed_end_is_known(
     assert caplog.text.count("acknowledged for it") == 1
 
 
+@pytest.mark.slow
 def test_broker_decides_which_source_is_active(bench: PulsarBench) -> None:
     bench.fill(1)
     first, second = bench.open(), bench.open()
@@ -319,6 +326,7 @@ def test_broker_decides_which_source_is_active(bench: PulsarBench) -> None:
     assert bench.topic.mark_delete(NAME) is None
 
 
+@pytest.mark.slow
 def test_a_lost_broker_is_no_end_of_anything(bench: PulsarBench) -> None:
     source = bench.open()
     listening = Listening(source)
@@ -343,6 +351,7 @@ def test_a_lost_broker_is_no_end_of_anything(bench: PulsarBench) -> None:
     assert listening.order.count((1, 5)) == 1
 
 
+@pytest.mark.slow
 def test_a_broker_that_lists_no_ledger_for_a_while_stops_nothing_for_good(bench: PulsarBench) -> None:
     """A topic has a ledger as long as it exists: the answer says nothing about its entries."""
     source = bench.open()
@@ -402,6 +411,7 @@ def test_a_broker_that_lies_about_ids_stops_only_that_topic(
     assert other.problem is None
 
 
+@pytest.mark.slow
 def test_temporarily_refused_token_stops_nothing_for_good(
     new_bench: Callable[..., PulsarBench], tmp_path: Path
 ) -> None:
@@ -447,6 +457,7 @@ def test_attempts_in_an_outage_come_after_waits_that_double_up_to_the_setting(
     assert all(found >= wanted for found, wanted in zip(waits_s, [0.2, 0.4, 0.6, 0.6, 0.6], strict=True)), waits_s
 
 
+@pytest.mark.slow
 def test_topics_share_a_connection_and_have_limits(new_bench: Callable[..., PulsarBench]) -> None:
     bench = new_bench(TOPIC, OTHER, topics_max=2)
     cluster = bench.cluster()

@@ -114,6 +114,7 @@ def test_fate_of_an_entry_follows_from_the_admin_response(
     assert (found.name if found else "") == fate
 
 
+@pytest.mark.slow
 def test_entries_that_a_broker_passed_over_once_are_brought(bench: PulsarBench) -> None:
     source = bench.open()
     heard = told_to(source)
@@ -124,6 +125,7 @@ def test_entries_that_a_broker_passed_over_once_are_brought(bench: PulsarBench) 
     assert runs(source) == [((), ())]
 
 
+@pytest.mark.slow
 def test_ledger_skipped_once_by_the_broker_is_read(bench: PulsarBench) -> None:
     for _ in range(3):
         bench.fill(3)
@@ -172,6 +174,7 @@ def test_entries_skipped_together_with_a_lost_one_are_delivered(bench: PulsarBen
     assert runs(source)[1] == ((), ((13, 13),))
 
 
+@pytest.mark.slow
 def test_entries_that_both_readers_passed_over_behind_a_lost_one_are_brought(bench: PulsarBench) -> None:
     source = bench.open()
     heard = told_to(source)
@@ -183,6 +186,7 @@ def test_entries_that_both_readers_passed_over_behind_a_lost_one_are_brought(ben
     assert runs(source) == [((), ((2, 2),))]
 
 
+@pytest.mark.slow
 def test_undelivered_stored_entry_stops_the_topic_until_it_arrives(bench: PulsarBench) -> None:
     bench.fill(1)
     source = bench.open()
@@ -234,6 +238,7 @@ def test_entries_that_the_admin_interface_does_not_explain_are_unconfirmed(
     assert readers_from(bench, missing) == 1
 
 
+@pytest.mark.slow
 def test_an_admin_interface_that_fails_decides_nothing(bench: PulsarBench) -> None:
     source = bench.open()
     heard = told_to(source)
@@ -248,6 +253,7 @@ def test_an_admin_interface_that_fails_decides_nothing(bench: PulsarBench) -> No
     assert runs(source) == [(((1, 1),), ())]
 
 
+@pytest.mark.slow
 def test_each_entry_of_a_long_run_is_asked_about(bench: PulsarBench) -> None:
     bench.fill(1)
     for _ in range(200):
@@ -277,6 +283,7 @@ def test_entries_beyond_the_limit_of_questions_are_unconfirmed(bench: PulsarBenc
     assert asked(bench) == most
 
 
+@pytest.mark.slow
 def test_the_limit_of_questions_is_a_setting() -> None:
     bench = PulsarBench(entries_asked_max=2)
     try:
@@ -291,6 +298,7 @@ def test_the_limit_of_questions_is_a_setting() -> None:
         bench.close()
 
 
+@pytest.mark.slow
 def test_markers_that_the_broker_confirms_need_no_second_reader(bench: PulsarBench) -> None:
     bench.fill(1)
     for _ in range(20):

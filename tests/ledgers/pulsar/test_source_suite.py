@@ -53,6 +53,7 @@ def _values(batch: EntryBatch) -> EntryBatch:
     return EntryBatch.build(batch.ledger_id, batch.first.entry_id, values, batch.publish_times_ms)
 
 
+@pytest.mark.slow
 class TestPulsarSource(SourceSuite):
     deletes = False
 

@@ -75,6 +75,7 @@ def known(newest: Position) -> KnownLedgers:
     return KnownLedgers(newest=newest, whole=(1, newest.ledger_id), ledgers={1: KnownLedger(9, 9), 2: KnownLedger()})
 
 
+@pytest.mark.slow
 def test_a_contradiction_that_the_owning_broker_confirms_stops_the_topic(bench: PulsarBench) -> None:
     source = bench.open()
     source.require_same(lambda _: known(Position(2, 4)))
@@ -88,6 +89,7 @@ def test_a_contradiction_that_the_owning_broker_confirms_stops_the_topic(bench: 
     assert bench.topic.mark_delete("offloader") is None
 
 
+@pytest.mark.slow
 def test_listing_older_than_the_owning_broker_decides_nothing(bench: PulsarBench) -> None:
     """As of a broker that doesn't know yet that another one has the topic."""
     source = bench.open()
@@ -102,6 +104,7 @@ def test_listing_older_than_the_owning_broker_decides_nothing(bench: PulsarBench
     source.require_same(lambda _: known(Position(2, 4)))
 
 
+@pytest.mark.slow
 def test_without_an_answer_of_the_owning_broker_nothing_is_decided(bench: PulsarBench) -> None:
     source = bench.open()
     source.ledgers()

@@ -382,6 +382,7 @@ def test_a_broker_that_wants_a_token_refuses_none() -> None:
         connect(broker)
 
 
+@pytest.mark.slow
 def test_tls_checks_certificate_and_name(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     trusting = open_security(ca_file=str(authority.ca_file))

@@ -25,6 +25,7 @@ def same(left: EntryBatch, right: EntryBatch) -> bool:
     return list(left.entries()) == list(right.entries())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 1, 7, 300_000, CHUNK_BYTES, CHUNK_BYTES + 1]), min_size=1, max_size=12),

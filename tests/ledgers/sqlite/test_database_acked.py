@@ -174,6 +174,7 @@ def test_acknowledged_ends_are_noted_after_another_opening_failed(
         acked.close()
 
 
+@pytest.mark.slow
 def test_threads_that_read_the_file_at_once_agree_on_where_each_stream_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_no_payloads_append_nothing(make: Make) -> None:
     assert stream.last_position() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("payloads", "times"),
     [

@@ -206,6 +206,7 @@ def test_full_disk_while_opening_is_reported_as_full(ledgers: EmbeddedLedgers, p
     again.close()
 
 
+@pytest.mark.slow
 def test_append_blocked_by_a_lock_changes_nothing_and_can_be_retried(ledgers: EmbeddedLedgers, path: str) -> None:
     stream = ledgers.open_stream("s")
     other = sqlite3.connect(path, isolation_level=None)
@@ -220,6 +221,7 @@ def test_append_blocked_by_a_lock_changes_nothing_and_can_be_retried(ledgers: Em
     assert payloads_of(stream) == [b"x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

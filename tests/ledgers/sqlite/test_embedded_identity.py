@@ -92,6 +92,7 @@ def test_a_copy_has_the_starts_up_to_the_copy(ledgers: EmbeddedLedgers, path: st
     copy.close()
 
 
+@pytest.mark.slow
 def test_a_start_that_the_manifest_has_outlasts_any_number_of_later_ones(ledgers: EmbeddedLedgers, path: str) -> None:
     stream = ledgers.open_stream("s")
     stream.record_start("in the manifest")

@@ -87,6 +87,7 @@ def test_appended_entries_are_readable_before_they_are_offloaded(store: MemorySt
         assert [payload for _, payload in read(client)] == [b"a", b"b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ticket", [b"", b"x", b'{"stream": 1}', b'{"strom": "a/b"}', b'{"stream": "a/b", "from": 7}'])
 def test_bad_tickets_are_refused_by_name(ticket: bytes, store: MemoryStore) -> None:
     with flight_door(store) as door, pytest.raises(fl.FlightServerError, match="ticket") as refused:
@@ -120,6 +121,7 @@ def test_refusals_reveal_no_source_code(store: MemoryStore, tmp_path: Path) -> N
             assert client.get_schema(descriptor, options).schema.names[-1] == "payload"
 
 
+@pytest.mark.slow
 def test_missing_stream_or_position_is_an_error_by_name(store: MemoryStore) -> None:
     broker = Broker()
     broker.append(10)
@@ -142,6 +144,7 @@ def test_missing_stream_or_position_is_an_error_by_name(store: MemoryStore) -> N
             act(client, "close-ledger", stream=ORDERS)
 
 
+@pytest.mark.slow
 def test_actions_truncate_and_publish_a_cut(store: MemoryStore) -> None:
     broker = Broker()
     broker.append(20)
@@ -171,6 +174,7 @@ def bearing(token: str) -> fl.FlightCallOptions:
     return fl.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
 
 
+@pytest.mark.slow
 def test_a_token_opens_what_its_role_allows(store: MemoryStore, tmp_path: Path) -> None:
     tokens = {role: f"{role}-token-0123456789" for role in ("read", "write", "admin")}
     settings: dict[str, Any] = {}
@@ -206,6 +210,7 @@ def test_a_token_opens_what_its_role_allows(store: MemoryStore, tmp_path: Path) 
         assert not [token for token in tokens.values() if token in logged]
 
 
+@pytest.mark.slow
 def test_write_token_may_not_publish_for_subscribers(store: MemoryStore, tmp_path: Path) -> None:
     tokens = {role: f"{role}-token-0123456789" for role in ("write", "admin")}
     for role, token in tokens.items():
@@ -226,6 +231,7 @@ def test_write_token_may_not_publish_for_subscribers(store: MemoryStore, tmp_pat
         assert list(door.client().do_action(publish, bearing(tokens["admin"])))
 
 
+@pytest.mark.slow
 def test_data_releasing_calls_need_admin_or_the_subscribers_token(store: MemoryStore, tmp_path: Path) -> None:
     tokens = {name: f"{name}-token-0123456789" for name in ("write", "admin", "bound")}
     for name, token in tokens.items():
@@ -273,6 +279,7 @@ def test_off_loopback_it_refuses_to_start_without_authentication(store: MemorySt
         pass
 
 
+@pytest.mark.slow
 def test_client_certificates_count_by_name_and_expired_ones_dont(store: MemoryStore, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     settings: dict[str, Any] = {

@@ -46,6 +46,7 @@ def payloads(*values: bytes) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, pa.binary())], schema=APPEND_SCHEMA)
 
 
+@pytest.mark.slow
 def test_broker_is_notified_of_each_batch_and_later_of_its_durability(store: FaultyStore) -> None:
     broker = Broker()
     with flight_door(store) as door:
@@ -66,6 +67,7 @@ def test_broker_is_notified_of_each_batch_and_later_of_its_durability(store: Fau
         producer.end()
 
 
+@pytest.mark.slow
 def test_reconnected_broker_continues_and_repeated_entries_are_skipped(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(100)
@@ -87,6 +89,7 @@ def test_reconnected_broker_continues_and_repeated_entries_are_skipped(store: Fa
     assert stored_entries(store, ORDERS) == broker.entries
 
 
+@pytest.mark.slow
 def test_failed_segment_is_requested_again_without_another_batch(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(100)
@@ -119,6 +122,7 @@ def test_second_broker_of_a_stream_is_refused_by_name(store: FaultyStore) -> Non
         begun(door, producer="broker-2").end()
 
 
+@pytest.mark.slow
 def test_reconnected_broker_replaces_its_own_earlier_call(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(40)
@@ -242,6 +246,7 @@ def test_bad_descriptors_are_refused_by_name(store: FaultyStore) -> None:
         assert door.act("status") == {"streams": []}
 
 
+@pytest.mark.slow
 def test_a_stream_cant_leave_its_root(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(5)
@@ -286,6 +291,7 @@ def test_entry_above_a_limit_that_a_reload_lowered_is_not_acknowledged(
         again.end()
 
 
+@pytest.mark.slow
 def test_limits_of_streams_and_calls(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(10)
@@ -307,6 +313,7 @@ def test_limits_of_streams_and_calls(store: FaultyStore) -> None:
         one.end()
 
 
+@pytest.mark.slow
 def test_producer_that_comes_while_its_stream_makes_room_gets_no_closed_stream(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

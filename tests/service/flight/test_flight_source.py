@@ -81,6 +81,7 @@ def test_a_producer_that_starts_again_with_other_bytes_is_refused(store: MemoryS
     assert stored_entries(store, ORDERS) == broker.entries
 
 
+@pytest.mark.slow
 def test_producer_with_another_log_is_refused_at_once(store: MemoryStore) -> None:
     broker = made(20)
     with flight_door(store) as door:
@@ -90,6 +91,7 @@ def test_producer_with_another_log_is_refused_at_once(store: MemoryStore) -> Non
         begun(door, source=str(LOG)).end()
 
 
+@pytest.mark.slow
 def test_producer_of_a_reset_log_gets_no_durable_position(store: MemoryStore) -> None:
     """The same ``source``, as where an operator configured it instead of creating it with the log."""
     with flight_door(store) as door:
@@ -100,6 +102,7 @@ def test_producer_of_a_reset_log_gets_no_durable_position(store: MemoryStore) ->
             again.push(other, 10)
 
 
+@pytest.mark.slow
 def test_producer_skipping_durable_entries_must_prove_its_log(store: MemoryStore) -> None:
     with flight_door(store) as door:
         broker = made(20)
@@ -127,6 +130,7 @@ def test_producer_without_its_durable_position_may_push_the_same_entries_again(s
     assert stored_entries(store, ORDERS) == broker.entries
 
 
+@pytest.mark.slow
 def test_older_copy_of_a_log_that_is_refused_ends_no_call_of_the_real_one(store: MemoryStore) -> None:
     """Both have the producer's name; else the copy, which comes again and again, keeps the real one from sending."""
     broker = made(40)
@@ -145,6 +149,7 @@ def test_older_copy_of_a_log_that_is_refused_ends_no_call_of_the_real_one(store:
     assert stored_entries(store, ORDERS) == broker.entries
 
 
+@pytest.mark.slow
 def test_reconnect_with_checksum_of_the_last_durable_entry_continues_there(store: MemoryStore) -> None:
     broker = made(40)
     with flight_door(store) as door:
@@ -169,6 +174,7 @@ def test_mismatching_durable_entry_is_detected_by_its_checksum(store: MemoryStor
             begun(door, **source, **last_of(made(30), 30))
 
 
+@pytest.mark.slow
 def test_older_copy_of_a_log_is_detected_where_it_diverges(store: MemoryStore) -> None:
     """Restored from a backup at 1:19, it gives 1:20 to another entry."""
     broker, copy = made(40), made(20)
@@ -182,6 +188,7 @@ def test_older_copy_of_a_log_is_detected_where_it_diverges(store: MemoryStore) -
     assert stored_entries(store, ORDERS) == broker.entries
 
 
+@pytest.mark.slow
 def test_a_producer_that_doesnt_name_its_log_is_warned_about_once(
     store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -187,6 +187,7 @@ def test_timed_out_request_keeps_its_slot_until_its_thread_ends(tmp_path: Path) 
         eventually(lambda: ask(f"{http.url}/v1/overview").status == 200)
 
 
+@pytest.mark.slow
 def test_connections_above_the_limit_are_closed_at_once(tmp_path: Path) -> None:
     with http_process(tmp_path, {"http": {"connections_max": 4}}, streams=()) as (http, _):
         held = [connected(http) for _ in range(4)]
@@ -203,6 +204,7 @@ def test_connections_above_the_limit_are_closed_at_once(tmp_path: Path) -> None:
         assert refused(http, "connections") >= 1
 
 
+@pytest.mark.slow
 def test_single_client_never_holds_all_connections(tmp_path: Path) -> None:
     limits = {"connections_max": 4, "client_connections_max": 3}
     with http_process(tmp_path, {"http": limits}, streams=()) as (http, _), ExitStack() as stack:
@@ -236,6 +238,7 @@ def _is_served(http: OffloadHttp, tls: ssl.SSLContext | None = None) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_unexpected_error_is_logged_and_not_sent_to_the_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,6 +256,7 @@ def test_unexpected_error_is_logged_and_not_sent_to_the_client(
     assert told.exc_info is not None
 
 
+@pytest.mark.slow
 def test_stopping_lets_requests_finish_and_cuts_overdue_ones(tmp_path: Path) -> None:
     view = Waiting()
     with http_process(tmp_path, streams=(), view=view) as (http, _), ThreadPoolExecutor(2) as pool:

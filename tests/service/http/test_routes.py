@@ -61,6 +61,7 @@ def test_metrics_are_prometheus_text(served: Served) -> None:
     assert any(line.startswith('offloader_http_requests_total{status="2xx"}') for line in lines)
 
 
+@pytest.mark.slow
 def test_streams_are_listed_in_pages_with_cursors(served: Served) -> None:
     http, _ = served
     first = ask(f"{http.url}/v1/streams?limit=1").json()
@@ -85,6 +86,7 @@ def test_invalid_cursor_is_refused(served: Served, place: str) -> None:
     assert (answer.status, answer.json()["kind"]) == (400, "invalid_request")
 
 
+@pytest.mark.slow
 def test_stream_resource_lists_its_segments_ledgers_and_source(served: Served) -> None:
     http, process = served
     process.sources[ORDERS].append([b"one more"], [1_700_000_000_001])
@@ -135,6 +137,7 @@ def test_stream_is_paused_and_resumed(served: Served) -> None:
     assert ask(of(http, PAYMENTS, "/offload"), method="POST").json()["committed"] == "2:20"
 
 
+@pytest.mark.slow
 def test_subscribers_register_publish_and_are_removed(served: Served) -> None:
     http, _ = served
     subscriber = of(http, ORDERS, "/subscribers/billing%20%C3%A9")
@@ -207,6 +210,7 @@ def test_page_and_its_files_are_served_with_security_headers_and_etag(served: Se
     assert (again.status, again.body) == (304, b"")
 
 
+@pytest.mark.slow
 def test_wrong_methods_bodies_and_content_types_are_refused(served: Served) -> None:
     http, _ = served
     answer = ask(f"{http.url}/v1/streams", method="DELETE")

@@ -126,6 +126,7 @@ def of_each(http: OffloadHttp, what: str = "") -> list[Any]:
     return [ask(f"{http.url}/v1/streams/{quoted(each)}{what}").json() for each in PARTITIONS]
 
 
+@pytest.mark.slow
 def test_status_of_a_topic_is_the_sum_of_its_partitions(served: Served) -> None:
     http, _ = served
     for query in ("", "?served=true"):

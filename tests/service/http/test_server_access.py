@@ -108,6 +108,7 @@ def test_commands_of_a_page_from_another_site_are_refused(guarded: Any) -> None:
             )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_data_releasing_requests_need_admin(guarded: Any) -> None:
     """A producer may not acknowledge entries for a subscriber."""
     http, _ = guarded
@@ -162,6 +163,7 @@ def test_a_certificate_may_be_bound_to_a_subscriber_too() -> None:
         open_credentials(AccessSettings(certificates=Pairs({"spark": "subscriber:"})))
 
 
+@pytest.mark.slow
 def test_tokens_are_reloaded_while_serving(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(TOKENS["READ"])
@@ -292,6 +294,7 @@ def test_a_token_or_a_certificate_is_enough_where_both_are_known(tmp_path: Path,
         assert ask(f"{http.url}{STREAM}/pause", method="POST", tls=shown, token=TOKENS["WRITE"]).status == 200
 
 
+@pytest.mark.slow
 def test_expired_server_certificate_is_replaced_while_serving(tmp_path: Path, authority: Authority) -> None:
     file = tmp_path / "tls.pem"
     file.write_bytes(authority.issue("127.0.0.1", expired=True).read_bytes())

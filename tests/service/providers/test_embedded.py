@@ -143,6 +143,7 @@ def test_stream_with_damaged_entries_keeps_nothing_of_others_back(
         assert not any(each.blocks_ready for each in assembled.process.problems())
 
 
+@pytest.mark.slow
 def test_stream_whose_ledger_is_damaged_from_the_start_keeps_nothing_of_others_back(
     store: MemoryStore, database: EmbeddedLedgers
 ) -> None:
@@ -160,6 +161,7 @@ def test_stream_whose_ledger_is_damaged_from_the_start_keeps_nothing_of_others_b
         assert {each.name for each in assembled.process.streams.all()} == {"b"}
 
 
+@pytest.mark.slow
 def test_stream_of_another_provider_stays_there_and_is_reported(store: MemoryStore, database: EmbeddedLedgers) -> None:
     held, feed = HeldFeed(), EmbeddedProvider(database.path, clock=SystemClock())
     append(database, "a/b/one")
@@ -198,6 +200,7 @@ def test_lock_holder_works_and_the_standby_takes_over_when_it_is_free(
     lock.give()
 
 
+@pytest.mark.slow
 def test_unusable_database_is_tried_again(store: MemoryStore, tmp_path: Path) -> None:
     path = tmp_path / "ledgers.db"
     path.write_bytes(b"not a database, and long enough to be told from one" * 10)

@@ -210,6 +210,7 @@ def test_topics_that_wait_for_their_last_segment_delay_no_look_at_others(
         eventually(lambda: streams_of(assembled) == [S + "new"])
 
 
+@pytest.mark.slow
 def test_problem_that_ends_while_problems_are_listed_is_listed_or_not(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_each_commit_is_acknowledged_at_once_inside_an_open_ledger_too(cluster: 
     assert cluster.admin.of("POST", "/trim") == []
 
 
+@pytest.mark.slow
 def test_without_the_plugin_a_commit_acknowledges_nothing_and_triggers_nothing(cluster: Cluster) -> None:
     topic = cluster.make("one")
     with cluster.serve(offload=LAG) as assembled:

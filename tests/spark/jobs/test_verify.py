@@ -220,6 +220,7 @@ def test_the_command_and_verify_deep_agree(
     assert len(alone.rows) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
