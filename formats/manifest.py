@@ -333,12 +333,17 @@ class Boundary(CheckedDocument):
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry(CheckedDocument):
-    """Names a stream and its living incarnation."""
+    """Names a stream and its living incarnation.
+
+    Attributes:
+        replaces: earlier incarnations that this one was rebuilt from.
+    """
 
     bytes_max = CATALOG_BYTES_MAX
     stream: str
     incarnation: UUID
     created_ms: int
+    replaces: tuple[UUID, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
 
 
 def encode_record(record: Record) -> bytes:

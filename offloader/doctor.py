@@ -39,7 +39,8 @@ from offloader.manifest.protection import global_hold, time_for_deletion_ms
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.source_identity import CheckedSource
 from offloader.manifest.state import ManifestState
-from offloader.read.reader import load_stream
+from offloader.manifest.unlisted import unlisted_streams
+from offloader.read.reader import load_of_source, load_stream
 from offloader.runtime.clock import Clock
 from offloader.settings import PulsarSettings, Settings
 from offloader.settings.layered import SettingsFile
@@ -704,6 +705,9 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock) -> Itera
             for finding in run_checks([(f"stream {name}", findings)]):
                 troubles += 1
                 yield finding
+        for name, lost in unlisted_streams(store, list_streams(store, released=True)):
+            troubles += 1
+            yield problem(f"stream {name}", lost)
     rest = f"; {len(names) - STREAMS_MAX} more weren't looked at" if len(names) > STREAMS_MAX else ""
     if not troubles:
         yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")
@@ -715,7 +719,7 @@ def _stream(
     store: ObjectStore, name: str, source: EmbeddedStream | None, settings: Settings, clock: Clock
 ) -> Iterator[Finding]:
     check = f"stream {name}"
-    state = load_stream(store, name, may_be_absent=True)
+    state = load_of_source(store, name, source)
     # List the ledgers after reading the manifest: they are compared with it.
     infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
     waiting = _entries_after(infos, state.committed_end())

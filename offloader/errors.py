@@ -35,6 +35,7 @@ __all__ = [
     "Overloaded",
     "PreconditionFailed",
     "SourceMismatch",
+    "StoreMismatch",
     "StoreUnavailable",
     "Throttled",
     "Trimmed",
@@ -269,6 +270,10 @@ class SourceMismatch(OffloaderError):
     """A hot tier isn't the recorded source, or has lost entries."""
 
     kind = ErrorKind.DATA_CORRUPTION
+
+
+class StoreMismatch(SourceMismatch):
+    """A store isn't the one that a hot tier has committed to: another, an emptied or an older one."""
 
 
 class ObjectMissing(OffloaderError):

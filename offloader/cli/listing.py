@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from offloader.cli.output import AMOUNTS, ENDS, Column, print_rows
 from offloader.errors import OffloaderError
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.load import load_manifest
+from offloader.manifest.unlisted import unlisted_streams
 from offloader.read.ranges import readable_segments, whole_range
 from offloader.store.base import ObjectStore
 
@@ -25,17 +27,21 @@ def list_stored(
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
     json: Json = False,
 ) -> int:
-    """List the streams of a store: what each has in the cold tier."""
+    """List the streams of a store: what each has in the cold tier.
+
+    A damaged stream, and one with objects and without a catalogue entry, has its error in the row, and the exit code
+    isn't 0.
+    """
     opened = given.open()
-    names = list_streams(opened, prefix=prefix)[: limit or None]
     codes: list[int] = []
-    print_rows(_stream_rows(opened, names, codes), _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
+    rows = islice(_stream_rows(opened, prefix, codes), limit or None)
+    print_rows(rows, _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
     return max(codes, default=0)
 
 
-def _stream_rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Mapping[str, object]]:
+def _stream_rows(store: ObjectStore, prefix: str, codes: list[int]) -> Iterator[Mapping[str, object]]:
     """A row for each stream; a damaged one has its error, and its exit code is added to ``codes``."""
-    for name in names:
+    for name in list_streams(store, prefix=prefix):
         try:
             state = load_manifest(store, name)
             ends = whole_range(state)
@@ -52,11 +58,18 @@ def _stream_rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iter
         except OffloaderError as error:
             if error.retryable:
                 raise  # the store is unreachable, for every other stream too
-            failure = failure_of(error)
-            codes.append(failure.exit_code)
-            yield {
-                "stream": f"{name} ({failure.message})",
-                "payload_bytes": 0,
-                "object_bytes": 0,
-                "error": failure.error,
-            }
+            yield _damaged_row(name, error, codes)
+    known = list_streams(store, released=True)
+    for name, lost in unlisted_streams(store, known, prefix=prefix):
+        yield _damaged_row(name, lost, codes)
+
+
+def _damaged_row(name: str, error: OffloaderError, codes: list[int]) -> Mapping[str, object]:
+    failure = failure_of(error)
+    codes.append(failure.exit_code)
+    return {
+        "stream": f"{name} ({failure.message})",
+        "payload_bytes": 0,
+        "object_bytes": 0,
+        "error": failure.error,
+    }

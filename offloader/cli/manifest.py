@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from offloader.cli.errors import run_on_each
+from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import Json, StoreArguments, Stream, StreamOrTopic, option, position_of
 from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows, yes_or_no
 from offloader.errors import ErrorKind, InvalidCall
@@ -52,7 +53,7 @@ def show(
 
 def rebuild(
     stream: Stream,
-    given: StoreArguments,
+    given: LedgerArguments,
     head: Annotated[
         str,
         option(
@@ -83,7 +84,8 @@ def rebuild(
     """Make a new manifest from the objects.
 
     For a stream whose manifest can't be read or lost records. Objects are neither changed nor deleted. What is missing
-    is listed and recorded as gaps, and ends with exit code 6 unless it is accepted by name. Of a topic with partitions
+    is listed and recorded as gaps, and ends with exit code 6 unless it is accepted by name. Name the stream's ledger
+    database if it has one: it knows where ledgers end, and what it still has isn't missing. Of a topic with partitions
     each is rebuilt by its own name.
     """
     if not head:
@@ -95,6 +97,9 @@ def rebuild(
     accepted = [_range_of(text) for text in accept_loss or []]
     ends = [position_of(text, option="--closed") for text in closed or []]
     start = None if head == HEAD_FIRST else position_of(head, option="--head")
+    with opening_sources(given.ledgers_url() if given.has_ledgers() else "") as source_of:
+        source = source_of(stream)
+        hot = [] if source is None else source.ledgers()
     settings, opened = given.prepared(read_only=dry_run)  # after all of them: it probes the store with a write
     done = rebuild_manifest(
         opened,
@@ -102,6 +107,7 @@ def rebuild(
         head=start,
         clock=SystemClock(),
         closed_ledgers={end.ledger_id: end.entry_id for end in ends},
+        hot=hot,
         dry_run=dry_run,
         settings=settings.manifest,
     )

@@ -53,7 +53,7 @@ from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.parallel_map import at_once, both
-from offloader.read.reader import existing_streams, load_stream
+from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, is_local
@@ -368,19 +368,21 @@ _ACCEPTED = "what is accepted is of one stream"
 
 
 def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
-    """Make a ledger database the stream's hot tier, whatever its manifest knows of another one.
+    """Let a stream go on with this ledger database and this store, although they don't belong together.
 
-    For a database that was lost, restored from an older backup, or replaced. Nothing is deleted: complete segments that
-    were on their way are kept, what is missing becomes a gap, and ledgers of the database that contradict the manifest
+    For a database that was lost, restored from an older backup, or replaced; or for a store that lacks the manifest
+    which the database was committed to, or its newest records. Nothing is deleted: complete segments that were on their
+    way are kept, what is known to be missing becomes a gap, and ledgers of the database that contradict the manifest
     are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
     topic with partitions each is accepted by its own name.
     """
-    existing_streams(given.open(), stream).require_one(_ACCEPTED)  # before the store is probed with a write
+    named_streams(given.open(), stream).require_one(_ACCEPTED)  # before the store is probed with a write
     given.require_ledgers()
     settings, opened = given.prepared(stream, read_only=dry_run)
-    load_stream(opened, stream)  # require the stream before the database creates it
     clock = SystemClock()
     with closing(given.open_ledgers(create=not dry_run)) as database:
+        if stream not in database.streams():
+            load_stream(opened, stream)  # require the stream before the database creates it
         if not dry_run:
             database.accept_loss(stream)
             if stream not in database.streams():

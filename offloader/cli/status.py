@@ -22,6 +22,7 @@ from offloader.cli.output import Column, bytes_text, duration_text, json_line, p
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.manifest.names import named_streams, resolve_name
+from offloader.manifest.unlisted import unlisted_streams
 from offloader.monitor import manifest_document, read_status_file, trouble_of, with_manifest
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
@@ -462,6 +463,10 @@ def _documents(store: ObjectStore | None, status_file: str, stream: str, limit: 
             failure = failure_of(error)
             code = max(code, failure.exit_code)
             rows.append({"stream": name, "segments": {}, "last_error": failure.message})
+    if store is not None and not stream:
+        for name, lost in unlisted_streams(store, list_streams(store, released=True)):
+            code = max(code, failure_of(lost).exit_code)
+            rows.append({"stream": name, "segments": {}, "last_error": lost.message})
     return {**document, "streams": rows}, code
 
 

@@ -71,6 +71,7 @@ from offloader.manifest.load import kept_records, load_manifest_view, refreshed
 from offloader.manifest.maintenance import sweep_dead_incarnations, sweep_late_writes
 from offloader.manifest.protection import TIME_KEY, age_limit_ms, global_hold, leases_of, time_for_deletion_ms
 from offloader.manifest.state import ManifestState
+from offloader.manifest.unlisted import unlisted_streams
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
@@ -464,6 +465,8 @@ class StoreReconciliation:
         for stream in streams:
             yield from self._of(stream, now_ms, by_prefix)
         yield from self._outside(now_ms)
+        for stream, lost in unlisted_streams(self.store, list_streams(self.store, released=True)):
+            self.failed(stream, lost)
 
     def _deletes(self, name: str) -> bool:
         return self.delete and self.may_delete(name)

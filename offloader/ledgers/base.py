@@ -200,10 +200,10 @@ class IdentifiedSource(Protocol):
         """
 
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
-        """Records how much of the manifest the stream's writer has seen; the last call wins."""
+        """Records how much of the stream's manifest its writer has seen; the incarnation becomes the newest one."""
 
-    def noted_manifest(self) -> tuple[UUID, int] | None:
-        """What ``note_manifest`` recorded last."""
+    def noted_manifests(self) -> list[tuple[UUID, int]]:
+        """What ``note_manifest`` recorded last for each incarnation, the newest incarnation last."""
 
 
 @runtime_checkable
@@ -221,7 +221,7 @@ def _layers(source: ReadableLedgers | None) -> Iterator[ReadableLedgers]:
         source = source.inner if isinstance(source, WrappedSource) else None
 
 
-def identified(source: ReadableLedgers) -> IdentifiedSource | None:
+def identified(source: ReadableLedgers | None) -> IdentifiedSource | None:
     """The source's identity, unwrapped; ``None`` if it has none."""
     return next((each for each in _layers(source) if isinstance(each, IdentifiedSource)), None)
 

@@ -650,6 +650,6 @@ class IdentifiedLedgers(PushedLedgers):
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
         """Does nothing: a producer keeps no notes for its consumer."""
 
-    def noted_manifest(self) -> tuple[UUID, int] | None:
-        """``None``: nothing is noted."""
-        return None
+    def noted_manifests(self) -> list[tuple[UUID, int]]:
+        """Empty: nothing is noted."""
+        return []

@@ -255,7 +255,7 @@ def create_entry(
         if existing is not None:
             # Our own PUT whose response was lost looks the same.
             return existing, existing == entry
-        _require_can_create(store, stream, look_for_remains=info is None, over_segments=over_segments)
+        require_can_create(store, stream, look_for_remains=info is None, over_segments=over_segments)
         entry = entry or CatalogEntry(stream, new_incarnation(), created_ms)
         # Refused if another process created it, or removed a tombstone.
         if put_if(store, catalog_key(stream), entry.encode(), mode_of_new(store, catalog_key(stream), info)):
@@ -329,7 +329,7 @@ def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectI
     return entry, info
 
 
-def _require_can_create(store: ObjectStore, stream: str, *, look_for_remains: bool, over_segments: bool) -> None:
+def require_can_create(store: ObjectStore, stream: str, *, look_for_remains: bool, over_segments: bool) -> None:
     """Requires that no stream has an overlapping name, and that nothing of a stream is left without its entry.
 
     Args:

@@ -285,13 +285,18 @@ def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     return require_never_begun(store, stream, incarnation)
 
 
-def refreshed(store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX) -> LoadedManifest:
+def refreshed(
+    store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX, anew: bool = False
+) -> LoadedManifest:
     """The newest view, updated from ``state`` if possible.
+
+    Args:
+        anew: read the newest checkpoint and every record since it; the view has to follow ``state`` all the same.
 
     Raises:
         LostRecords: the manifest ends before ``state`` does, or with another record.
     """
-    if state.record_id:
+    if state.record_id and not anew:
         with suppress(Passed):
             return with_tail(store, state, requests_max, records_max=REFRESHED_RECORDS_MAX)
     newer, boundary = load_manifest_view(store, state.stream, state.incarnation, requests_max=requests_max)

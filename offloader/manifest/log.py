@@ -33,15 +33,17 @@ from offloader.errors import (
     OffloaderError,
     OutcomeUnknown,
     PreconditionFailed,
+    StoreMismatch,
     StoreUnavailable,
     Throttled,
 )
-from offloader.ledgers.base import IdentifiedSource, LedgerSource
+from offloader.ledgers.base import IdentifiedSource, LedgerSource, identified
 from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
-from offloader.manifest.boundary import LostRecords, create_boundary, name_record, read_boundary, require_never_begun
+from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry, require_entry
 from offloader.manifest.checkpoint import Shortening, checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
+from offloader.manifest.noted import noted_by, require_absence_noted, require_noted
 from offloader.manifest.source_identity import Accept, CheckedSource, OwnersSource, own_edits
 from offloader.manifest.state import EditRefused, ManifestState, newest_of
 from offloader.runtime.clock import Clock
@@ -102,6 +104,7 @@ class ManifestLog:
         self._source: OwnersSource | None = None
         self._epoch_nonce = ""
         self._in_doubt: tuple[Record, bytes] | None = None
+        self._was_absent = False
         self._shortening = Shortening(store, entropy, self._settings, checkpoint_aside)
 
     @property
@@ -125,24 +128,37 @@ class ManifestLog:
         """The assignment evidence for data objects written now under a uuid that this log's epoch assigned before."""
         return newest_of(self.state.assigning, self._epoch_nonce)
 
-    def load(self, *, create: bool = False) -> ManifestState:
+    def load(self, *, create: bool = False, source: LedgerSource | None = None) -> ManifestState:
         """Reads what is new since the last load.
 
         Args:
             create: create a missing stream (a catalogue entry and a boundary, no record).
+            source: the stream's hot tier: what it noted of its manifest is compared, and a stream that it has committed
+                to isn't created.
 
         Raises:
             NotFound: no such stream, and ``create`` is off.
             Corrupt: damaged records.
+            StoreMismatch: ``source`` has seen more of the manifest, or another one.
         """
+        noted = noted_by(source)
         with self._lock:
             is_empty = False
             if self._state is None:
-                incarnation, is_empty = self._found(create=create)
+                try:
+                    incarnation, is_empty = self._found(create=create and not noted)
+                except NotFound:
+                    require_absence_noted(self.store, self.stream, noted)
+                    raise
                 self._state = ManifestState(stream=self.stream, incarnation=incarnation)
             if not is_empty:
-                self._state = self._refreshed().state
+                loaded = self._refreshed()
+                if loaded.boundary is None and self._state.record_id:
+                    raise self._deleted()
+                self._state = loaded.state
             self._loaded = True
+            if noted:
+                require_noted(self.store, self._state, identified(source), noted)
             return self._state
 
     def _found(self, *, create: bool) -> tuple[UUID, bool]:
@@ -196,7 +212,7 @@ class ManifestLog:
             self._epoch, self._epoch_nonce = settled.epoch, settled.writer.nonce
             return settled.epoch
         token = self._entropy(16).hex() if source is not None else ""
-        owners = None if source is None else OwnersSource(source, token, reserve=reserve, accept=accept)
+        owners = None if source is None else OwnersSource(source, token, self.store, reserve=reserve, accept=accept)
         for attempt in range(CONFLICTS_MAX):
             state = self.load(create=True) if attempt or not self._loaded else self.state
             if state.stream_deleted:
@@ -205,7 +221,7 @@ class ManifestLog:
             wanted = state.epoch + 1
             try:
                 edits = [OpenEpoch(wanted)] if owners is None else owners.opening(state)
-            except LostRecords:
+            except StoreMismatch:
                 # This view may only be older than the note: a hot release or another start made it meanwhile.
                 if self.load().record_id == state.record_id:
                     raise
@@ -384,7 +400,7 @@ class ManifestLog:
             stored = read_boundary(self.store, self.stream, record.incarnation)
         except NotFound as error:
             self._in_doubt = None
-            raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing") from error
+            raise self._deleted() from error
         if record.record_id < stored.boundary.first_kept_id or stored.contradicts(
             record.record_id, record.writer.nonce
         ):
@@ -395,8 +411,16 @@ class ManifestLog:
         self._state = self._shortening.after_commit(self.state, record, stored)
         return True
 
+    def _deleted(self) -> Fenced:
+        """The error where a manifest is gone that was there: deleted, or the store isn't there for a while."""
+        self._was_absent = True
+        return Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing")
+
     def _refreshed(self) -> LoadedManifest:
-        loaded = refreshed(self.store, self.state, requests_max=self._settings.record_requests_max)
+        # What an absent store was sent isn't in it when it is back.
+        requests_max = self._settings.record_requests_max
+        loaded = refreshed(self.store, self.state, requests_max=requests_max, anew=self._was_absent)
+        self._was_absent = False
         if loaded.state.record_id != self.state.record_id:
             self._shortening.lose_track()
         return loaded
@@ -407,10 +431,11 @@ class ManifestLog:
         Its number has another record or was deleted, perhaps after a checkpoint folded the record. Or the boundary
         names a later record, which follows this one or a lost one of that number.
         """
-        self._state, boundary = self._refreshed()
+        state, boundary = self._refreshed()
         self._in_doubt = None
         if boundary is None:
-            raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing")
+            raise self._deleted()
+        self._state = state
         kept = boundary.boundary
         if record.record_id >= kept.first_kept_id:
             key = record_key(self.stream, record.incarnation, record.record_id)

@@ -35,6 +35,7 @@ from formats.segment import SegmentRecovery
 from formats.segment_map import SegmentMap, SegmentOutline
 from formats.summary import Layout, SegmentSummary
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
+from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.boundary import (
     FIRST_BOUNDARY,
     GIVEN_UP_ID,
@@ -44,7 +45,7 @@ from offloader.manifest.boundary import (
     listed,
 )
 from offloader.manifest.catalog import read_entry, replace_entry
-from offloader.manifest.ledger_table import Run, gap_runs, runs_of
+from offloader.manifest.ledger_table import ENTRY_ID_MAX, Run, gap_runs, joined, runs_of, without
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.lost_records import AtRoot, Range, Survivors, missing_ranges, survivors_of, unnamed_objects
@@ -329,6 +330,8 @@ LOST = "lost"
 FILLED = "not delivered: readers aren't given these entries, a fill keeps them"
 #: Owner of a manifest that a rebuild is still writing; afterwards another one has opened an epoch.
 REBUILDING = "offloader manifest rebuild, unfinished"
+#: Earlier incarnations that a rebuilt stream's catalogue entry names.
+REPLACED_MAX = 1000
 #: Segments of one record.
 RECORD_SEGMENTS_MAX = 500
 #: Attempts to replace the old boundary while others raise it.
@@ -365,6 +368,7 @@ def rebuild_manifest(
     head: Position | None,
     clock: Clock,
     closed_ledgers: Mapping[int, int] | None = None,
+    hot: Sequence[LedgerInfo] = (),
     dry_run: bool = False,
     entropy: Callable[[int], bytes] = os.urandom,
     settings: ManifestSettings = ManifestSettings(),
@@ -374,6 +378,7 @@ def rebuild_manifest(
     Args:
         head: start position of the stream, because no object records truncations. ``None``: the first entry found.
         closed_ledgers: ledger id -> last entry id, of ledgers whose end the objects don't prove.
+        hot: ledgers of the stream's hot tier: what these have isn't missing, as its writer offloads it again.
         dry_run: write nothing.
 
     Raises:
@@ -391,13 +396,14 @@ def rebuild_manifest(
     found, problems, unknown, indexed, fills = _segments(store, stream)
     if entry is None and not old and not found and not fills and not problems:
         raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    closed_ledgers = {**{info.ledger_id: info.last_entry_id for info in hot if info.closed}, **(closed_ledgers or {})}
     known = survivors_of(store, stream, old)
     found += filter(None, at_once(partial(_adopted, store), known.at_root.items(), sequential_max=1))
-    chosen = choose_segments(found, head, {**known.closed, **(closed_ledgers or {})})
+    chosen = choose_segments(found, head, {**known.closed, **closed_ledgers})
     fills = _chosen_fills(fills, chosen, known, head)
     gaps = _kept_gaps(chosen, known, head)
     gaps += _gaps_of_fills(fills, chosen, gaps, head)
-    missing = _missing(chosen, known, indexed, gaps, head)
+    missing = _without_hot(_missing(chosen, known, indexed, gaps, head), hot)
     gaps += [Gap(first, last, LOST) for first, last in missing]
     fills, left = _fitting(fills, gaps, chosen.closed_ledgers)
     problems += [(fill_key(stream, each.edit.uuid), "a fill among entries that are lost: it stays") for each in left]
@@ -418,7 +424,9 @@ def rebuild_manifest(
     log.open_epoch()
     state = log.checkpoint()
     # Last step: until here the old entry is valid, and no entry names the new incarnation.
-    if not replace_entry(store, CatalogEntry(stream, incarnation, clock.now_ms()), expected=entry):
+    replaces = sorted({*old, *(entry.replaces if entry is not None else ())})[-REPLACED_MAX:]
+    new_entry = CatalogEntry(stream, incarnation, clock.now_ms(), tuple(replaces))
+    if not replace_entry(store, new_entry, expected=entry):
         raise StoreUnavailable(
             f"stream {stream}: its catalogue entry changed meanwhile",
             hint="another process rebuilds it too: check the stream and try again",
@@ -459,6 +467,20 @@ def _missing(
     gaps = [(gap.first, gap.last) for gap in (*known.gaps, *kept_gaps)]
     lone = [each for uuid, each in indexed.items() if uuid not in known.gone]
     return missing_ranges([*known.ranges.values(), *lone, *between], [*held, *gaps], max(begins, default=None))
+
+
+def _without_hot(missing: Sequence[Range], hot: Sequence[LedgerInfo]) -> list[Range]:
+    """The parts of missing ranges that a hot tier doesn't have: what it has will be offloaded again."""
+    has: list[Range] = []
+    for info in hot:
+        # Nothing is after the end of a closed ledger.
+        runs = [(0, ENTRY_ID_MAX if info.closed else info.last_entry_id)]
+        found = without(runs, joined(info.not_given))
+        has += [(Position(info.ledger_id, low), Position(info.ledger_id, high)) for low, high in found if low <= high]
+    rest = without(missing, sorted(has))
+    after = {Position(info.ledger_id, ENTRY_ID_MAX).next() for info in hot}
+    before = {Position(info.ledger_id, 0).previous() for info in hot}
+    return [(first, last) for first, last in rest if not (first in after and last in before)]
 
 
 def _kept_gaps(chosen: ChosenSegments, known: Survivors, head: Position | None) -> list[Gap]:

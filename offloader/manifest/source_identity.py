@@ -27,10 +27,11 @@ from offloader.ledgers.base import (
     WrappedSource,
     identified,
 )
-from offloader.manifest.boundary import REBUILD, LostRecords
 from offloader.manifest.ledger_table import ENTRY_ID_MAX, settled_ranges
+from offloader.manifest.noted import require_noted
 from offloader.manifest.segment_table import first_missing
 from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.store.base import ObjectStore
 
 #: Contradicting ledgers that an error names.
 NAMED_MAX = 5
@@ -116,23 +117,6 @@ def require_same_source(state: ManifestState, source: IdentifiedSource) -> Sourc
     if (why := source_mismatch(state.source, facts)) is not None:
         raise mismatch_error(state, why)
     return facts
-
-
-def require_noted(state: ManifestState, source: IdentifiedSource) -> None:
-    """Compares the manifest with the source's note of it at its newest start or hot release.
-
-    Skips a manifest of another incarnation: the stream was deleted and recreated, or rebuilt.
-
-    Raises:
-        LostRecords: the manifest ends before that, as in a restored bucket.
-    """
-    noted = source.noted_manifest()
-    if noted is not None and noted[0] == state.incarnation and noted[1] > state.record_id:
-        raise LostRecords(
-            f"manifest of stream {state.stream}: it ends with record {state.record_id}, and the hot tier saw record "
-            f"{noted[1]}: the store was restored from a backup, or records are lost. Nothing was changed",
-            hint=f"bring the store's newer objects back; {REBUILD}, with what is left",
-        )
 
 
 def require_same_ledgers(state: ManifestState, ledgers: Iterable[LedgerInfo]) -> None:
@@ -326,8 +310,11 @@ class OwnersSource:
         accept: see ``Accept``; ``None``: the source has to be the one that the manifest knows.
     """
 
-    def __init__(self, source: IdentifiedSource, token: str, *, reserve: bool, accept: Accept | None) -> None:
+    def __init__(
+        self, source: IdentifiedSource, token: str, store: ObjectStore, *, reserve: bool, accept: Accept | None
+    ) -> None:
         self._source, self._token, self._reserves, self._accept = source, token, reserve, accept
+        self._store = store
         self._range: tuple[int, int] | None = None
         self._can_grant, self._has_granted, self._has_noted = True, False, False
 
@@ -342,9 +329,10 @@ class OwnersSource:
 
         Raises:
             SourceMismatch: as ``check``.
-            LostRecords: the source has seen more of the manifest than there is.
+            StoreMismatch: the source has seen more of the manifest, or another one.
         """
-        require_noted(state, self._source)
+        if self._accept is None:
+            require_noted(self._store, state, self._source, self._source.noted_manifests())
         self.check(state)
         self._source.record_start(self._token)
         next_ledger = self._source.next_ledger()

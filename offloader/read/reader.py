@@ -33,11 +33,12 @@ from offloader.errors import (
     Trimmed,
     Unsupported,
 )
-from offloader.ledgers.base import ReadableLedgers, newest, newest_listed
+from offloader.ledgers.base import ReadableLedgers, identified, newest, newest_listed
 from offloader.manifest.catalog import partition_streams, read_entry
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.names import NamedStreams, named_streams, resolve_name, stream_name
+from offloader.manifest.noted import noted_by, require_absence_noted, require_noted
 from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.source_identity import CheckedLedgers
@@ -92,6 +93,8 @@ class Entries:
         return pa.Table.from_batches(parts)
 
 
+#: Of an empty view of a stream that doesn't exist.
+NO_INCARNATION = UUID(int=0)
 #: Stream names suggested by an error about an unknown stream.
 SUGGESTIONS_MAX = 3
 
@@ -118,7 +121,7 @@ def load_stream(
         state = load_manifest(store, stream, meanwhile=meanwhile)
     except NotFound as error:
         if may_be_absent:
-            return ManifestState(stream=stream, incarnation=UUID(int=0))
+            return ManifestState(stream=stream, incarnation=NO_INCARNATION)
         named = resolve_name(stream, partition_streams(store, stream).values())
         if named.partitions:
             raise NotFound(
@@ -130,6 +133,22 @@ def load_stream(
         raise NotFound(f"stream {stream} isn't in {store.url}", hint=hint) from error
     if state.stream_deleted:
         raise NotFound(f"stream {stream} in {store.url} was deleted")
+    return state
+
+
+def load_of_source(store: ObjectStore, stream: str, source: ReadableLedgers | None) -> ManifestState:
+    """As ``load_stream`` for a reader of both tiers: an empty view where nothing was offloaded yet.
+
+    Raises:
+        StoreMismatch: the store lacks what the hot tier has noted.
+        Corrupt: as ``load_stream``; or only the catalogue entry is missing.
+    """
+    noted = noted_by(source)
+    state = load_stream(store, stream, may_be_absent=True)
+    if state.incarnation == NO_INCARNATION:
+        require_absence_noted(store, state.stream, noted)
+    elif noted:
+        require_noted(store, state, identified(source), noted)
     return state
 
 
@@ -177,7 +196,7 @@ def open_stream_reader(
         if state is None and source is None:
             state = load_stream(store, stream, meanwhile=lambda view: ColdTier(fetcher, view).read_ahead())
         elif state is None:
-            state = load_stream(store, stream, may_be_absent=True)
+            state = load_of_source(store, stream, source)
         return Reader(fetcher, state, source, {} if on_missing == "skip" else None, lease)
     except BaseException:
         if lease is not None:

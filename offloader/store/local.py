@@ -1,4 +1,9 @@
-"""``file:///directory``: one file per object, durable and atomic: written whole, then linked or renamed into place."""
+"""``file:///directory``: one file per object, durable and atomic: written whole, then linked or renamed into place.
+
+The directory has to stay the one that was opened, by device and inode: an unmounted file system leaves an empty
+directory behind, which looks like a store without streams. Each operation checks that first, and each change again
+afterwards, when its outcome is unknown if the directory changed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -527,12 +532,25 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
     return store
 
 
+def _place_of(directory: Path) -> tuple[int, int] | None:
+    """Device and inode of a directory; ``None``: there is none."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        status = directory.stat()
+        return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
+    return None
+
+
 class LocalStore(checks.CheckedStore):
-    """See ``ObjectStore``. Several processes on one machine may share a directory."""
+    """See ``ObjectStore``. Several processes on one machine may share a directory.
+
+    Raises:
+        StoreUnavailable: from each method: the directory isn't the one that was opened; it may come back.
+    """
 
     def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
         super().__init__(f"file://{quote(str(directory))}", "", driver="file", bucket=str(directory))
         self._directory = directory
+        self._opened = _place_of(directory)
         self._temporaries = Temporaries(directory / HIDDEN / "tmp")
         self._files = VersionedFiles(directory, self._temporaries)
         self._uploads = directory / HIDDEN / "uploads"
@@ -546,12 +564,47 @@ class LocalStore(checks.CheckedStore):
             raise InvalidCall(f"key {key!r} can't be used: a level is longer than {LEVEL_BYTES_MAX} bytes")
         return key
 
+    @contextlib.contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Around an operation that changes nothing."""
+        with translated(self.url, what):
+            self._require_same_directory()
+            try:
+                yield
+            except (NotFound, OSError):
+                self._require_same_directory()
+                raise
+            self._require_same_directory()
+
+    @contextlib.contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """Around an operation that changes something."""
+        with translated(self.url, what):
+            self._require_same_directory()
+            try:
+                yield
+            finally:
+                try:
+                    self._require_same_directory()
+                except StoreUnavailable as error:
+                    raise OutcomeUnknown(f"{what}: {error.message}", hint=error.hint) from error
+
+    def _require_same_directory(self) -> None:
+        found = _place_of(self._directory)
+        if self._opened is None:
+            self._opened = found
+        elif found != self._opened:
+            raise StoreUnavailable(
+                f"{self.url} isn't the directory that was opened: it is {'gone' if found is None else 'another one'}",
+                hint="is its file system mounted? Mount it again; if another directory is to be used, restart",
+            )
+
     def _head(self, key: str) -> ObjectInfo:
-        with translated(self.url, f"head of {key}"):
+        with self._reading(f"head of {key}"):
             return self._described(key, lambda: (b"", self._files.version(key)))[1]
 
     def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:
-        with translated(self.url, f"get of {key}"):
+        with self._reading(f"get of {key}"):
             return self._described(key, lambda: self._files.read(key, byte_range, into))
 
     def _described(self, key: str, look: Callable[[], tuple[bytes, Version | None]]) -> tuple[bytes, ObjectInfo]:
@@ -575,7 +628,7 @@ class LocalStore(checks.CheckedStore):
             self._temporaries.sweep(now_ms)
 
     def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
-        with translated(self.url, f"put of {key}"):
+        with self._changing(f"put of {key}"):
             if mode.create_only:
                 self._refuse_existing(key)
             self._check_etag(key, mode)
@@ -612,7 +665,7 @@ class LocalStore(checks.CheckedStore):
         checks.require_etag(self, key, mode.etag, None if there is None else there.etag)
 
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
-        with translated(self.url, f"list of {prefix!r}"):
+        with self._reading(f"list of {prefix!r}"):
             if not self._directory.is_dir():
                 raise BucketMissing(f"{self.url}: no such directory", hint="it was there when the store was opened")
             found = list_files(self._directory, prefix, after, limit + 1)
@@ -627,7 +680,7 @@ class LocalStore(checks.CheckedStore):
 
     def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         failures = []
-        with translated(self.url, "delete"), self._locked():
+        with self._changing("delete"), self._locked():
             for key in keys:
                 try:
                     with translated(self.url, f"delete of {key}"):
@@ -637,7 +690,7 @@ class LocalStore(checks.CheckedStore):
         return failures
 
     def _delete_if_match(self, key: str, etag: str) -> None:
-        with translated(self.url, f"delete of {key}"), self._locked():
+        with self._changing(f"delete of {key}"), self._locked():
             if self._files.version(key) is not None:
                 self._check_etag(key, IfMatch(etag))
                 self._files.remove(key)
@@ -645,7 +698,7 @@ class LocalStore(checks.CheckedStore):
     def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         """Create the upload's directory with its description by one rename."""
         upload_id = secrets.token_hex(16)
-        with translated(self.url, f"upload of {key}"):
+        with self._changing(f"upload of {key}"):
             make_directories(self._uploads)
             with self._temporaries.new(is_directory=True) as (making, _):
                 with (making / "upload.json").open("wb") as file:
@@ -679,7 +732,7 @@ class LocalStore(checks.CheckedStore):
 
     def _upload_part(self, key: str, upload_id: str, number: int, body: Body, crc: int) -> PartInfo:
         """Move a complete, synced file in as the part, replacing an earlier one."""
-        with translated(self.url, f"part {number} of {key}"):
+        with self._changing(f"part {number} of {key}"):
             self._upload_metadata(key, upload_id)
             with self._files.temporary(body) as temporary:
                 part = PartInfo(number, f'"{secrets.token_hex(8)}"', temporary.stat().st_size, crc)
@@ -703,7 +756,7 @@ class LocalStore(checks.CheckedStore):
         return self._uploads / upload_id / f"{part.number:05d}-{part.size_bytes:x}-{part.crc32c:08x}-{token}.part"
 
     def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        with translated(self.url, f"completion of {key}"):
+        with self._changing(f"completion of {key}"):
             with checks.completing():
                 metadata = self._upload_metadata(key, upload_id)
             there = set(self._parts(upload_id))
@@ -724,12 +777,12 @@ class LocalStore(checks.CheckedStore):
         shutil.rmtree(directory, ignore_errors=True)
 
     def _abort_upload(self, key: str, upload_id: str) -> None:
-        with translated(self.url, f"abort of an upload of {key}"), contextlib.suppress(NotFound):
+        with self._changing(f"abort of an upload of {key}"), contextlib.suppress(NotFound):
             self._upload_metadata(key, upload_id)
             self._drop_upload(upload_id)
 
     def _list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        with translated(self.url, f"list of uploads {prefix!r}"):
+        with self._reading(f"list of uploads {prefix!r}"):
             try:
                 names = [name for name in names_in(self._uploads) if _UPLOAD_ID.match(name)]
             except FileNotFoundError:
@@ -743,6 +796,6 @@ class LocalStore(checks.CheckedStore):
             return found
 
     def _list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        with translated(self.url, f"list of parts of {key}"):
+        with self._reading(f"list of parts of {key}"):
             self._upload_metadata(key, upload_id)
             return self._parts(upload_id)

@@ -365,7 +365,7 @@ class BackfillService:
         """
         log = self._log(stream)
         source, settings = checked(source, log), self._tools.settings
-        state = log.load(create=True)
+        state = log.load(create=True, source=source)
         ledgers = source.ledgers()
         last = min((each for each in (last, newest_listed(ledgers)) if each is not None), default=None)
         start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
@@ -423,7 +423,7 @@ class BackfillService:
         """
         log = self._log(stream)
         source = checked(source, log)
-        state = log.load(create=True)
+        state = log.load(create=True, source=source)
         ledgers = source.ledgers()
 
         limits = {

@@ -24,6 +24,7 @@ from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, i
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog, checked
+from offloader.manifest.noted import replaced_by, store_mismatch
 from offloader.manifest.segment_table import SegmentStatus
 from offloader.manifest.source_identity import (
     compare_source,
@@ -262,7 +263,7 @@ def accept_source(
         NotFound: no such stream.
         StoreUnavailable, OutcomeUnknown: call it again.
     """
-    identity, state, why = _compared(log, source)
+    identity, state, why = _compared(log, source, create=not dry_run)
     first_ledger = max(first_free_ledger(state), identity.next_ledger())
     plan = plan_acceptance(state, identity.source_id(), source.ledgers(), first_ledger, why=why)
     if dry_run or not why:
@@ -320,7 +321,7 @@ def accept_loss(
         Fenced: an active owner has assigned segments, and ``take_over`` is off.
         others: as ``accept_source``.
     """
-    identity, state, why = _compared(log, source)
+    identity, state, why = _compared(log, source, create=False)
     if why:
         return accept_source(log, source, settings=settings, clock=clock)
     found, commit = _lost(state, source), log.commit_as_maintainer
@@ -344,12 +345,25 @@ def _lost(state: ManifestState, source: LedgerSource) -> FoundGaps:
     return find_gaps(state, infos, given_up=_unfinished(state))
 
 
-def _compared(log: ManifestLog, source: LedgerSource) -> tuple[IdentifiedSource, ManifestState, str]:
-    """The source's identity, the manifest, and what the source contradicts in it; empty: nothing."""
+def _compared(log: ManifestLog, source: LedgerSource, *, create: bool) -> tuple[IdentifiedSource, ManifestState, str]:
+    """The source's identity, the manifest, and what contradicts the other one in it; empty: nothing.
+
+    A store without a manifest of a stream that the source has committed contradicts the source.
+
+    Args:
+        create: create the stream then.
+    """
     if (identity := identified(source)) is None:
         raise InvalidCall(f"stream {log.stream}: this hot tier has no identity that could be accepted")
-    state = log.load()
-    why = source_mismatch(state.source, facts_now(state, identity))
+    noted = identity.noted_manifests()
+    try:
+        state = log.load(create=create and bool(noted))
+    except NotFound:
+        if not (why := store_mismatch(None, noted)):
+            raise
+        return identity, ManifestState(stream=log.stream, incarnation=noted[-1][0]), why
+    why = store_mismatch(state if state.record_id else None, noted, replaced_by(log.store, state))
+    why = why or source_mismatch(state.source, facts_now(state, identity)) or ""
     return identity, state, why or "; ".join(contradictions(state, source.ledgers()).values())
 
 
@@ -396,7 +410,7 @@ class Ownership:
         self._is_fresh = not self._loaded
         if not self._loaded:
             if not self._epoch_open:  # else its record was the newest just now
-                self._log.load(create=True)
+                self._log.load(create=True, source=self._source)
             compare_source(self._source, self._log.state)
             self._loaded = True
         if identified(self._source) is not None:
@@ -415,7 +429,7 @@ class Ownership:
         """
         if not self._epoch_open:
             # The view just loaded shows the owner's activity as well as another load.
-            state = self._log.state if self._is_fresh else self._log.load(create=True)
+            state = self._log.state if self._is_fresh else self._log.load(create=True, source=self._source)
             self._is_fresh = False
             compare_source(self._source, state)
             self._log.open_epoch(identified(self._source), check=self._require_takeable)
@@ -457,7 +471,7 @@ class Ownership:
         """
         # Measure silence up to the request: the owner may have written while the response was in flight.
         asked_s = self._clock.monotonic_s()
-        state = self._log.load(create=True)
+        state = self._log.load(create=True, source=self._source)
         committed = state.committed_end()
         if state.record_id != self._seen_record or state.paused:
             self._seen_record, self._silent_since_s = state.record_id, self._clock.monotonic_s()
@@ -473,6 +487,12 @@ class Ownership:
 
 
 _log = logging.getLogger("offloader.stream")
+
+
+def _view_of(database: EmbeddedLedgers, stream: str) -> EmbeddedStream | None:
+    with suppress(NotFound):
+        return database.view_stream(stream)
+    return None
 
 
 def open_source(
@@ -494,7 +514,7 @@ def open_source(
     state: ManifestState | None = None
     if is_offloaded:
         database.require_name(log.stream)
-        state = log.load(create=True)
+        state = log.load(create=True, source=None if new_source else _view_of(database, log.stream))
     else:
         with suppress(NotFound):  # it was never offloaded
             state = log.load() if read_entry(log.store, log.stream) is not None else None
@@ -518,7 +538,7 @@ def open_source(
             raise
         done = accept_source(log, source, settings=settings, clock=clock, reserve=True)
         _log.error(
-            "stream %s: ledger database %s is its hot tier from now on: %s; missing: %s; left aside: %s",
+            "stream %s goes on with ledger database %s, as accepted: %s; missing: %s; left aside: %s",
             *(log.stream, done.source, done.why),
             ", ".join(f"{gap.first} up to {gap.last}" for gap in done.gaps) or "nothing that is known of",
             ", ".join(map(str, done.aside)) or "no ledger",

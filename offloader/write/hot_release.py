@@ -94,14 +94,14 @@ def release_hot_ledgers(
         with_gaps: whether ledgers with a ``doubtful_gap`` are deleted too; else they are among the errors.
 
     Raises:
-        SourceMismatch: the source isn't the one that the manifest knows; nothing was deleted.
+        SourceMismatch: the source, or the store, isn't the one that the other knows; nothing was deleted.
         StoreUnavailable, OutcomeUnknown, EditRefused: the manifest can't be read or took no record; nothing was
             deleted.
     """
     done = ReleasedLedgers()
     source = checked(source, log)
     # Load the manifest first: the newer list then lacks no ledger that this view expects.
-    state = log.load()
+    state = log.load(source=source)
     ledgers = source.ledgers()
     able = releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
     kept = {} if with_gaps else {i.ledger_id: gap for i in able if (gap := doubtful_gap(state, i)) is not None}

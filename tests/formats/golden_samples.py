@@ -592,7 +592,7 @@ KINDS: Iterable[Kind] = (
     ),
     Kind("retention", 1, "formats.documents.Subscribers.format_version", retention, _retention_again),
     Kind("fill", 1, "formats.frames.FILL_VERSION", fills, lambda _, d: bytes(encode_fill(decode_fill(d)))),
-    Kind("ledgers", 2, "offloader.ledgers.sqlite.database._SCHEMA_VERSION", database, _database_again),
+    Kind("ledgers", 3, "offloader.ledgers.sqlite.database._SCHEMA_VERSION", database, _database_again),
     Kind("replay", 1, "offloader.replay._VERSION", progress, lambda _, d: _progress_again(d)),
     Kind("catalogue", 1, "offloader.store.open._FORMAT", catalogue, lambda _, d: _catalogue_again(d)),
     Kind(

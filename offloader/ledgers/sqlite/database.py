@@ -36,7 +36,7 @@ from offloader.runtime.system import make_directories, sync_name
 
 #: Application id ("offl"), which distinguishes the file from other programs' databases.
 _APPLICATION_ID = 0x6F66666C
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _VERSION_1 = (
     """CREATE TABLE streams (
         stream_id INTEGER PRIMARY KEY, stream TEXT NOT NULL UNIQUE, owner INTEGER NOT NULL,
@@ -89,6 +89,17 @@ _VERSION_2 = (
         UPDATE streams SET ledgers_held = ledgers_held - 1 WHERE stream_id = OLD.stream_id;
         UPDATE streams SET reached_ledger_id = OLD.ledger_id, reached_entry_id = OLD.entries - 1
             WHERE stream_id = OLD.stream_id AND OLD.entries > 0 AND reached_ledger_id < OLD.ledger_id; END""",
+)
+#: Version 3 keeps every manifest that a stream was committed to, the newest last, not only that one.
+_VERSION_3 = (
+    """CREATE TABLE manifests (
+        note_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL REFERENCES streams,
+        incarnation BLOB NOT NULL, record_id INTEGER NOT NULL, UNIQUE (stream_id, incarnation))""",
+    """INSERT INTO manifests (stream_id, incarnation, record_id)
+        SELECT stream_id, manifest_incarnation, manifest_record_id FROM streams
+        WHERE manifest_incarnation IS NOT NULL""",
+    "ALTER TABLE streams DROP COLUMN manifest_incarnation",
+    "ALTER TABLE streams DROP COLUMN manifest_record_id",
 )
 _ORPHANED_LEDGER = (
     "SELECT ledger_id, stream_id FROM ledgers WHERE stream_id NOT IN (SELECT stream_id FROM streams) LIMIT 1"
@@ -143,6 +154,8 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
         for statement in _VERSION_2:
             connection.execute(statement)
         connection.execute("INSERT INTO identity (source_id) VALUES (?)", (UUID(bytes=entropy(16), version=4).bytes,))
+    for statement in _VERSION_3 if version < 3 else ():
+        connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
     return version < _SCHEMA_VERSION
 

@@ -231,17 +231,30 @@ class EmbeddedStream:
             return newest_given_out(connection, self._stream_id)
 
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
-        """Records how much of the manifest the stream's writer has seen; the last call wins."""
+        """Records how much of the stream's manifest its writer has seen; the incarnation becomes the newest one."""
         with self._changing() as connection:
-            connection.execute(
-                "UPDATE streams SET manifest_incarnation = ?, manifest_record_id = ? WHERE stream_id = ?",
-                (incarnation.bytes, record_id, self._stream_id),
-            )
+            known = connection.execute(
+                "SELECT incarnation FROM manifests WHERE stream_id = ? ORDER BY note_id DESC LIMIT 1",
+                (self._stream_id,),
+            ).fetchone()
+            if known is not None and known[0] == incarnation.bytes:
+                connection.execute(
+                    "UPDATE manifests SET record_id = ? WHERE stream_id = ? AND incarnation = ?",
+                    (record_id, self._stream_id, incarnation.bytes),
+                )
+            else:
+                connection.execute(
+                    "INSERT OR REPLACE INTO manifests (stream_id, incarnation, record_id) VALUES (?, ?, ?)",
+                    (self._stream_id, incarnation.bytes, record_id),
+                )
 
-    def noted_manifest(self) -> tuple[UUID, int] | None:
-        """What ``note_manifest`` recorded last, ``None`` before that."""
-        row = self._row("SELECT manifest_incarnation, manifest_record_id FROM streams WHERE stream_id = ?")
-        return None if row is None or row[0] is None else (UUID(bytes=row[0]), row[1])
+    def noted_manifests(self) -> list[tuple[UUID, int]]:
+        """What ``note_manifest`` recorded last for each incarnation, the newest incarnation last."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT incarnation, record_id FROM manifests WHERE stream_id = ? ORDER BY note_id", (self._stream_id,)
+            ).fetchall()
+        return [(UUID(bytes=incarnation), record_id) for incarnation, record_id in rows]
 
     def next_ledger(self) -> int:
         """The lowest ledger id that this database has neither used nor granted to any stream."""

@@ -140,12 +140,15 @@ def test_the_reach_outlasts_its_ledgers(ledgers: EmbeddedLedgers) -> None:
     assert ledgers.open_stream("s").reached() == Position(2, 1)
 
 
-def test_noted_manifest_version_is_stored(ledgers: EmbeddedLedgers) -> None:
+def test_every_noted_manifest_is_kept_the_newest_last(ledgers: EmbeddedLedgers) -> None:
     stream = ledgers.open_stream("s")
-    assert stream.noted_manifest() is None
+    assert stream.noted_manifests() == []
     stream.note_manifest(UUID(int=7), 12)
     stream.note_manifest(UUID(int=8), 3)
-    assert ledgers.view_stream("s").noted_manifest() == (UUID(int=8), 3)
+    stream.note_manifest(UUID(int=8), 5)
+    assert ledgers.view_stream("s").noted_manifests() == [(UUID(int=7), 12), (UUID(int=8), 5)]
+    stream.note_manifest(UUID(int=7), 20)
+    assert ledgers.view_stream("s").noted_manifests() == [(UUID(int=8), 5), (UUID(int=7), 20)]
 
 
 def test_held_stream_accepts_nothing_before_ids_are_granted(ledgers: EmbeddedLedgers) -> None:

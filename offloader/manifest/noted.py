@@ -1,0 +1,107 @@
+"""Compares a stream's manifest with what its hot tier has noted of it: is this the store that it was committed to?
+
+A hot tier with an identity keeps the incarnation of every manifest that the stream was committed to, and the newest
+record that it relies on: of its newest start, and of each release of hot copies. An entry may have left the hot tier
+because of such a record. So a store without that manifest is another store, or one that is emptied, not mounted or put
+back to an earlier state; going on there would leave out those entries without a word. A writer is refused before it
+creates or commits anything, and a reader of both tiers before the first entry, until an operator accepts the store.
+
+What a source noted is read before the manifest, which may only get newer meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from offloader.errors import StoreMismatch
+from offloader.ledgers.base import IdentifiedSource, ReadableLedgers, identified
+from offloader.manifest.catalog import is_released, read_entry, require_can_create
+from offloader.manifest.state import ManifestState
+from offloader.store.base import ObjectStore
+
+#: Incarnations that a source was committed to, each with the newest noted record; the newest incarnation last.
+Noted = Sequence[tuple[UUID, int]]
+
+
+def noted_by(source: ReadableLedgers | None) -> Noted:
+    """What a source noted; empty: nothing, or it keeps no notes."""
+    identity = None if source is None else identified(source)
+    return [] if identity is None else identity.noted_manifests()
+
+
+def store_mismatch(state: ManifestState | None, noted: Noted, replaced: Sequence[UUID] = ()) -> str:
+    """Why a stream's manifest isn't the one that a source was committed to; empty: it is. Does no I/O.
+
+    Args:
+        state: ``None``: the store has no manifest of the stream.
+        replaced: incarnations that it was rebuilt from.
+    """
+    if not noted:
+        return ""
+    newest, record_id = noted[-1]
+    if state is None:
+        return f"the store has no manifest of the stream, which was committed to {newest}, up to record {record_id}"
+    if (seen := dict(noted).get(state.incarnation, 0)) > state.record_id:
+        return (
+            f"its manifest, {state.incarnation}, ends with record {state.record_id}, and the hot tier saw record "
+            f"{seen}: the store was restored from a backup, or records are lost"
+        )
+    if state.incarnation == newest or newest in replaced:
+        return ""
+    if seen:
+        return (
+            f"its manifest, {state.incarnation}, is older than {newest}, to which the stream was committed since: the "
+            "store was put back to an earlier state"
+        )
+    return f"its manifest is {state.incarnation}, and the stream was committed to {newest}"
+
+
+def replaced_by(store: ObjectStore, state: ManifestState) -> Sequence[UUID]:
+    """The incarnations that a manifest was rebuilt from."""
+    entry = read_entry(store, state.stream)
+    return () if entry is None or entry.incarnation != state.incarnation else entry.replaces
+
+
+def require_noted(store: ObjectStore, state: ManifestState, source: IdentifiedSource | None, noted: Noted) -> None:
+    """Compares a manifest with what ``source`` noted before the manifest was read.
+
+    A manifest without a note is accepted if it knows a start of this very source: the process ended between the record
+    and the note.
+
+    Raises:
+        StoreMismatch: it is another manifest, or an older state of it.
+    """
+    if not store_mismatch(state, noted):
+        return
+    if all(incarnation != state.incarnation for incarnation, _ in noted) and _has_start(source, state):
+        return
+    if why := store_mismatch(state, noted, replaced_by(store, state)):
+        raise _other_store(store, state.stream, why)
+
+
+def _has_start(source: IdentifiedSource | None, state: ManifestState) -> bool:
+    known = state.source
+    return (
+        source is not None and known is not None and known.uuid == source.source_id() and source.has_start(known.token)
+    )
+
+
+def require_absence_noted(store: ObjectStore, stream: str, noted: Noted) -> None:
+    """After a missing catalogue entry: requires that the source was never committed to this stream.
+
+    Raises:
+        Corrupt: only the entry is missing. LostRecords: there are segments and no manifest.
+        StoreMismatch: the store has nothing of the stream.
+    """
+    if why := store_mismatch(None, noted):
+        require_can_create(store, stream, look_for_remains=not is_released(store, stream), over_segments=False)
+        raise _other_store(store, stream, why)
+
+
+def _other_store(store: ObjectStore, stream: str, why: str) -> StoreMismatch:
+    return StoreMismatch(
+        f"stream {stream}: {store.url} isn't the store that its hot tier knows: {why}. Nothing was changed",
+        hint="is it mounted, and the right one? Bring that store, or its newer objects, back; or go on without them: "
+        f"`offloader accept-source {stream}`, first with --dry-run, or open_managed_ledger(..., new_source=True)",
+    )
