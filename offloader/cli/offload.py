@@ -376,13 +376,14 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
     topic with partitions each is accepted by its own name.
     """
-    named_streams(given.open(), stream).require_one(_ACCEPTED)  # before the store is probed with a write
+    stored = given.open()
+    named_streams(stored, stream).require_one(_ACCEPTED)
     given.require_ledgers()
+    if not _is_in_ledgers(given, stream):
+        load_stream(stored, stream)  # require the stream before the store is probed with a write
     settings, opened = given.prepared(stream, read_only=dry_run)
     clock = SystemClock()
     with closing(given.open_ledgers(create=not dry_run)) as database:
-        if stream not in database.streams():
-            load_stream(opened, stream)  # require the stream before the database creates it
         if not dry_run:
             database.accept_loss(stream)
             if stream not in database.streams():
@@ -393,6 +394,12 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     nothing = f"ledger database {done.source} is the one that the manifest of {stream} knows: nothing to do"
     lines = [f"{stream}: {done.why}", *_accepted_lines(done, dry_run=dry_run)] if done.why else [nothing]
     print_result(_accepted(done, dry_run=dry_run), lines, as_json=json)
+
+
+def _is_in_ledgers(given: LedgerArguments, stream: str) -> bool:
+    with suppress(NotFound), closing(given.open_ledgers()) as database:
+        return stream in database.streams()
+    return False
 
 
 def accept_loss(

@@ -153,7 +153,21 @@ class LedgerSource(ReadableLedgers, Protocol):
 
 
 @runtime_checkable
-class IdentifiedSource(Protocol):
+class NotingSource(Protocol):
+    """A hot tier that keeps which manifests its stream was committed to. All methods are thread-safe."""
+
+    def note_manifest(self, incarnation: UUID, record_id: int) -> None:
+        """Records how much of the stream's manifest its writer has seen; the incarnation becomes the newest one."""
+
+    def noted_manifests(self) -> list[tuple[UUID, int]]:
+        """What ``note_manifest`` recorded last for each incarnation, the newest incarnation last."""
+
+    def noted_remedy(self) -> str:
+        """What an operator does to go on with another store."""
+
+
+@runtime_checkable
+class IdentifiedSource(NotingSource, Protocol):
     """A hot tier with an identity, for one stream. All methods are thread-safe.
 
     Without this, a ``LedgerSource`` is identified only by its ledgers. What is recorded is durable when the call
@@ -199,12 +213,6 @@ class IdentifiedSource(Protocol):
         Also allowed for a view that may delete.
         """
 
-    def note_manifest(self, incarnation: UUID, record_id: int) -> None:
-        """Records how much of the stream's manifest its writer has seen; the incarnation becomes the newest one."""
-
-    def noted_manifests(self) -> list[tuple[UUID, int]]:
-        """What ``note_manifest`` recorded last for each incarnation, the newest incarnation last."""
-
 
 @runtime_checkable
 class WrappedSource(Protocol):
@@ -214,16 +222,21 @@ class WrappedSource(Protocol):
     def inner(self) -> LedgerSource: ...
 
 
-def _layers(source: ReadableLedgers | None) -> Iterator[ReadableLedgers]:
+def _layers(source: ReadableLedgers | NotingSource | None) -> Iterator[ReadableLedgers | NotingSource]:
     """A source and what it wraps, from the outside to the inside."""
     while source is not None:
         yield source
         source = source.inner if isinstance(source, WrappedSource) else None
 
 
-def identified(source: ReadableLedgers | None) -> IdentifiedSource | None:
+def identified(source: ReadableLedgers | NotingSource | None) -> IdentifiedSource | None:
     """The source's identity, unwrapped; ``None`` if it has none."""
     return next((each for each in _layers(source) if isinstance(each, IdentifiedSource)), None)
+
+
+def noting(source: ReadableLedgers | NotingSource | None) -> NotingSource | None:
+    """The source that keeps notes of manifests, unwrapped; ``None`` if it keeps none."""
+    return next((each for each in _layers(source) if isinstance(each, NotingSource)), None)
 
 
 class Ledgers(Protocol):

@@ -647,6 +647,10 @@ class IdentifiedLedgers(PushedLedgers):
     def seed_ledgers(self, above: int) -> None:
         """Nothing: the producer picks the ids."""
 
+    def noted_remedy(self) -> str:
+        """Empty: nothing is noted."""
+        return ""
+
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
         """Does nothing: a producer keeps no notes for its consumer."""
 

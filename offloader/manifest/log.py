@@ -37,7 +37,7 @@ from offloader.errors import (
     StoreUnavailable,
     Throttled,
 )
-from offloader.ledgers.base import IdentifiedSource, LedgerSource, identified
+from offloader.ledgers.base import IdentifiedSource, LedgerSource
 from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
 from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry, require_entry
@@ -148,7 +148,7 @@ class ManifestLog:
                 try:
                     incarnation, is_empty = self._found(create=create and not noted)
                 except NotFound:
-                    require_absence_noted(self.store, self.stream, noted)
+                    require_absence_noted(self.store, self.stream, source, noted)
                     raise
                 self._state = ManifestState(stream=self.stream, incarnation=incarnation)
             if not is_empty:
@@ -158,7 +158,7 @@ class ManifestLog:
                 self._state = loaded.state
             self._loaded = True
             if noted:
-                require_noted(self.store, self._state, identified(source), noted)
+                require_noted(self.store, self._state, source, noted)
             return self._state
 
     def _found(self, *, create: bool) -> tuple[UUID, bool]:

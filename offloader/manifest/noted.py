@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from offloader.errors import StoreMismatch
-from offloader.ledgers.base import IdentifiedSource, ReadableLedgers, identified
+from offloader.ledgers.base import NotingSource, ReadableLedgers, identified, noting
 from offloader.manifest.catalog import is_released, read_entry, require_can_create
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
@@ -26,8 +26,8 @@ Noted = Sequence[tuple[UUID, int]]
 
 def noted_by(source: ReadableLedgers | None) -> Noted:
     """What a source noted; empty: nothing, or it keeps no notes."""
-    identity = None if source is None else identified(source)
-    return [] if identity is None else identity.noted_manifests()
+    notes = noting(source)
+    return [] if notes is None else notes.noted_manifests()
 
 
 def store_mismatch(state: ManifestState | None, noted: Noted, replaced: Sequence[UUID] = ()) -> str:
@@ -63,31 +63,30 @@ def replaced_by(store: ObjectStore, state: ManifestState) -> Sequence[UUID]:
     return () if entry is None or entry.incarnation != state.incarnation else entry.replaces
 
 
-def require_noted(store: ObjectStore, state: ManifestState, source: IdentifiedSource | None, noted: Noted) -> None:
+def require_noted(
+    store: ObjectStore, state: ManifestState, source: ReadableLedgers | NotingSource | None, noted: Noted
+) -> None:
     """Compares a manifest with what ``source`` noted before the manifest was read.
 
     A manifest without a note is accepted if it knows a start of this very source: the process ended between the record
-    and the note.
+    and the note. One of another source isn't compared: that it is another one says more, and is refused elsewhere.
 
     Raises:
         StoreMismatch: it is another manifest, or an older state of it.
     """
     if not store_mismatch(state, noted):
         return
-    if all(incarnation != state.incarnation for incarnation, _ in noted) and _has_start(source, state):
-        return
+    identity, known = identified(source), state.source
+    if identity is not None and known is not None:
+        if known.uuid != identity.source_id():
+            return
+        if all(incarnation != state.incarnation for incarnation, _ in noted) and identity.has_start(known.token):
+            return
     if why := store_mismatch(state, noted, replaced_by(store, state)):
-        raise _other_store(store, state.stream, why)
+        raise _other_store(store, state.stream, why, source)
 
 
-def _has_start(source: IdentifiedSource | None, state: ManifestState) -> bool:
-    known = state.source
-    return (
-        source is not None and known is not None and known.uuid == source.source_id() and source.has_start(known.token)
-    )
-
-
-def require_absence_noted(store: ObjectStore, stream: str, noted: Noted) -> None:
+def require_absence_noted(store: ObjectStore, stream: str, source: ReadableLedgers | None, noted: Noted) -> None:
     """After a missing catalogue entry: requires that the source was never committed to this stream.
 
     Raises:
@@ -96,12 +95,15 @@ def require_absence_noted(store: ObjectStore, stream: str, noted: Noted) -> None
     """
     if why := store_mismatch(None, noted):
         require_can_create(store, stream, look_for_remains=not is_released(store, stream), over_segments=False)
-        raise _other_store(store, stream, why)
+        raise _other_store(store, stream, why, source)
 
 
-def _other_store(store: ObjectStore, stream: str, why: str) -> StoreMismatch:
+def _other_store(
+    store: ObjectStore, stream: str, why: str, source: ReadableLedgers | NotingSource | None
+) -> StoreMismatch:
+    notes = noting(source)
+    remedy = "" if notes is None else f"; or go on without them: {notes.noted_remedy()}"
     return StoreMismatch(
         f"stream {stream}: {store.url} isn't the store that its hot tier knows: {why}. Nothing was changed",
-        hint="is it mounted, and the right one? Bring that store, or its newer objects, back; or go on without them: "
-        f"`offloader accept-source {stream}`, first with --dry-run, or open_managed_ledger(..., new_source=True)",
+        hint=f"is it mounted, and the right one? Bring that store, or its newer objects, back{remedy}",
     )

@@ -33,7 +33,7 @@ from offloader.errors import (
     Trimmed,
     Unsupported,
 )
-from offloader.ledgers.base import ReadableLedgers, identified, newest, newest_listed
+from offloader.ledgers.base import ReadableLedgers, newest, newest_listed
 from offloader.manifest.catalog import partition_streams, read_entry
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
@@ -146,9 +146,9 @@ def load_of_source(store: ObjectStore, stream: str, source: ReadableLedgers | No
     noted = noted_by(source)
     state = load_stream(store, stream, may_be_absent=True)
     if state.incarnation == NO_INCARNATION:
-        require_absence_noted(store, state.stream, noted)
+        require_absence_noted(store, state.stream, source, noted)
     elif noted:
-        require_noted(store, state, identified(source), noted)
+        require_noted(store, state, source, noted)
     return state
 
 

@@ -359,11 +359,11 @@ def _compared(log: ManifestLog, source: LedgerSource, *, create: bool) -> tuple[
     try:
         state = log.load(create=create and bool(noted))
     except NotFound:
-        if not (why := store_mismatch(None, noted)):
+        if not (absent := store_mismatch(None, noted)):
             raise
-        return identity, ManifestState(stream=log.stream, incarnation=noted[-1][0]), why
-    why = store_mismatch(state if state.record_id else None, noted, replaced_by(log.store, state))
-    why = why or source_mismatch(state.source, facts_now(state, identity)) or ""
+        return identity, ManifestState(stream=log.stream, incarnation=noted[-1][0]), absent
+    why = source_mismatch(state.source, facts_now(state, identity))
+    why = why or store_mismatch(state if state.record_id else None, noted, replaced_by(log.store, state))
     return identity, state, why or "; ".join(contradictions(state, source.ledgers()).values())
 
 

@@ -6,11 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from formats.entries import Position
 from formats.manifest import Edit, Gap, HotReleased
 from offloader.errors import Corrupt, Fenced, NotFound, OffloaderError
-from offloader.ledgers.base import LedgerInfo, LedgerSource, ListedSource, identified
+from offloader.ledgers.base import LedgerInfo, LedgerSource, ListedSource, noting
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.source_identity import closed_edit
@@ -126,9 +127,9 @@ def release_hot_ledgers(
         # A ledger without a readable entry needs no segment.
         due = [i for i in due if i.ledger_id in state.hot_released_ledgers and holding_segments(state, i) is not None]
         gone = [info for info in gone if info.ledger_id in state.deleted_ledgers]
-        if (identity := identified(source)) is not None:
+        if (notes := noting(source)) is not None:
             # A store restored from an older backup lacks the records that this relies on.
-            identity.note_manifest(state.incarnation, state.record_id)
+            notes.note_manifest(state.incarnation, state.record_id)
     for info in [*due, *gone]:
         try:
             source.delete(info.ledger_id)
@@ -275,6 +276,7 @@ class CommitAck:
         self._next_look = Alarm(workers, self._look_again)
         # Used by the task only.
         self._acknowledged: Position | None = None
+        self._noted: UUID | None = None
         self._said = ""
 
     def start(self) -> None:
@@ -294,13 +296,16 @@ class CommitAck:
             NotFound: nothing was ever offloaded. OffloaderError: retry later; nothing was acknowledged.
         """
         # The manifest first: the newer list then lacks no ledger that this view expects.
-        state = self._log.load()
+        state = self._log.load(source=self._source if self._noted is None else None)
         ledgers = self._source.ledgers()
         position, why = acknowledgeable(state, ledgers, with_gaps=self._with_gaps)
         if position is not None and position != self._acknowledged:
             # The broker may delete what is acknowledged: a loss of these records is detected from here on.
             position, why = acknowledgeable(self._log.name_newest(), ledgers, with_gaps=self._with_gaps)
         if position is not None:
+            if self._noted != state.incarnation and (notes := noting(self._source)) is not None:
+                notes.note_manifest(state.incarnation, state.record_id)
+                self._noted = state.incarnation
             self._listed.acknowledge(position)
             self._acknowledged = position
         return why

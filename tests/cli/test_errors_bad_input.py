@@ -368,7 +368,9 @@ def test_a_store_without_conditional_creates_is_not_written_to(
     assert place.hot() == hot
     # A verb that changes only what is there, of a stream that a single writer has brought.
     (tmp_path / "single.toml").write_text("[store]\nsingle_writer = true\n")
-    assert command.reported("offload", STREAM, *where, "--config", f"{tmp_path}/single.toml")[0] == 0
+    where_once = [*where, "--config", f"{tmp_path}/single.toml"]
+    assert command.reported("accept-source", STREAM, *where_once)[0] == 0, "its hot tier was committed to another store"
+    assert command.reported("offload", STREAM, *where_once, "--take-over")[0] == 0
     brought = all_keys(store)
     require_refused("rollback", "apply", STREAM)
     assert all_keys(store) == brought

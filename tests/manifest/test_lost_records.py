@@ -26,6 +26,7 @@ from formats.keys import (
 )
 from formats.manifest import LedgerClosed
 from offloader.cli import manifest as manifest_verb
+from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.options import StoreArguments
 from offloader.cli.reading import verify
 from offloader.errors import Corrupt, OffloaderError
@@ -420,7 +421,9 @@ def test_rebuild_with_a_loss_exits_with_6_unless_the_loss_is_accepted(
         assert (second.begin, second.end) == (Position(2, 0), Position(2, 39))
         world.memory.delete(list(second.object_keys(STREAM)))
         world.lose(world.records[0])
-        done = manifest_verb.rebuild(STREAM, StoreArguments(store=world.memory.url), head="first", accept_loss=accepted)
+        done = manifest_verb.rebuild(
+            STREAM, LedgerArguments(store=world.memory.url), head="first", accept_loss=accepted
+        )
         assert done == code
         assert "missing: 2:0..2:39" in capsys.readouterr().out
         assert load_manifest(world.memory, STREAM).committed_end() == world.hot.tail

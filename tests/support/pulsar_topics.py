@@ -246,6 +246,10 @@ class FakeTopic:
             self.offloads.append(before)
             self.offloaded |= {each[0].ledger_id for each in self.entries if each[0].ledger_id < before.ledger_id}
 
+    def subscription_properties(self, subscription: str) -> dict[str, str]:
+        with self._lock:
+            return dict(self._subscriptions[subscription].properties)
+
     def note(self, subscription: str, properties: Mapping[str, str]) -> None:
         """A subscription has these properties from now on."""
         with self._lock:

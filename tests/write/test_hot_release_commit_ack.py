@@ -103,9 +103,20 @@ class Broker:
     def __init__(self, log: ManifestLog) -> None:
         self._log = log
         self.acknowledged: list[tuple[Position, int]] = []
+        self.noted: list[tuple[UUID, int]] = []
 
     def ledgers(self) -> list[LedgerInfo]:
         return LEDGERS
+
+    def note_manifest(self, incarnation: UUID, record_id: int) -> None:
+        assert not self.acknowledged
+        self.noted.append((incarnation, record_id))
+
+    def noted_manifests(self) -> list[tuple[UUID, int]]:
+        return self.noted
+
+    def noted_remedy(self) -> str:
+        return ""
 
     def acknowledge(self, position: Position) -> None:
         state = self._log.load()
@@ -124,5 +135,6 @@ def test_a_lost_record_would_be_noticed_before_the_broker_may_delete() -> None:
         ack = CommitAck(broker, broker, log, with_gaps=False, workers=workers)
         assert ack.look() is None
         assert broker.acknowledged == [(Position(2, 3), state.record_id)]
+        assert broker.noted == [(state.incarnation, state.record_id)], "before the acknowledgement"
     finally:
         workers.close()

@@ -7,6 +7,7 @@ nothing else changes anything.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -89,6 +90,7 @@ class AdminClient:
         self._security = security or Security()
         self._hosts = [host_of(self.url), *(_without_brackets(host.lower()) for host in hosts)]
         self._clock = clock or SystemClock()
+        self._noting = threading.Lock()
         self._pool = urllib3.PoolManager(
             maxsize=CONNECTIONS_MAX,
             retries=urllib3.Retry(
@@ -179,9 +181,13 @@ class AdminClient:
         self._require_done(where, status, answer)
         return True
 
-    def note(self, topic: str, subscription: str, properties: Mapping[str, str]) -> None:
-        """Replaces a subscription's properties."""
-        self._ask("PUT", f"{_path(topic)}/subscription/{quote(subscription, safe='')}/properties", dict(properties))
+    def note(self, topic: str, subscription: str, changes: Mapping[str, str]) -> None:
+        """Sets properties of a subscription, and keeps its others; ``NotFound``: there is no such subscription."""
+        with self._noting:
+            if (found := self.stats(topic).subscriptions.get(subscription)) is None:
+                raise NotFound(f"{topic} has no subscription {subscription}")
+            where = f"{_path(topic)}/subscription/{quote(subscription, safe='')}/properties"
+            self._ask("PUT", where, {**found.properties, **changes})
 
     def broker_settings(self) -> Mapping[str, str]:
         """The effective settings of the broker that answers; only a superuser may ask."""

@@ -164,7 +164,7 @@ class OffloadTriggers:
                 return True
             if (first := _first_listed(self._admin.internals(topic))) is None:
                 return False
-            self._admin.note(topic, self._subscription, {**found.properties, SINCE_PROPERTY: first})
+            self._admin.note(topic, self._subscription, {SINCE_PROPERTY: first})
             noted = first if _first_listed(self._admin.internals(topic)) == first else None
         return False
 

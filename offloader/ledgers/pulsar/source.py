@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from itertools import takewhile
+from uuid import UUID
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import Closed, Fenced, InvalidCall, LimitReached, OffloaderError, SourceMismatch, StoreUnavailable
+from offloader.errors import (
+    AccessDenied,
+    Closed,
+    Fenced,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    SourceMismatch,
+    StoreUnavailable,
+    Unsupported,
+)
 from offloader.ledgers.base import (
     AskKnown,
     BrokerLedgers,
@@ -425,6 +437,30 @@ class PulsarSource:
             self.require_same(self._known)
         self._ack_cursor.acknowledge(position)
 
+    def noted_remedy(self) -> str:
+        """As ``NotingSource``."""
+        return f"remove the property {NOTED_PROPERTY} of subscription {self._cluster.settings.subscription}"
+
+    def note_manifest(self, incarnation: UUID, record_id: int) -> None:
+        """As ``NotingSource``, in a property of the subscription; only of a new incarnation."""
+        noted = self.noted_manifests()
+        if noted and noted[-1][0] == incarnation:
+            return
+        kept = [each for each in noted if each[0] != incarnation][-NOTED_MAX + 1 :]
+        text = ",".join(f"{uuid}:{number}" for uuid, number in (*kept, (incarnation, record_id)))
+        try:
+            self._cluster.admin.note(self.topic, self._cluster.settings.subscription, {NOTED_PROPERTY: text})
+        except (AccessDenied, NotFound, Unsupported) as error:
+            # Nothing depends on the note: without it another store isn't recognised.
+            _log.warning("%s: which store it is committed to isn't noted: %s", self.topic, error)
+
+    def noted_manifests(self) -> list[tuple[UUID, int]]:
+        """As ``NotingSource``: asks the admin interface; raises as that."""
+        with suppress(NotFound):
+            found = self._cluster.admin.stats(self.topic).subscriptions.get(self._cluster.settings.subscription)
+            return [] if found is None else list(_noted_in(found.properties.get(NOTED_PROPERTY, "")))
+        return []
+
     def watch_releases(self, released: Callable[[], object]) -> None:
         """As ``ListedSource``."""
         self._released = released
@@ -507,6 +543,19 @@ class PulsarSource:
         _log.error("%s: %s; nothing of it is read any more", self.topic, error)
         self._live.end()
         self._changed(self)
+
+
+#: Property of our subscription: the manifests that the topic was committed to, as ``incarnation:record,...``.
+NOTED_PROPERTY = "offloader-manifests"
+#: Manifests in that property.
+NOTED_MAX = 10
+
+
+def _noted_in(text: str) -> Iterator[tuple[UUID, int]]:
+    for each in filter(None, text.split(",")):
+        incarnation, _, record_id = each.partition(":")
+        with suppress(ValueError):
+            yield UUID(incarnation), int(record_id)
 
 
 #: Property of our subscription: the first ledger that the broker listed when its list began to be followed.

@@ -202,6 +202,10 @@ class EmbeddedStream:
         """The owner number this was opened under, ``None`` for a view."""
         return self._owner
 
+    def noted_remedy(self) -> str:
+        """As ``NotingSource``."""
+        return f"`offloader accept-source {self._stream}`, first with --dry-run, or new_source=True"
+
     def source_id(self) -> UUID:
         """The database's own uuid, created with it."""
         with self._database.reading() as connection:
