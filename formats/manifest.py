@@ -321,6 +321,8 @@ class Boundary(CheckedDocument):
     ``checkpoint_crc32c`` is of that checkpoint's object, which holds the checksums of its runs: so a flipped bit
     anywhere in a manifest is detected. Record ``newest_id`` certainly existed and has ``newest_nonce`` (0 and empty:
     not set yet); no deletion relies on a later record.
+
+    ``subscribers_revision`` is a revision of the registry of subscribers that certainly existed; 0: there is none.
     """
 
     bytes_max = BOUNDARY_BYTES_MAX
@@ -329,6 +331,7 @@ class Boundary(CheckedDocument):
     checkpoint_crc32c: int = 0
     newest_id: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
     newest_nonce: str = field(default="", metadata=ABSENT_BY_DEFAULT)
+    subscribers_revision: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,6 +356,25 @@ def remove_subscriber(
     print_result({"stream": stream, "subscriber": name, "removed": removed}, text, as_json=json)
 
 
+def accept_registry_loss(
+    stream: StreamOrTopic, given: StoreArguments, dry_run: DryRun = False, json: Json = False
+) -> None:
+    """Go on with the registry of subscribers as it is, although a newer one existed.
+
+    Retention stops where the registry was lost or put back to an earlier state. Put its newest version back if there is
+    one; else accept the loss, and register again who is missing before retention runs.
+    """
+    with _retention(stream, given, ledgers="", read_only=dry_run) as retention:
+        revision, named = retention.accept_registry(dry_run=dry_run)
+    facts = {"stream": stream, "dry_run": dry_run, "revision": revision, "named_revision": named}
+    if revision >= named:
+        text = f"the registry of {stream} is the newest one: nothing to do"
+    else:
+        would = "would go on" if dry_run else "goes on"
+        text = f"{stream} {would} with revision {revision} of its registry, without what revision {named} had more"
+    print_result(facts, text, as_json=json)
+
+
 def given_cut(texts: list[str], *, option: str) -> Cut | None:
     """The cut of an option's values: one position, or one for each partition; ``None``: ``latest``.
 
@@ -408,6 +427,7 @@ SUBSCRIBERS: Mapping[str, Callable[..., Any]] = {
     "add": add_subscriber,
     "remove": remove_subscriber,
     "ack": acknowledge,
+    "accept-loss": accept_registry_loss,
 }
 
 

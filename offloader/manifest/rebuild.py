@@ -13,6 +13,7 @@ from uuid import UUID
 
 from formats.block import BLOCK_HEADER_BYTES, decode_block_header
 from formats.checksum import crc32c
+from formats.documents import Subscribers, document_key
 from formats.entries import Position
 from formats.errors import FormatError, Inconsistent, require_equal
 from formats.frames import FILL_BYTES_MAX, decode_fill
@@ -416,6 +417,9 @@ def rebuild_manifest(
     open_log = partial(
         ManifestLog, store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=incarnation
     )
+    if any(store.list(document_key(Subscribers, stream, each), limit=1).objects for each in old):
+        # Subscribers are registered in an old incarnation: until that is accepted as lost, nothing goes as consumed.
+        change_boundary(store, stream, incarnation, lambda found: replace(found, subscribers_revision=1))
     log = open_log(writer_name=REBUILDING)
     epoch = log.open_epoch()
     _put_indexes(store, stream, chosen.recorded, incarnation, epoch)

@@ -1,16 +1,25 @@
-"""A stream's subscribers: registration, acknowledged positions, activity."""
+"""A stream's subscribers: registration, acknowledged positions, activity.
+
+A registry that is lost, or put back to before a registration, would let data go that a subscriber hasn't read. So the
+boundary of the stream's manifest, of a topic's first partition, names the revision of the registry at its newest
+registration or removal, after that was written and before the call returns. Whoever reads the registry to decide, or
+to register, compares them: with an older one nothing is deleted and nobody is registered, until the document is put
+back or ``accept_registry`` goes on without it.
+"""
 
 from __future__ import annotations
 
 import enum
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from formats.documents import SubscriberRow, Subscribers
 from formats.entries import Position
-from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
+from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, OffloaderError
+from offloader.manifest.boundary import change_boundary, read_boundary
 from offloader.manifest.names import stream_name
 from offloader.manifest.state import ManifestState
 from offloader.retention.cuts import Cut, Known, OwnCuts, cut_at, cut_of_rows, rows_of_cut
@@ -368,11 +377,58 @@ class StreamRetention:
         return self.cuts(scope, ahead=scope.partitions).tail()
 
     def registry(self, scope: Scope | None = None) -> Registry:
-        """Current subscribers; ``Corrupt`` if their document is damaged: nothing is deleted then."""
+        """Current subscribers.
+
+        Raises:
+            Corrupt: their document is damaged, missing, or older than one that certainly existed: nothing is deleted.
+        """
         found = scope or self.scope()
+        named = self._named_revision(found)  # before the registry, which may only get newer
         if found.incarnation is None:
+            self._require_newest(0, named)
             return Registry()
-        return _registry(self.documents.read(found.key(Subscribers), _nobody(found)), found)
+        stored = self.documents.read(found.key(Subscribers), _nobody(found))
+        self._require_newest(stored.document.version.revision, named)
+        return _registry(stored, found)
+
+    def accept_registry(self, *, dry_run: bool = False) -> tuple[int, int]:
+        """Goes on with the registry as it is, although a newer one existed: subscribers that only that had are gone.
+
+        Returns:
+            Its revision, and the one that the manifest named.
+        """
+        scope = self.scope()
+        named, revision = self._named_revision(scope), 0
+        if scope.incarnation is not None:
+            revision = self.documents.read(scope.key(Subscribers), _nobody(scope)).document.version.revision
+        if revision < named and not dry_run:
+            self._name_revision(scope, lambda _: revision)
+        return revision, named
+
+    def _named_revision(self, scope: Scope) -> int:
+        """The revision that certainly existed; 0: none."""
+        home = scope.partitions[min(scope.partitions)]
+        with suppress(NotFound):  # the stream is being created, or was deleted
+            stored = read_boundary(self.documents.store, home.stream, home.incarnation)
+            return stored.boundary.subscribers_revision
+        return 0
+
+    def _name_revision(self, scope: Scope, revision: Callable[[int], int]) -> None:
+        home = scope.partitions[min(scope.partitions)]
+        change_boundary(
+            *(self.documents.store, home.stream, home.incarnation),
+            lambda found: replace(found, subscribers_revision=revision(found.subscribers_revision)),
+        )
+
+    def _require_newest(self, revision: int, named: int) -> None:
+        if revision < named:
+            what = f"is revision {revision}" if revision else "is missing"
+            raise Corrupt(
+                f"stream {self.name}: its registry of subscribers {what}, and revision {named} existed: it was lost, "
+                "or put back to an earlier state. Nothing is deleted",
+                hint="put its newest version back; or register again who is missing, after `offloader subscribers "
+                f"accept-loss {self.name}`",
+            )
 
     def add(self, name: str, *, generation: int = 0, start: CutLike | None = None) -> Subscriber:
         """Register a subscriber, or raise the generation of an existing one; see ``Registry.add``.
@@ -421,7 +477,7 @@ class StreamRetention:
             registered.append(after.subscribers[name])
             return after
 
-        registry = self._changed(scope, added)
+        registry = self._changed(scope, added, registers=True)
         # If the answer was lost, another call may have removed it again before it was looked for.
         return registry.subscribers.get(name, registered[0]) if registered else None
 
@@ -442,7 +498,7 @@ class StreamRetention:
             given = generation if generation is not None or found is None else found.generation
             return registry if given is None else registry.remove(name, given)
 
-        return name not in self._changed(scope, removed, always=generation is not None).subscribers
+        return name not in self._changed(scope, removed, always=generation is not None, registers=True).subscribers
 
     def follow(
         self, wanted: Mapping[str, Followed], *, gone: Collection[str] = (), renew_ms: int | None = None
@@ -464,7 +520,7 @@ class StreamRetention:
             due_ms = -1 if is_behind and renew_ms is not None else renew_ms
             return followed(registry, wanted, gone, own, now_ms=now_ms, renew_ms=due_ms)
 
-        registry = self._changed(scope, updated)
+        registry = self._changed(scope, updated, registers=True)
         left = wanted.keys() - registry.subscribers.keys() - set(gone)
         # Another process may have removed one meanwhile.
         if left and len(registry.subscribers) >= SUBSCRIBERS_MAX:
@@ -555,11 +611,27 @@ class StreamRetention:
             for name, lag in lags.items()
         ]
 
-    def _changed(self, scope: Scope, change: Callable[[Registry, int], Registry], *, always: bool = False) -> Registry:
-        """Apply a change to the registry; an unchanged one is written only if ``always``."""
+    def _changed(
+        self,
+        scope: Scope,
+        change: Callable[[Registry, int], Registry],
+        *,
+        always: bool = False,
+        registers: bool = False,
+    ) -> Registry:
+        """Apply a change to the registry; an unchanged one is written only if ``always``.
+
+        Args:
+            registers: the change may register or remove subscribers.
+        """
+        named = self._named_revision(scope) if registers else 0
+        names = set[tuple[str, int]]()
 
         def alter(stored: Stored[Subscribers]) -> Subscribers | None:
+            self._require_newest(stored.document.version.revision, named)
             before = _registry(stored, scope)
+            names.clear()
+            names.update((each.name, each.generation) for each in before.subscribers.values())
             # With a slow clock the subscriber would look silent: the registry's last change is certainly past.
             after = change(before, max(self.documents.clock.now_ms(), stored.modified_ms))
             if after == before and not always:
@@ -567,7 +639,14 @@ class StreamRetention:
             rows = tuple(_row(after.subscribers[name]) for name in after.names())
             return replace(stored.document, partitions=scope.rows, subscribers=rows)
 
-        return _registry(self.documents.change(scope.key(Subscribers), _nobody(scope), alter), scope)
+        stored = self.documents.change(scope.key(Subscribers), _nobody(scope), alter)
+        registry = _registry(stored, scope)
+        # Also where an earlier call ended between the two writes.
+        if registers and (not named or names != {(s.name, s.generation) for s in registry.subscribers.values()}):
+            revision = stored.document.version.revision
+            if revision > named:
+                self._name_revision(scope, lambda found: max(found, revision))
+        return registry
 
 
 def cut_of(cut: CutLike) -> Cut:

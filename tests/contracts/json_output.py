@@ -80,6 +80,7 @@ subscribers list a/topic
 subscribers add a/rolled another
 subscribers ack a/rolled another --at ROLLED
 subscribers remove a/rolled another
+subscribers accept-loss a/rolled --dry-run
 reader-groups list
 reader-groups set more --stream a/rolled --type manual
 reader-groups remove more

@@ -508,7 +508,17 @@ def fills() -> dict[str, bytes]:
 
 
 def _boundaries() -> dict[str, bytes]:
-    return {"boundary": Boundary(10, 42, 7).encode(), "boundary-new": Boundary(1, 0).encode()}
+    named = Boundary(10, 42, 7, newest_id=44, newest_nonce="0a", subscribers_revision=5)
+    return {
+        "boundary": Boundary(10, 42, 7).encode(),
+        "boundary-new": Boundary(1, 0).encode(),
+        "boundary-subscribers": named.encode(),
+    }
+
+
+def _entries() -> dict[str, bytes]:
+    entry = CatalogEntry(STREAM, INCARNATION, MS)
+    return {"entry": entry.encode(), "entry-rebuilt": replace(entry, replaces=(UUID(int=1), UUID(int=2))).encode()}
 
 
 def _intents() -> dict[str, bytes]:
@@ -538,7 +548,7 @@ KINDS: Iterable[Kind] = (
         "catalog",
         1,
         "formats.manifest.CatalogEntry.format_version",
-        _one("entry", CatalogEntry(STREAM, INCARNATION, MS).encode()),
+        _entries,
         lambda _, d: CatalogEntry.decode(d).encode(),
     ),
     Kind(

@@ -1,0 +1,117 @@
+"""A registry of subscribers that is lost, or older than one that certainly existed: nothing goes as consumed."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from formats.documents import Subscribers, document_key
+from formats.entries import Position
+from offloader.errors import Corrupt
+from offloader.manifest.rebuild import rebuild_manifest
+from offloader.retention.cycle import RetentionCycle
+from offloader.retention.subscribers import StreamRetention, open_retention
+from offloader.runtime.clock import SystemClock
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
+from tests.support.streams import StreamWriter, batch_of
+
+STREAM = "public/default/persistent/orders"
+_names = count()
+
+
+class Place:
+    def __init__(self) -> None:
+        self.store: ObjectStore = MemoryStore(f"lost-registry-{next(_names)}", "", SystemClock())
+        self.writer = StreamWriter(self.store, STREAM)
+        for ledger in (1, 2, 3):
+            self.writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+        self.retention.add("billing")
+        self.retention.publish("billing", Position(2, 0))
+        self.early = self.document
+
+    @property
+    def retention(self) -> StreamRetention:
+        return open_retention(self.store, STREAM)
+
+    @property
+    def key(self) -> str:
+        return document_key(Subscribers, STREAM, self.writer.log.state.incarnation)
+
+    @property
+    def document(self) -> bytes:
+        return bytes(self.store.get(self.key)[0])
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_manifest_names_the_registry_at_each_registration_and_removal(place: Place) -> None:
+    before = place.retention.accept_registry()[1]
+    assert before == 1
+    place.retention.publish("billing", Position(2, 5))
+    assert place.retention.accept_registry()[1] == before, "an acknowledgement that is lost holds back more"
+    place.retention.add("audit")
+    assert place.retention.accept_registry()[1] > before
+    before = place.retention.accept_registry()[1]
+    place.retention.remove("audit")
+    assert place.retention.accept_registry()[1] > before
+
+
+@pytest.mark.parametrize("how", ["deleted", "older"])
+def test_lost_registry_is_named_and_takes_nobody_until_it_is_accepted(place: Place, how: str) -> None:
+    place.retention.add("audit")
+    newest = place.document
+    if how == "deleted":
+        place.store.delete([place.key])
+    else:
+        place.store.put(place.key, place.early)
+    for use in (place.retention.registry, place.retention.subscribers, lambda: place.retention.add("audit")):
+        with pytest.raises(Corrupt, match="its registry of subscribers is") as caught:
+            use()
+        assert "accept-loss" in caught.value.hint
+    revision, named = place.retention.accept_registry(dry_run=True)
+    assert revision < named
+    with pytest.raises(Corrupt):
+        place.retention.registry()
+    place.store.put(place.key, newest)
+    assert set(place.retention.registry().subscribers) == {"audit", "billing"}
+
+
+def test_accepted_loss_goes_on_with_what_is_there(place: Place) -> None:
+    place.retention.add("audit")
+    place.store.put(place.key, place.early)
+    place.retention.accept_registry()
+    assert set(place.retention.registry().subscribers) == {"billing"}
+    place.retention.add("audit")
+    place.store.delete([place.key])
+    with pytest.raises(Corrupt, match="is missing"):
+        place.retention.registry()
+
+
+def test_retention_deletes_nothing_while_the_registry_is_lost(place: Place) -> None:
+    settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 0.001, "max_mbytes": 1.0}})
+    cycle = RetentionCycle(place.store, clock=SystemClock(), settings_of=lambda _: settings)
+    place.store.delete([place.key])
+    with pytest.raises(Corrupt, match="Nothing is deleted"):
+        cycle.run(STREAM)
+    assert place.writer.log.load().head is None
+
+
+def test_registration_that_ended_before_the_manifest_named_it_is_named_by_the_next(place: Place) -> None:
+    place.retention._name_revision(place.retention.scope(), lambda _: 0)
+    place.retention.add("billing")
+    assert place.retention.accept_registry()[1] > 0
+
+
+def test_rebuilt_stream_has_to_register_again(place: Place) -> None:
+    place.store.delete([info.key for info in place.store.list(f"{STREAM}/manifest/").objects])
+    rebuild_manifest(place.store, STREAM, head=None, clock=SystemClock())
+    with pytest.raises(Corrupt, match="its registry of subscribers is missing"):
+        place.retention.registry()
+    place.retention.accept_registry()
+    assert place.retention.registry().subscribers == {}
