@@ -228,3 +228,15 @@ def test_a_checkpoint_under_another_ones_name_isn_t_believed(stored: Stored) -> 
             load_manifest_view_at(stored.store, stored.state, record_id)
     with pytest.raises(Corrupt, match="is of record 10"):
         view_in_checkpoint(stored.store, STREAM, incarnation, 5)
+
+
+def test_lost_record_is_named_wherever_it_is_among_later_ones() -> None:
+    store, clock = MemoryStore(f"lost-{next(_names)}", "", ManualClock()), ManualClock()
+    log = ManifestLog(store, STREAM, clock=clock)
+    log.open_epoch()
+    for ledger_id in range(1, 7):
+        log.commit([LedgerClosed(ledger_id, 9)])
+    key = record_key(STREAM, log.state.incarnation, 4)
+    store.delete([key])
+    with pytest.raises(Corrupt, match=r"record 4 is missing, later ones are there: record [567] certainly existed"):
+        load_manifest(store, STREAM)
