@@ -74,7 +74,7 @@ TESTING = "offloader.testing"
 #: Foreign package -> the modules (or packages, ending in a dot) that may import it.
 ONLY_IN = {
     "boto3": {"offloader.store.s3_client"},
-    "botocore": {"offloader.store.s3", "offloader.store.s3_client"},
+    "botocore": {"offloader.store.s3", "offloader.store.s3_bodies", "offloader.store.s3_client"},
     "s3transfer": set[str](),
     "adlfs": {"offloader.store.clouds.azure"},
     "aiohttp": {"offloader.store.clouds.base", "offloader.store.clouds.gcs"},

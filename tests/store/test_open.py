@@ -20,7 +20,7 @@ from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, PutMode, StoreOptions
 from offloader.store.open import open_store
 from offloader.store.probe import CREATES, ETAGS, probe_conditional_puts, require_conditional_puts
-from offloader.store.s3 import BodyReader, sendable
+from offloader.store.s3_bodies import BodyReader, sendable
 from offloader.store.wrappers import requests_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.store_suite import all_keys

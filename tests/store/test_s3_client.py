@@ -106,7 +106,7 @@ def test_body_of_a_failed_read_is_freed_without_a_word() -> None:
     """In a cycle, as a traceback makes one; Python's development mode reports what 3.13 always does."""
     script = (
         "import gc\n"
-        "from offloader.store.s3 import _Whole\n"
+        "from offloader.store.s3_bodies import _Whole\n"
         "found = [_Whole(9)]\n"
         "found += [found, found[0].room()]\n"
         "del found\n"

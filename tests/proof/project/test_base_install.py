@@ -62,6 +62,7 @@ BEHIND_A_CHECK = (
     "offloader.store.clouds.",
     "offloader.store.fsspec",
     "offloader.store.s3",
+    "offloader.store.s3_bodies",
     "offloader.store.s3_client",
     "offloader.testing.",
 )

@@ -13,10 +13,10 @@ from urllib3.connectionpool import HTTPConnectionPool
 
 from offloader.errors import NotFound, ObjectChanged, OffloaderError, StoreUnavailable
 from offloader.settings import StoreSettings
-from offloader.store import s3 as s3_receive
+from offloader.store import s3_bodies
 from offloader.store.base import ByteRange, ObjectStore
 from offloader.store.open import open_store
-from offloader.store.s3 import CONTINUATIONS_MAX, PIECE_BYTES, WHOLE_BYTES_MAX
+from offloader.store.s3_bodies import CONTINUATIONS_MAX, PIECE_BYTES, WHOLE_BYTES_MAX
 from offloader.store.s3_responses import encoded_crc32c
 from offloader.store.wrappers import requests_of
 from offloader.testing.manual_clock import ManualClock
@@ -208,7 +208,7 @@ def test_large_bodies_bypass_the_sdk_and_their_connection_is_reused(
 def test_body_without_a_known_connection_is_read_by_the_sdk(
     store: ObjectStore, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_receive, "HTTPResponse", CuttingProxy)
+    monkeypatch.setattr(s3_bodies, "HTTPResponse", CuttingProxy)
     assert store.get("k")[0] == BODY
     proxy.cut(CUT)
     assert store.get("k")[0] == BODY
