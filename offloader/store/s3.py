@@ -24,6 +24,7 @@ from offloader.errors import (
     StoreUnavailable,
     plain_reason,
 )
+from offloader.parallel_map import at_once
 from offloader.settings import StoreSettings
 from offloader.store import checks
 from offloader.store.base import (
@@ -41,7 +42,7 @@ from offloader.store.base import (
 )
 from offloader.store.bucket_rules import LIFECYCLE, OBJECT_LOCK, VERSIONING
 from offloader.store.s3_bodies import Download, sendable
-from offloader.store.s3_client import open_client, signing_seconds
+from offloader.store.s3_client import open_client, send_content_md5, signing_seconds
 from offloader.store.s3_responses import (
     answered_ms,
     checksum_of_parts,
@@ -176,6 +177,10 @@ class S3Store(checks.CheckedStore):
         self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
             self._client: Any = open_client(options)
+        if not bucket.endswith(_DIRECTORY_BUCKET):  # these refuse it
+            send_content_md5(self._client)
+        #: Whether the server refuses multi-deletes and takes single ones.
+        self._deletes_singly = False
         found, endpoint_url = dict(self.driver_metadata), self._client.meta.endpoint_url
         found["region"] = self._client.meta.region_name or ""
         if not is_aws(endpoint_url):
@@ -293,6 +298,39 @@ class S3Store(checks.CheckedStore):
         return delete_in_turns(keys, PAGE_KEYS_MAX, self._delete_some)
 
     def _delete_some(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        if self._deletes_singly:
+            return self._delete_singly(keys)
+        try:
+            return self._delete_together(keys)
+        except InvalidCall as refused:
+            # Not every server has multi-deletes. A request that is wrong by itself is refused alone too.
+            try:
+                failures = self._delete_singly(keys)
+            except InvalidCall:
+                raise refused from None
+            self._deletes_singly = True
+            return failures
+
+    def _delete_singly(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        """One request for each key; raises the first key's error, except ``AccessDenied``."""
+        first = self._delete_one(keys[0])
+        return [each for each in (first, *at_once(self._delete_alone, keys[1:])) if each is not None]
+
+    def _delete_one(self, key: str) -> DeleteFailure | None:
+        try:
+            with contextlib.suppress(NotFound), self._translated(f"delete of {key}", writes=True):
+                self._client.delete_object(Bucket=self._bucket, Key=self._root + key)
+        except AccessDenied as error:  # a multi-delete answers that for each key
+            return DeleteFailure(key, error.message, error.retryable)
+        return None
+
+    def _delete_alone(self, key: str) -> DeleteFailure | None:
+        try:
+            return self._delete_one(key)
+        except OffloaderError as error:
+            return DeleteFailure(key, error.message, isinstance(error, StoreUnavailable | OutcomeUnknown))
+
+    def _delete_together(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         wanted = {"Objects": [{"Key": self._root + key} for key in keys], "Quiet": True}
         with self._translated(f"delete of {len(keys)} keys", writes=True):
             answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -154,6 +156,18 @@ def _require_element(name: bytes, response_dict: Mapping[str, Any], **_: object)
     """Refuse a success of another server than S3; the SDK would take its page, or nothing, for an empty answer."""
     if response_dict["status_code"] == 200 and name not in response_dict["body"]:
         raise ResponseParserError(f"the body of a 200 is no {name.decode()}...")
+
+
+def send_content_md5(client: Any) -> None:
+    """Let ``client`` send ``Content-MD5`` with each multi-delete, instead of the SDK's checksum: servers demand one of
+    them, Amazon takes both, and many others know only this one."""
+    client.meta.events.register_last("before-call.s3.DeleteObjects", _with_content_md5)
+
+
+def _with_content_md5(params: dict[str, Any], **_: object) -> None:
+    digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
+    params["context"].pop("checksum", None)  # else the SDK adds its own
 
 
 def _presigned_by(signature_version: object, **_: object) -> str | None:
