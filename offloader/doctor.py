@@ -44,7 +44,7 @@ from offloader.read.reader import load_of_source, load_stream
 from offloader.runtime.clock import Clock
 from offloader.settings import PulsarSettings, Settings
 from offloader.settings.layered import SettingsFile
-from offloader.store.base import ByteRange, ObjectStore
+from offloader.store.base import PROBE_PREFIX, ByteRange, ObjectStore
 from offloader.store.bucket_rules import (
     LIFECYCLE,
     OBJECT_LOCK,
@@ -56,7 +56,7 @@ from offloader.store.bucket_rules import (
     lock_findings,
     versioning_findings,
 )
-from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
+from offloader.store.probe import probe_conditional_puts
 
 #: Name of the plugin's driver.
 DRIVER = "offloader"
@@ -498,7 +498,7 @@ def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterato
         store: open for writing.
         clock: compared with the store's.
     """
-    yield from _verbs(store)
+    yield from _verbs(store, deletes=settings.cleanup.delete)
     name, found = "store conditional puts", probe_conditional_puts(store)
     broken = f"not kept: {'; '.join(found.problems)}"
     if found.conditional:
@@ -541,7 +541,7 @@ def check_bucket(bucket: Bucket) -> Iterator[Finding]:
     yield from (_told(each.check, each) for each in found)
 
 
-def _verbs(store: ObjectStore) -> Iterator[Finding]:
+def _verbs(store: ObjectStore, *, deletes: bool) -> Iterator[Finding]:
     key = f"{PROBE_PREFIX}{uuid.uuid4().hex}-doctor"
     begun: list[str] = []
 
@@ -585,7 +585,11 @@ def _verbs(store: ObjectStore) -> Iterator[Finding]:
         except Unsupported as error:
             yield warning(f"store {verb}", error.message, error.hint)
         except OffloaderError as error:
-            yield problem(f"store {verb}", error, _hint(verb, error))
+            if verb == "delete" and isinstance(error, AccessDenied) and not deletes:
+                hint = f"writers and readers don't need it; for cleanup allow {_PERMISSIONS[verb]}"
+                yield warning(f"store {verb}", error.message, hint)
+            else:
+                yield problem(f"store {verb}", error, _hint(verb, error))
         except IndexError:
             continue  # no upload was begun, so none is to be aborted
         else:

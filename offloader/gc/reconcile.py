@@ -74,8 +74,8 @@ from offloader.manifest.state import ManifestState
 from offloader.manifest.unlisted import unlisted_streams
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
-from offloader.store.base import DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
-from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
+from offloader.store.base import PROBE_PREFIX, DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
+from offloader.store.probe import finds_uploads_by_prefix
 from offloader.stream_names import require_stream_name
 
 

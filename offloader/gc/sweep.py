@@ -46,7 +46,7 @@ from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus, follows
 from offloader.runtime.clock import Clock
 from offloader.settings import CleanupSettings, Settings
-from offloader.store.base import ObjectStore
+from offloader.store.base import MAY_NOT_DELETE, ObjectStore
 from offloader.store.rate_limit import Priority, working_at
 
 #: Wait before failed deletions are retried; doubles up to ``retry_minutes_max``.
@@ -264,6 +264,7 @@ class Sweeper:
             # The response to a multi-delete doesn't confirm each key.
             if failures:
                 problem = f"{len(failures)} of {len(keys)} objects, first {failures[0].key}: {failures[0].reason}"
+                problem += f" ({MAY_NOT_DELETE})" if failures[0].is_denied else ""
         except OffloaderError as error:
             problem = str(error)
         batch = end_batch(self._store, batch, now_ms=self._now_ms(), problem=problem)

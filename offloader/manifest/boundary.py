@@ -21,6 +21,7 @@ from formats.keys import (
 )
 from formats.manifest import Boundary, Record, decode_record
 from offloader.errors import (
+    AccessDenied,
     Corrupt,
     NotFound,
     OffloaderError,
@@ -30,7 +31,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.manifest.state import ManifestState
-from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, put_if
+from offloader.store.base import CREATE, MAY_NOT_DELETE, IfMatch, ObjectInfo, ObjectStore, put_if
 
 #: Keys of one delete request.
 DELETE_KEYS_MAX = 1000
@@ -150,11 +151,17 @@ def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
 
 
 def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:
-    """Deletes objects, in sequential requests. Raises ``StoreUnavailable``: one of them wasn't deleted."""
+    """Deletes objects, in sequential requests.
+
+    Raises:
+        AccessDenied: the permission to delete one of them is missing.
+        StoreUnavailable: one of them wasn't deleted.
+    """
     for start in range(0, len(keys), DELETE_KEYS_MAX):
         failures = store.delete(keys[start : start + DELETE_KEYS_MAX])
         if failures:
-            raise StoreUnavailable(f"{failures[0].key} in {store.url} wasn't deleted: {failures[0].reason}")
+            kind, hint = (AccessDenied, MAY_NOT_DELETE) if failures[0].is_denied else (StoreUnavailable, "")
+            raise kind(f"{failures[0].key} in {store.url} wasn't deleted: {failures[0].reason}", hint=hint)
 
 
 REBUILD = "`offloader manifest rebuild` makes a new manifest from the objects"

@@ -10,7 +10,14 @@ from typing import Protocol
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from formats.entries import Pieces
-from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from offloader.errors import (
+    AccessDenied,
+    InvalidCall,
+    OffloaderError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import StoreSettings
 from offloader.store.rate_limit import Limiter
@@ -132,13 +139,24 @@ class ListPage:
     next_after: str | None
 
 
+#: Hint of an error where a store denies a deletion.
+MAY_NOT_DELETE = "allow these credentials to delete (s3:DeleteObject on S3), or run the command with others"
+
+
 @dataclass(frozen=True, slots=True)
 class DeleteFailure:
-    """One key that a delete didn't remove, and why."""
+    """One key that a delete didn't remove, and why. ``is_denied``: the permission to delete it is missing."""
 
     key: str
     reason: str
     retryable: bool
+    is_denied: bool = False
+
+    @classmethod
+    def of(cls, key: str, error: OffloaderError) -> DeleteFailure:
+        """The failure of a key whose delete raised ``error``."""
+        retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
+        return cls(key, str(error), retryable, isinstance(error, AccessDenied))
 
 
 def delete_in_turns(
@@ -153,8 +171,7 @@ def delete_in_turns(
         except OffloaderError as error:
             if start == 0:
                 raise
-            retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
-            return [*failures, *(DeleteFailure(key, str(error), retryable) for key in keys[start:])]
+            return [*failures, *(DeleteFailure.of(key, error) for key in keys[start:])]
     return failures
 
 
@@ -261,6 +278,8 @@ class ObjectStore(Protocol):
         """Release connections. Idempotent."""
 
 
+#: Prefix of the scratch keys of probes, below the store's root: no stream's name begins like this.
+PROBE_PREFIX = "_probe/"
 #: Drivers of stores in this process or on this machine.
 _LOCAL_DRIVERS = frozenset({"file", "memory"})
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from offloader.store.base import PROBE_PREFIX
+
 #: Configurations of a bucket, and the permission to read each.
 LIFECYCLE, VERSIONING, OBJECT_LOCK = "lifecycle", "versioning", "object lock"
 PERMISSIONS: Mapping[str, str] = {
@@ -166,13 +168,16 @@ def lock_findings(answer: Mapping[str, Any] | None) -> Iterator[BucketFinding]:
 
 
 def _rules(answer: Mapping[str, Any] | None, root: str) -> Sequence[_Rule]:
-    """The enabled rules that concern objects below ``root``. Rules for tags concern none: no object has any."""
+    """The enabled rules that concern objects below ``root``, but for the scratch objects of probes. Rules for tags
+    concern none: no object has any."""
     found = []
     for number, raw in enumerate((answer or {}).get("Rules", ()), 1):
         chosen = raw.get("Filter", {})
         both = {**chosen, **chosen.get("And", {})}
         prefix = both.get("Prefix", raw.get("Prefix", ""))
-        concerns = prefix.startswith(root) or root.startswith(prefix)
+        concerns = root.startswith(prefix) or (
+            prefix.startswith(root) and not prefix.startswith(f"{root}{PROBE_PREFIX}")
+        )
         if raw.get("Status") != "Enabled" or "Tag" in both or both.get("Tags") or not concerns:
             continue
         sizes = [name for name in ("ObjectSizeGreaterThan", "ObjectSizeLessThan") if name in both]

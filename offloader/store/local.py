@@ -686,7 +686,7 @@ class LocalStore(checks.CheckedStore):
                     with translated(self.url, f"delete of {key}"):
                         self._files.remove(key)
                 except OffloaderError as error:
-                    failures.append(DeleteFailure(key, str(error), error.retryable))
+                    failures.append(DeleteFailure.of(key, error))
         return failures
 
     def _delete_if_match(self, key: str, etag: str) -> None:

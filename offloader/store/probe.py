@@ -1,6 +1,6 @@
-"""Start-up check that the store honours conditional puts.
+"""Start-up check that the store honours conditional puts, on which writers rely.
 
-Writers rely on it (manifest specification, section 9). Removes its scratch keys.
+The scratch keys are removed, where that is permitted: a writer needs no permission to delete.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from offloader.errors import OffloaderError, Unsupported
+from offloader.errors import AccessDenied, OffloaderError, Unsupported
 from offloader.parallel_map import at_once
 from offloader.runtime.clock import SystemClock
-from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, is_local, put_if
+from offloader.store.base import CREATE, OVERWRITE, PROBE_PREFIX, IfMatch, ObjectStore, is_local, put_if
 from offloader.store.wrappers import AttemptStore, layer_of
 
-#: Prefix of scratch keys below the store's root: no stream's name begins like this.
-PROBE_PREFIX = "_probe/"
 #: Creates, and puts with a stale ETag, that have to be refused. A store that ignores one condition in twenty passes
 #: with a chance of 0.95 ** 135, one in a thousand; one that ignores creates only, with 0.95 ** 90, one in a hundred.
 CREATES, ETAGS = 90, 45
@@ -164,9 +162,15 @@ def _stale_etag(store: ObjectStore, key: str) -> list[str]:
 
 def _etag_of_nothing(store: ObjectStore, key: str) -> list[str]:
     gone = store.put(key, b"1", mode=OVERWRITE).etag
-    store.delete([key])
-    creates = put_if(store, key, b"22", IfMatch(gone))
+    # Without the permission to delete, another key is where no object is.
+    creates = put_if(store, key if _is_deleted(store, key) else f"{key}-absent", b"22", IfMatch(gone))
     return ["a put with an ETag creates an object that isn't there"] if creates else []
+
+
+def _is_deleted(store: ObjectStore, key: str) -> bool:
+    with contextlib.suppress(AccessDenied):
+        return not store.delete([key])
+    return False
 
 
 def _race(store: ObjectStore, key: str) -> list[str]:

@@ -321,14 +321,14 @@ class S3Store(checks.CheckedStore):
             with contextlib.suppress(NotFound), self._translated(f"delete of {key}", writes=True):
                 self._client.delete_object(Bucket=self._bucket, Key=self._root + key)
         except AccessDenied as error:  # a multi-delete answers that for each key
-            return DeleteFailure(key, error.message, error.retryable)
+            return DeleteFailure.of(key, error)
         return None
 
     def _delete_alone(self, key: str) -> DeleteFailure | None:
         try:
             return self._delete_one(key)
         except OffloaderError as error:
-            return DeleteFailure(key, error.message, isinstance(error, StoreUnavailable | OutcomeUnknown))
+            return DeleteFailure.of(key, error)
 
     def _delete_together(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         wanted = {"Objects": [{"Key": self._root + key} for key in keys], "Quiet": True}
@@ -339,8 +339,8 @@ class S3Store(checks.CheckedStore):
                 code = error.get("Code", "")
                 kind, _ = meaning_of(code, 200, writes=True)
                 if kind is not NotFound:  # a missing key counts as removed
-                    key, reason = error["Key"][len(self._root) :], f"{code}: {error.get('Message', '')}"
-                    failures.append(DeleteFailure(key, reason, issubclass(kind, StoreUnavailable | OutcomeUnknown)))
+                    key, why = error["Key"][len(self._root) :], kind(f"{code}: {error.get('Message', '')}")
+                    failures.append(DeleteFailure.of(key, why))
         return failures
 
     def _delete_if_match(self, key: str, etag: str) -> None:

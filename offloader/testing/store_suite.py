@@ -19,8 +19,8 @@ import pytest
 from formats.checksum import crc32c
 from formats.entries import Pieces
 from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, needs_extra
-from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, ObjectStore, PartInfo
-from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
+from offloader.store.base import CREATE, OVERWRITE, PROBE_PREFIX, ByteRange, IfMatch, ObjectStore, PartInfo
+from offloader.store.probe import probe_conditional_puts
 
 with needs_extra("cli", "the suite of stores"):
     import urllib3

@@ -84,14 +84,19 @@ def test_denied_request_is_reported_with_the_missing_permission(verb: str, check
 
 class Keeping(FaultyStore):
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        return [DeleteFailure(key, "AccessDenied", retryable=False) for key in keys]
+        return [DeleteFailure(key, "AccessDenied", retryable=False, is_denied=True) for key in keys]
 
 
-def test_delete_refused_for_single_keys_is_a_problem() -> None:
+@pytest.mark.parametrize("deletes", [False, True])
+def test_denied_delete_is_a_problem_only_where_cleanup_deletes(*, deletes: bool) -> None:
     store = Keeping(MemoryStore(f"doctor-{next(_names)}", "", SystemClock()))
-    finding = found(store)["store delete"]
-    assert (finding.kind, finding.hint) == (ErrorKind.DENIED, "allow s3:DeleteObject")
+    settings = Settings.of({"cleanup": {"delete": deletes}})
+    found = {each.check: each for each in check_store(store, settings, SystemClock())}
+    finding = found["store delete"]
+    assert finding.outcome is (Outcome.PROBLEM if deletes else Outcome.WARNING)
+    assert "allow s3:DeleteObject" in finding.hint
     assert "AccessDenied" in finding.what
+    assert found["store conditional puts"].outcome is Outcome.OK
 
 
 def test_unreachable_store_is_reported_once() -> None:

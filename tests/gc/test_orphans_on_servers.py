@@ -10,9 +10,9 @@ import pytest
 from offloader.gc.orphans import Outcome
 from offloader.manifest.protection import store_time_ms
 from offloader.runtime.clock import SystemClock
-from offloader.store.base import ObjectStore
+from offloader.store.base import PROBE_PREFIX, ObjectStore
 from offloader.store.open import open_store
-from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
+from offloader.store.probe import finds_uploads_by_prefix
 from tests.gc.left_behind import Bucket
 from tests.support.waiting import eventually
 

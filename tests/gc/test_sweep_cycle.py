@@ -25,7 +25,7 @@ from offloader.manifest.protection import (
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.manifest.state import SegmentStatus
 from offloader.read.reader import open_stream_reader
-from offloader.store.base import DeleteFailure
+from offloader.store.base import MAY_NOT_DELETE, DeleteFailure
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
 from tests.gc.cleaning import STREAM, Bench
@@ -262,7 +262,7 @@ class Stubborn:
         bench.store.delete = self.delete  # type: ignore[method-assign]
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        failed = [DeleteFailure(key, "AccessDenied", retryable=False) for key in keys if key in self.kept]
+        failed = [DeleteFailure(key, "AccessDenied", False, True) for key in keys if key in self.kept]
         return [*self._delete([key for key in keys if key not in self.kept]), *failed]
 
 
@@ -278,7 +278,8 @@ def test_key_kept_by_a_multi_delete_is_retried_forever_and_reported() -> None:
     assert (done.swept.purged, done.swept.deleted_objects, len(done.swept.failed)) == (1, 0, 1)
     assert (data in bench.stored(), index in bench.stored()) == (False, True)
     [pending] = done.pending
-    assert (pending.attempts, pending.problem) == (1, f"1 of 2 objects, first {index}: AccessDenied")
+    assert pending.attempts == 1
+    assert pending.problem == f"1 of 2 objects, first {index}: AccessDenied ({MAY_NOT_DELETE})"
     assert bench.run().pending[0].attempts == 1, "it waits before it tries again"
     attempts = []
     for _ in range(12):

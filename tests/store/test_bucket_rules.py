@@ -40,6 +40,13 @@ def lifecycle(*rules: Mapping[str, Any], root: str = ROOT) -> dict[str, BucketFi
     return {each.check: each for each in lifecycle_findings({"Rules": list(rules)}, root)}
 
 
+def test_rule_that_expires_only_scratch_objects_of_probes_is_no_problem() -> None:
+    """A writer that may not delete leaves them."""
+    found = lifecycle(rule(EXPIRE, Filter={"Prefix": "pulsar/_probe/"}))
+    assert not any(each.is_problem for each in found.values())
+    assert lifecycle(rule(EXPIRE, Filter={"Prefix": "pulsar/_"}))["bucket lifecycle"].is_problem
+
+
 @pytest.mark.parametrize(
     "harmful",
     [

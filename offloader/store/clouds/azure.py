@@ -254,7 +254,7 @@ class AzureStore(CloudStore):
         )
         statuses = [answer.status_code async for answer in answers]
         return [
-            DeleteFailure(key, str(status), status >= 500 or status == 429)
+            DeleteFailure(key, str(status), status >= 500 or status == 429, status in (401, 403))
             for key, status in zip(keys, statuses, strict=True)
             if status not in (202, 404)
         ]

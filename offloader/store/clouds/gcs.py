@@ -246,7 +246,9 @@ class GcsStore(CloudStore):
                 except _Refused as refused:
                     status, said = refused.answer.status, _message(refused.answer.body)
                     if status != 404:
-                        return DeleteFailure(key, f"{status} {said}", status >= 500 or status == 429)
+                        return DeleteFailure(
+                            key, f"{status} {said}", status >= 500 or status == 429, status in (401, 403)
+                        )
                 return None
 
         found = await asyncio.gather(*(delete(key) for key in keys), return_exceptions=True)
