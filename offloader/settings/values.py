@@ -43,7 +43,10 @@ class StoreSettings:
     )
     retry_delay_max_s: float = duration(10.0, "longest wait before a retry", low=0, high=600, key="retry_delay_max")
     connections_max: int = setting(32, "open connections", low=1, high=1024)
-    single_writer: bool = flag(False, "write to a store without conditional puts: nobody else ever writes there")
+    single_writer: bool = flag(
+        False,
+        "write to a store without conditional puts: no other process ever writes there; the writer looks before each",
+    )
     storage_class: str = text("", "S3 storage class of new objects of 128 KiB or more; empty: STANDARD")
     encryption: str = choice(
         "bucket",

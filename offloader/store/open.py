@@ -112,7 +112,13 @@ def open_raw(url: str, options: StoreOptions) -> ObjectStore:
 def stack(raw: ObjectStore, options: StoreOptions) -> ObjectStore:
     """Wrap ``raw`` in attempts, then retries, then, if requested, the read-only wrapper."""
     limiter = options.limiter or Limiter(LimitSettings(), options.clock)
-    attempts = AttemptStore(raw, limiter, recorder=options.recorder, clock=options.clock)
+    attempts = AttemptStore(
+        raw,
+        limiter,
+        recorder=options.recorder,
+        clock=options.clock,
+        single_writer=options.settings.single_writer,
+    )
     store = RetryingStore(attempts, options.settings, options.clock, recorder=options.recorder)
     return ReadOnlyStore(store, hint="open the store for writing") if options.read_only else store
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ _ASKED_AT_ONCE = 15
 #: Age after which a note of a store that passed doesn't count any more.
 NOTE_MS_MAX = 24 * 3_600_000
 _RACERS = 2
+_Ask = Callable[[ObjectStore, str], list[str]]
 _BARRIER_TIMEOUT_S = 30.0
 
 
@@ -62,7 +63,7 @@ def require_conditional_puts(
         notes: a folder of this user, for commands: a bucket that passed there within a day gets the short probe.
 
     Raises:
-        Unsupported: a condition is ignored and ``single_writer`` isn't set.
+        Unsupported: a condition is ignored or refused, and ``single_writer`` isn't set.
     """
     attempts = layer_of(store, AttemptStore)
     note = None if notes is None or is_local(store) else notes / _note_name(store)
@@ -72,10 +73,11 @@ def require_conditional_puts(
     if result.problems and not single_writer:
         raise Unsupported(
             f"{store.url} can't be written safely: {'; '.join(result.problems)}",
-            hint="use a store with conditional puts, or set single_writer where nobody else ever writes",
+            hint="use a store with conditional puts, or set store.single_writer where no other process ever writes",
         )
-    if result.conditional and attempts is not None:
-        attempts.keeps_conditions = True
+    if attempts is not None:
+        attempts.keeps_conditions = result.conditional
+        attempts.looks_first = not result.conditional
     if result.conditional and note is not None and not is_known:
         # Without the note, the next command asks as much again.
         with contextlib.suppress(OSError):
@@ -117,19 +119,47 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: boo
     scratch = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     asked = [f"{scratch}-asked-{number}" for number in range(_ASKED_AT_ONCE)] if thorough else []
     # Each look has a key of its own, so that at most four requests wait for each other.
-    asks = [_second_create, _stale_etag, _etag_of_nothing, *[_race] * rounds]
+    asks = [_plain_put, *map(_tried, (_second_create, _stale_etag, _etag_of_nothing, *[_race] * rounds))]
     keys = [f"{scratch}-{number}" for number in range(len(asks))]
     try:
         looks = [partial(ask, store, key) for ask, key in zip(asks, keys, strict=True)]
         found = at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
-        problems = [problem for each in found for problem in each]
+        problems = _without_repeats(problem for each in found for problem in each)
         if asked and not problems:
             problems += _again_and_again(store, asked)
     finally:
         # A failed removal leaves a few bytes under a key that nothing else uses.
         with contextlib.suppress(OffloaderError):
             store.delete([*keys, *asked])
-    return ProbeResult(rounds=rounds, problems=tuple(dict.fromkeys(problems)))
+    return ProbeResult(rounds=rounds, problems=tuple(problems))
+
+
+_UNSUPPORTED = "conditional writes are not supported"
+
+
+def _without_repeats(problems: Iterable[str]) -> list[str]:
+    """Each problem once, the first where only the refused request behind the colon differs."""
+    found: dict[str, str] = {}
+    for problem in problems:
+        found.setdefault(problem.partition(":")[0], problem)
+    return list(found.values())
+
+
+def _tried(ask: _Ask) -> _Ask:
+    """``ask``, for which a refusal of the condition itself is a problem; the put without one tells other refusals."""
+
+    def tried(store: ObjectStore, key: str) -> list[str]:
+        try:
+            return ask(store, key)
+        except Unsupported as error:
+            return [f"{_UNSUPPORTED}: {error.message}"]
+
+    return tried
+
+
+def _plain_put(store: ObjectStore, key: str) -> list[str]:
+    store.put(key, b"plain")
+    return []
 
 
 def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], bytes] = os.urandom) -> bool:

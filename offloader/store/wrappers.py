@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from formats.errors import FormatError
@@ -33,6 +34,7 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.store.base import (
     OVERWRITE,
+    PROBE_PREFIX,
     Body,
     ByteRange,
     DeleteFailure,
@@ -45,6 +47,7 @@ from offloader.store.base import (
     UploadInfo,
 )
 from offloader.store.bucket_rules import Bucket
+from offloader.store.checks import require_etag
 from offloader.store.rate_limit import Limiter, LimitStatus, Traffic, throttled_s
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
@@ -235,18 +238,30 @@ class AttemptStore(StoreWrapper):
 
     Args:
         limiter: shared by all stores that share one rate limit.
+        single_writer: the operator guarantees that no other process writes: where the store refuses a condition, it is
+            checked by a request before the write.
 
     Attributes:
         keeps_conditions: whether a probe found that the store honours conditional writes. Later probes are short then.
+        looks_first: whether it found the opposite and a single writer is guaranteed: every condition is checked so.
+            Probes see the store's own behaviour.
     """
 
     def __init__(
-        self, inner: ObjectStore, limiter: Limiter, *, recorder: Recorder = NO_TELEMETRY, clock: Clock | None = None
+        self,
+        inner: ObjectStore,
+        limiter: Limiter,
+        *,
+        recorder: Recorder = NO_TELEMETRY,
+        clock: Clock | None = None,
+        single_writer: bool = False,
     ) -> None:
         super().__init__(inner)
         self.limiter = limiter
         self.recorder = recorder
         self.keeps_conditions = False
+        self.looks_first = False
+        self._single_writer = single_writer
         self._clock = clock or SystemClock()
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -266,6 +281,36 @@ class AttemptStore(StoreWrapper):
             found = list(self._open.values())
         now_s = self._clock.monotonic_s()
         return [OpenRequest(request.verb, request.key, now_s - sent_s) for request, sent_s in found]
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        put = partial(super().put, key, body, metadata=metadata, crc32c=crc32c)
+        if mode == OVERWRITE or key.startswith(PROBE_PREFIX):
+            return put(mode=mode)
+        if not self.looks_first:
+            try:
+                return put(mode=mode)
+            except Unsupported:
+                if not self._single_writer:
+                    raise
+        self._check_condition(key, mode)
+        return put()
+
+    def _check_condition(self, key: str, mode: PutMode) -> None:
+        found: str | None = None
+        with contextlib.suppress(NotFound):
+            found = self.head(key).etag
+        if mode.create_only and found is not None:
+            raise PreconditionFailed(f"{self.url}: {key} exists")
+        if mode.etag is not None:
+            require_etag(self, key, mode.etag, found)
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
         before_s = throttled_s()
