@@ -54,6 +54,12 @@ class StoreSettings:
         ("bucket", "AES256", "aws:kms", "aws:kms:dsse"),
     )
     kms_key: str = text("", "KMS key for aws:kms, an id or ARN; empty: the account's key for S3")
+    checksum: str = choice(
+        "crc32c",
+        "checksum sent to S3 with each object and part: x-amz-checksum-crc32c; for servers that refuse it Content-MD5 "
+        "(md5), or none: then the signature covers the body",
+        ("crc32c", "md5", "none"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from formats.entries import Pieces
@@ -276,6 +276,14 @@ class ObjectStore(Protocol):
 
     def close(self) -> None:
         """Release connections. Idempotent."""
+
+
+@runtime_checkable
+class Adjustable(Protocol):
+    """A store whose requests depend on settings that not every server takes; the probe asks it about a scratch key."""
+
+    def checksum_taken(self, key: str) -> str:
+        """The first other value of ``store.checksum`` with which the server takes a put; empty: none."""
 
 
 #: Prefix of the scratch keys of probes, below the store's root: no stream's name begins like this.

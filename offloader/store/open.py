@@ -126,7 +126,7 @@ def stack(raw: ObjectStore, options: StoreOptions) -> ObjectStore:
 def _require_meant_for(url: str, settings: StoreSettings) -> None:
     """Refuse S3 settings for another store, where they would have no effect."""
     plain = StoreSettings()
-    for name in () if url.startswith("s3://") else ("storage_class", "encryption", "kms_key"):
+    for name in () if url.startswith("s3://") else ("storage_class", "encryption", "kms_key", "checksum"):
         if getattr(settings, name) != getattr(plain, name):
             raise InvalidCall(
                 f"store.{name} is for s3:// only, not for {url}", hint="leave it out, and set it on the bucket itself"

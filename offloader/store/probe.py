@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from offloader.errors import AccessDenied, OffloaderError, Unsupported
+from offloader.errors import AccessDenied, InvalidCall, OffloaderError, Unsupported
 from offloader.parallel_map import at_once
 from offloader.runtime.clock import SystemClock
-from offloader.store.base import CREATE, OVERWRITE, PROBE_PREFIX, IfMatch, ObjectStore, is_local, put_if
+from offloader.store.base import CREATE, OVERWRITE, PROBE_PREFIX, Adjustable, IfMatch, ObjectStore, is_local, put_if
 from offloader.store.wrappers import AttemptStore, layer_of
 
 #: Creates, and puts with a stale ETag, that have to be refused. A store that ignores one condition in twenty passes
@@ -158,7 +158,18 @@ def _tried(ask: _Ask) -> _Ask:
 
 
 def _plain_put(store: ObjectStore, key: str) -> list[str]:
-    store.put(key, b"plain")
+    """A put without a condition; an error names the setting that the server needs, where one is found."""
+    adjustable = layer_of(store, Adjustable)  # type: ignore[type-abstract]  # a protocol that can be asked for
+    try:
+        store.put(key, b"plain")
+    except InvalidCall as error:
+        checksum = "" if adjustable is None else adjustable.checksum_taken(key)
+        if not checksum:
+            raise
+        raise Unsupported(
+            f"{error.message}; with another checksum the store takes it",
+            hint=f'set store.checksum = "{checksum}"',
+        ) from error
     return []
 
 

@@ -13,6 +13,7 @@ import botocore.exceptions as sdk
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError as BrokenAnswer
 
+from formats.checksum import crc32c
 from offloader.errors import (
     AccessDenied,
     BucketMissing,
@@ -41,7 +42,7 @@ from offloader.store.base import (
     delete_in_turns,
 )
 from offloader.store.bucket_rules import LIFECYCLE, OBJECT_LOCK, VERSIONING
-from offloader.store.s3_bodies import Download, sendable
+from offloader.store.s3_bodies import CRC32C, Download, sendable
 from offloader.store.s3_client import open_client, send_content_md5, signing_seconds
 from offloader.store.s3_responses import (
     answered_ms,
@@ -50,6 +51,7 @@ from offloader.store.s3_responses import (
     composite_etag,
     decoded_crc32c,
     encoded_crc32c,
+    encoded_md5,
     is_aws,
     meaning_of,
     object_info,
@@ -174,6 +176,7 @@ class S3Store(checks.CheckedStore):
         super().__init__(f"s3://{bucket}/{root}".rstrip("/"), root, driver="aws-s3", bucket=bucket)
         self._bucket = bucket
         self._kept_as = keeping_of(options.settings)
+        self._checksum = options.settings.checksum
         self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
             self._client: Any = open_client(options)
@@ -226,7 +229,7 @@ class S3Store(checks.CheckedStore):
 
     def _head(self, key: str) -> ObjectInfo:
         with self._translated(f"head of {key}", writes=False):
-            answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
+            answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, **self._checksums_asked)
             return object_info(key, answer["ContentLength"], answer)
 
     def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:
@@ -251,7 +254,7 @@ class S3Store(checks.CheckedStore):
                     Key=self._root + key,
                     Body=sendable(body),
                     Metadata=metadata,
-                    ChecksumCRC32C=encoded_crc32c(crc),
+                    **_checked_by(self._checksum, body, crc),
                     **condition,
                     **self._kept_as(len(body)),
                 )
@@ -351,14 +354,30 @@ class S3Store(checks.CheckedStore):
     def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         with self._translated(f"upload of {key}", writes=True):
             # Declare the algorithm here, or servers refuse the parts' checksums at completion.
+            declared = {"ChecksumAlgorithm": "CRC32C"} if self._checksum == CRC32C else {}
             answer = self._client.create_multipart_upload(
                 Bucket=self._bucket,
                 Key=self._root + key,
                 Metadata=metadata,
-                ChecksumAlgorithm="CRC32C",
+                **declared,
                 **self._kept_as(None),
             )
             return str(answer["UploadId"])
+
+    @property
+    def _checksums_asked(self) -> Mapping[str, str]:
+        return {"ChecksumMode": "ENABLED"} if self._checksum == CRC32C else {}
+
+    def checksum_taken(self, key: str) -> str:
+        for checksum in [each for each in ("md5", "none") if each != self._checksum]:
+            body = b"plain"
+            with contextlib.suppress(InvalidCall), self._translated(f"put of {key}", writes=True):
+                given = _checked_by(checksum, body, crc32c(body))
+                self._client.put_object(
+                    Bucket=self._bucket, Key=self._root + key, Body=body, **given, **self._kept_as(len(body))
+                )
+                return checksum
+        return ""
 
     def _part_crc32c(self, key: str, body: Body, given: int | None) -> int:
         return super()._part_crc32c(key, body, given) if given is None else given
@@ -373,7 +392,7 @@ class S3Store(checks.CheckedStore):
                     UploadId=upload_id,
                     PartNumber=number,
                     Body=sendable(body),
-                    ChecksumCRC32C=encoded_crc32c(crc),
+                    **_checked_by(self._checksum, body, crc),
                 )
                 confirmed = answer.get("ChecksumCRC32C") == encoded_crc32c(crc)
                 return PartInfo(number, answer["ETag"], len(body), crc)
@@ -389,10 +408,12 @@ class S3Store(checks.CheckedStore):
         its ETag (versitygw makes both up from the request, for any upload id of an existing key, but no checksum), and
         after a lost or refused response the object may exist."""
         # With checksums: servers require those declared by the upload.
-        made_of = [
-            {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": encoded_crc32c(part.crc32c)}
-            for part in parts
-        ]
+        made_of = [{"PartNumber": part.number, "ETag": part.etag} for part in parts]
+        if self._checksum == CRC32C:
+            made_of = [
+                {**each, "ChecksumCRC32C": encoded_crc32c(part.crc32c)}
+                for each, part in zip(made_of, parts, strict=True)
+            ]
         cause: OffloaderError | None = None
         try:
             with self._translated(f"completion of {key}", writes=True):
@@ -423,7 +444,7 @@ class S3Store(checks.CheckedStore):
         theirs. The size alone suffices only for a server that confirmed (``answered``) and keeps no checksums."""
         size_bytes = sum(part.size_bytes for part in parts)
         with contextlib.suppress(NotFound), self._translated(f"head of {key}", writes=False):
-            answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
+            answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, **self._checksums_asked)
             checksum = checksum_of_parts(answer)
             proven = checksum == composite_crc32c(parts) or answer["ETag"] == composite_etag(parts)
             if answer["ContentLength"] == size_bytes and (proven or (answered and not checksum)):
@@ -504,6 +525,13 @@ class S3Store(checks.CheckedStore):
 
     def close(self) -> None:
         self._client.close()
+
+
+def _checked_by(checksum: str, body: Body, crc: int) -> Mapping[str, str]:
+    """Request parameters by which the server compares a body."""
+    if checksum == CRC32C:
+        return {"ChecksumCRC32C": encoded_crc32c(crc)}
+    return {"ContentMD5": encoded_md5(body)} if checksum == "md5" else {}
 
 
 def _starts_past_end(error: OffloaderError) -> bool:

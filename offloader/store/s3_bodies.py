@@ -120,6 +120,8 @@ def _from_connection(raw: Any, response: HTTPResponse, room: memoryview) -> int:
     return came
 
 
+#: The value of ``store.checksum`` with which S3's own checksums are sent and asked for.
+CRC32C = "crc32c"
 #: Limit of requests for the rest of one body. Each must bring bytes, or no other follows.
 CONTINUATIONS_MAX = 4
 #: Bytes read from the connection at once. A reset loses the partial read; smaller reads cost time.
@@ -160,6 +162,7 @@ class Download:
         self._into = into
         self._clock = clock
         self._recorder = recorder
+        self._whole = {"ChecksumMode": "ENABLED"} if settings.checksum == CRC32C else {}
         self._until_s = clock.monotonic_s() + settings.retry_total_s
         self._answer: Mapping[str, Any] = {}  # the first response
         #: Destination of the current body.
@@ -179,7 +182,7 @@ class Download:
             start = _first_byte(self._answer)
             rest = ByteRange(start + self._room.received_bytes, start + int(self._answer["ContentLength"]))
             return {"Range": _header(rest), "IfMatch": self._answer["ETag"]}
-        return {"ChecksumMode": "ENABLED"} if self._asked is None else {"Range": _header(self._asked)}
+        return self._whole if self._asked is None else {"Range": _header(self._asked)}
 
     def take(self, answer: Mapping[str, Any]) -> None:
         """Read a response's body; on failure the bytes received so far are kept.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -19,7 +17,7 @@ from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
 from offloader.store.base import StoreOptions
-from offloader.store.s3_responses import is_aws, parsed_time
+from offloader.store.s3_responses import encoded_md5, is_aws, parsed_time
 
 #: Operations called by the store and ``doctor``, and by the SDK itself: for directory buckets, and buckets of other
 #: regions.
@@ -114,7 +112,8 @@ def open_client(options: StoreOptions) -> Any:
             retries={"total_max_attempts": 1, "mode": "standard"},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            s3={"payload_signing_enabled": False, "addressing_style": addressing},
+            # Without a checksum, the signature is all that shows that a body arrived as it was sent.
+            s3={"payload_signing_enabled": settings.checksum == "none", "addressing_style": addressing},
             user_agent_extra="offloader",
         )
         client = session.client(
@@ -165,8 +164,7 @@ def send_content_md5(client: Any) -> None:
 
 
 def _with_content_md5(params: dict[str, Any], **_: object) -> None:
-    digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
-    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
+    params["headers"]["Content-MD5"] = encoded_md5(params["body"])
     params["context"].pop("checksum", None)  # else the SDK adds its own
 
 

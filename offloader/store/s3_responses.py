@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from formats.checksum import crc32c
+from formats.entries import views_of
 from offloader.errors import (
     AccessDenied,
     BucketMissing,
@@ -28,7 +29,7 @@ from offloader.errors import (
     Throttled,
     Unsupported,
 )
-from offloader.store.base import ByteRange, ObjectInfo, PartInfo
+from offloader.store.base import Body, ByteRange, ObjectInfo, PartInfo
 
 _REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
 _AGAIN = "try again"
@@ -228,6 +229,14 @@ def answered_ms(answer: Mapping[str, Any]) -> int:
 def encoded_crc32c(crc: int) -> str:
     """A CRC-32C in S3's encoding: base64 of four bytes, big-endian."""
     return base64.b64encode(struct.pack(">I", crc)).decode()
+
+
+def encoded_md5(body: Body) -> str:
+    """The ``Content-MD5`` of a body."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in views_of(body):
+        digest.update(piece)
+    return base64.b64encode(digest.digest()).decode()
 
 
 def decoded_crc32c(text: str | None) -> int | None:

@@ -68,10 +68,11 @@ class FakeS3:
         requests: what came, in order.
         objects: key -> object.
         encrypts: whether it does, and confirms, the encryption that is asked for.
+        damages: whether it gets other bodies than were sent.
     """
 
     def __init__(self, refuse: Callable[[Request], Answer | None] = lambda _: None, *, encrypts: bool = True) -> None:
-        self.refuse, self.encrypts = refuse, encrypts
+        self.refuse, self.encrypts, self.damages = refuse, encrypts, False
         self.requests: list[Request] = []
         self.objects: dict[str, _Object] = {}
         self._uploads: dict[str, tuple[str, dict[str, str], dict[int, _Object]]] = {}
@@ -179,17 +180,17 @@ class FakeS3:
         return Answer(200, b"", {"ETag": made.etag, "Date": _TIME, **made.headers})
 
     def _made(self, request: Request) -> _Object | Answer:
-        sent = request.headers
-        digest = hashlib.md5(request.body, usedforsecurity=False)
+        sent, body = request.headers, request.body + b"!" * self.damages
+        digest = hashlib.md5(body, usedforsecurity=False)
         if sent.get("content-md5", (right := base64.b64encode(digest.digest()).decode())) != right:
             return refused(400, "BadDigest")
-        crc = encoded_crc32c(crc32c(request.body))
+        crc = encoded_crc32c(crc32c(body))
         if sent.get("x-amz-checksum-crc32c", crc) != crc:
             return refused(400, "BadDigest")
         kept = {name: value for name, value in sent.items() if name.startswith("x-amz-meta-")}
         if "x-amz-checksum-crc32c" in sent:
             kept["x-amz-checksum-crc32c"] = crc
-        return _Object(request.body, f'"{digest.hexdigest()}"', kept | self._encryption(sent))
+        return _Object(body, f'"{digest.hexdigest()}"', kept | self._encryption(sent))
 
     def _encryption(self, sent: Mapping[str, str]) -> dict[str, str]:
         names = ("x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
