@@ -285,6 +285,13 @@ class Adjustable(Protocol):
     def checksum_taken(self, key: str) -> str:
         """The first other value of ``store.checksum`` with which the server takes a put; empty: none."""
 
+    @property
+    def asks_encryption(self) -> bool:
+        """Whether ``store.encryption`` is asked for with each new object."""
+
+    def encryption_problem(self, key: str) -> str:
+        """Why the object isn't encrypted as the settings ask; empty: it is."""
+
 
 #: Prefix of the scratch keys of probes, below the store's root: no stream's name begins like this.
 PROBE_PREFIX = "_probe/"

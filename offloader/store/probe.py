@@ -170,7 +170,23 @@ def _plain_put(store: ObjectStore, key: str) -> list[str]:
             f"{error.message}; with another checksum the store takes it",
             hint=f'set store.checksum = "{checksum}"',
         ) from error
+    if adjustable is not None and adjustable.asks_encryption:
+        _require_encryption(store, key, adjustable)
     return []
+
+
+def _require_encryption(store: ObjectStore, key: str, asked: Adjustable) -> None:
+    """Refuse a store that leaves the object unencrypted, or one that is made of parts."""
+    problem = asked.encryption_problem(key)
+    if not problem:
+        upload_id = store.begin_upload(key)
+        store.complete_upload(key, upload_id, [store.upload_part(key, upload_id, 1, b"plain")])
+        problem = asked.encryption_problem(key)
+    if problem:
+        raise Unsupported(
+            f"{store.url}: {problem}",
+            hint="use a server that encrypts so, or leave store.encryption out and let the bucket or its disks encrypt",
+        )
 
 
 def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], bytes] = os.urandom) -> bool:

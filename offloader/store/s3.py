@@ -379,6 +379,23 @@ class S3Store(checks.CheckedStore):
                 return checksum
         return ""
 
+    @property
+    def asks_encryption(self) -> bool:
+        return bool(self._kept_as(0))
+
+    def encryption_problem(self, key: str) -> str:
+        asked = self._kept_as(0)
+        wanted, kms_key = asked["ServerSideEncryption"], asked.get("SSEKMSKeyId", "")
+        with self._translated(f"head of {key}", writes=False):
+            answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key)
+        found, used = answer.get("ServerSideEncryption"), answer.get("SSEKMSKeyId", "")
+        if found != wanted:
+            return f"store.encryption = {wanted!r} wasn't done: an object that asked for it has {found or 'none'}"
+        # The server answers with the key's ARN, which an alias isn't a part of.
+        if "alias/" not in kms_key and not used.endswith(kms_key):
+            return f"store.kms_key = {kms_key!r} isn't used: an object that asked for it has {used or 'no key'}"
+        return ""
+
     def _part_crc32c(self, key: str, body: Body, given: int | None) -> int:
         return super()._part_crc32c(key, body, given) if given is None else given
 

@@ -38,7 +38,7 @@ class Request:
     method: str
     key: str
     query: Mapping[str, str]
-    headers: Mapping[str, str]
+    headers: dict[str, str]
     body: bytes
 
     @property

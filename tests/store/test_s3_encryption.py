@@ -1,0 +1,66 @@
+"""Encryption that is asked for and not done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from offloader.errors import Unsupported
+from offloader.settings import StoreSettings
+from offloader.store.probe import probe_conditional_puts, require_conditional_puts
+from tests.support.fake_s3 import FakeS3, Request
+
+KMS = {"encryption": "aws:kms", "kms_key": "1234-key"}
+
+
+def settings(**given: Any) -> StoreSettings:
+    return StoreSettings(retries_max=0, **given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [KMS, {"encryption": "AES256"}])
+def test_store_that_ignores_the_encryption_is_refused(given: dict[str, str]) -> None:
+    with FakeS3(encrypts=False) as server:
+        store = server.open(settings=settings(**given))
+        with pytest.raises(Unsupported, match=r"store\.encryption = .* wasn't done") as caught:
+            require_conditional_puts(store, single_writer=True)
+        assert "store.encryption" in caught.value.hint
+        assert server.objects == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [KMS, {**KMS, "kms_key": "alias/cold"}, {"encryption": "AES256"}])
+def test_store_that_encrypts_passes(given: dict[str, str]) -> None:
+    with FakeS3() as server:
+        assert probe_conditional_puts(server.open(settings=settings(**given)), thorough=False).conditional
+        assert server.objects == {}
+
+
+@pytest.mark.slow
+def test_store_that_encrypts_no_uploads_is_refused() -> None:
+    def forget(request: Request) -> None:
+        if "uploads" in request.query:
+            request.headers.pop("x-amz-server-side-encryption")
+
+    with FakeS3(forget) as server, pytest.raises(Unsupported, match=r"store\.encryption = 'aws:kms' wasn't done"):
+        require_conditional_puts(server.open(settings=settings(**KMS)))
+
+
+@pytest.mark.slow
+def test_store_that_uses_another_key_is_refused() -> None:
+    name = "x-amz-server-side-encryption-aws-kms-key-id"
+
+    def change(request: Request) -> None:
+        if name in request.headers:
+            request.headers[name] = "arn:aws:kms:us-east-1:1:key/another"
+
+    with FakeS3(change) as server, pytest.raises(Unsupported, match=r"'1234-key' isn't used: .*key/another"):
+        require_conditional_puts(server.open(settings=settings(**KMS)))
+
+
+@pytest.mark.slow
+def test_bucket_that_encrypts_itself_is_not_asked() -> None:
+    with FakeS3(encrypts=False) as server:
+        probe_conditional_puts(server.open(), thorough=False)
+        assert not server.asked("PUT", "x-amz-server-side-encryption")
