@@ -45,6 +45,7 @@ from offloader.store.bucket_rules import LIFECYCLE, OBJECT_LOCK, VERSIONING
 from offloader.store.s3_bodies import CRC32C, Download, sendable
 from offloader.store.s3_client import open_client, send_content_md5, signing_seconds
 from offloader.store.s3_responses import (
+    DENIED,
     answered_ms,
     checksum_of_parts,
     composite_crc32c,
@@ -191,7 +192,7 @@ class S3Store(checks.CheckedStore):
         self.driver_metadata = found
 
     @contextlib.contextmanager
-    def _translated(self, what: str, *, writes: bool) -> Iterator[None]:
+    def _translated(self, what: str, *, writes: bool, creates: bool = False) -> Iterator[None]:
         where = f"{self.url}: {what} failed"
         try:
             yield
@@ -200,6 +201,8 @@ class S3Store(checks.CheckedStore):
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             code = str(answer.get("Code", ""))
             kind, hint = meaning_of(code, status, writes=writes)
+            if creates and hint == DENIED and not self.asks_encryption:
+                hint += "; one that demands encrypted objects needs store.encryption"
             text = " ".join(str(answer.get("Message", "")).split())
             raise kind(f"{where}: {code or status}{': ' if text else ''}{text}", hint=hint) from error
         except _CREDENTIALS as error:
@@ -248,7 +251,7 @@ class S3Store(checks.CheckedStore):
     def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
         condition = {"IfNoneMatch": "*"} if mode.create_only else {"IfMatch": mode.etag} if mode.etag else {}
         try:
-            with self._translated(f"put of {key}", writes=True):
+            with self._translated(f"put of {key}", writes=True, creates=True):
                 answer = self._client.put_object(
                     Bucket=self._bucket,
                     Key=self._root + key,
@@ -352,7 +355,7 @@ class S3Store(checks.CheckedStore):
             self._client.delete_object(Bucket=self._bucket, Key=self._root + key, IfMatch=etag)
 
     def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
-        with self._translated(f"upload of {key}", writes=True):
+        with self._translated(f"upload of {key}", writes=True, creates=True):
             # Declare the algorithm here, or servers refuse the parts' checksums at completion.
             declared = {"ChecksumAlgorithm": "CRC32C"} if self._checksum == CRC32C else {}
             answer = self._client.create_multipart_upload(

@@ -33,6 +33,8 @@ from offloader.store.base import Body, ByteRange, ObjectInfo, PartInfo
 
 _REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
 _AGAIN = "try again"
+#: Hint of a request that the server refuses to these credentials.
+DENIED = "check the credentials and the bucket's policy"
 _LOOK = "look before repeating it"
 #: The only code by which S3 states that it didn't start a request. MinIO's SlowDownWrite doesn't: a server that wrote
 #: to some of its disks sends it too.
@@ -44,14 +46,14 @@ _MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
     (NotFound, "the upload was completed or aborted"): ("NoSuchUpload",),
     (BucketMissing, "create the bucket, or check its name and --endpoint-url"): ("NoSuchBucket",),
     (PreconditionFailed, ""): ("PreconditionFailed",),
-    (AccessDenied, "check the credentials and the bucket's policy"): (
+    (AccessDenied, DENIED): (
         "AccessDenied",
         "AllAccessDisabled",
         "AccountProblem",
         "Forbidden",
     ),
-    (AccessDenied, "check the credentials: environment, profile, or access_key and secret_key"): (
-        "InvalidAccessKeyId",
+    (AccessDenied, "check the access key: environment, profile, or access_key and secret_key"): ("InvalidAccessKeyId",),
+    (AccessDenied, "the secret key is wrong, or this machine's clock; or a proxy changes requests"): (
         "SignatureDoesNotMatch",
     ),
     (AccessDenied, "the session expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import Unsupported
+from offloader.errors import AccessDenied, Unsupported
 from offloader.settings import StoreSettings
 from offloader.store.probe import probe_conditional_puts, require_conditional_puts
-from tests.support.fake_s3 import FakeS3, Request
+from tests.support.fake_s3 import FakeS3, Request, refused
+from tests.support.misbehaving_servers import Answer
 
 KMS = {"encryption": "aws:kms", "kms_key": "1234-key"}
 
@@ -64,3 +65,23 @@ def test_bucket_that_encrypts_itself_is_not_asked() -> None:
     with FakeS3(encrypts=False) as server:
         probe_conditional_puts(server.open(), thorough=False)
         assert not server.asked("PUT", "x-amz-server-side-encryption")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [refused(403, "AccessDenied"), Answer(403)])
+def test_denied_write_without_encryption_names_the_setting(answer: Answer) -> None:
+    """A bucket's policy may demand encryption."""
+    with FakeS3(lambda _: answer) as server:
+        store, encrypting = server.open(), server.open(settings=settings(encryption="AES256"))
+        calls = (lambda store: store.put("k", b"bytes"), lambda store: store.begin_upload("k"))
+        for call in calls:
+            with pytest.raises(AccessDenied) as caught:
+                call(store)
+            assert "store.encryption" in caught.value.hint
+            with pytest.raises(AccessDenied) as caught:
+                call(encrypting)
+            assert "store.encryption" not in caught.value.hint
+        for read in (lambda: store.get("k"), lambda: store.list(""), lambda: store.delete(["k"])):
+            with pytest.raises(AccessDenied) as caught:
+                read()
+            assert "store.encryption" not in caught.value.hint
