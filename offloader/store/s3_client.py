@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -12,10 +13,12 @@ import botocore.session
 from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import BotoCoreError
 from botocore.loaders import JSONFileLoader, Loader
 from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
+from offloader.runtime.clock import Clock
 from offloader.store.base import StoreOptions
 from offloader.store.s3_responses import encoded_md5, is_aws, parsed_time
 
@@ -92,8 +95,7 @@ def open_client(options: StoreOptions) -> Any:
     Raises:
         what the SDK raises: an invalid region, endpoint or profile.
     """
-    core, settings = botocore.session.get_session(), options.settings
-    core.register_component("data_loader", described_services())
+    core, settings = _session(), options.settings
     core.get_component("response_parser_factory").set_parser_defaults(
         timestamp_parser=functools.partial(parsed_time, otherwise=parse_timestamp)
     )
@@ -128,6 +130,10 @@ def open_client(options: StoreOptions) -> Any:
             client.meta.events.register_last(f"before-parse.s3.{operation}", check)
         client.meta.events.register_first("choose-signer.s3.GetObject", _presigned_by)
         client.meta.events.register_first("before-endpoint-resolution.s3", _presigned_for)
+        if options.access_key is None:
+            renewal = _Renewal(client, options.clock)
+            client.meta.events.register_first("before-sign.s3", renewal.signing)
+            client.meta.events.register_first("needs-retry.s3", renewal.answered)
         return client
 
     # Self-hosted servers rarely have a host name per bucket.
@@ -138,6 +144,74 @@ def open_client(options: StoreOptions) -> Any:
         return client
     client.close()  # the environment or a profile sets such a server
     return built("path")
+
+
+def _session() -> Any:
+    core = botocore.session.get_session()
+    core.register_component("data_loader", described_services())
+    return core
+
+
+#: Codes of an answer to keys that the server doesn't know (any more). The answer to a HEAD has only its status.
+_STALE_KEYS = frozenset(
+    {
+        "400",
+        "401",
+        "403",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "InvalidTokenId",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+#: Shortest time between two looks for new keys.
+RENEWAL_S_MIN = 1.0
+
+
+class _Renewal:
+    """Reads the keys of a client again where the server refuses them, and sends the request once more with new ones.
+
+    The SDK renews temporary keys before they expire. What it read from a file it keeps until the process ends, and it
+    doesn't notice that keys were revoked.
+    """
+
+    def __init__(self, client: Any, clock: Clock) -> None:
+        self._client, self._clock = client, clock
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._next_look_s = 0.0
+
+    def signing(self, request: Any, **_: object) -> None:
+        """Note which keys a request is signed with."""
+        request.context[_GENERATION] = self._generation
+
+    def answered(self, response: Any, attempts: int, request_dict: Mapping[str, Any], **_: object) -> int | None:
+        """Seconds after which the SDK sends the request again; ``None``: it doesn't."""
+        if attempts > 1 or response is None or response[1].get("Error", {}).get("Code") not in _STALE_KEYS:
+            return None
+        with self._lock:
+            is_renewed = request_dict["context"].get(_GENERATION, 0) < self._generation or self._could_renew()
+        return 0 if is_renewed else None
+
+    def _could_renew(self) -> bool:
+        if self._clock.monotonic_s() < self._next_look_s:
+            return False
+        self._next_look_s = self._clock.monotonic_s() + RENEWAL_S_MIN
+        signer = self._client._request_signer  # noqa: SLF001 - the SDK doesn't show them
+        try:
+            found = _session().get_credentials()
+            if found is None or found.get_frozen_credentials() == signer._credentials.get_frozen_credentials():  # noqa: SLF001
+                return False
+        except (BotoCoreError, OSError):  # the refusal tells more
+            return False
+        signer._credentials = found  # noqa: SLF001
+        self._generation += 1
+        return True
+
+
+_GENERATION = "offloader_keys"
 
 
 def preload() -> None:

@@ -57,7 +57,7 @@ _MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
         "SignatureDoesNotMatch",
     ),
     (AccessDenied, "the session expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),
-    (AccessDenied, "the session isn't valid: get new credentials"): ("InvalidToken",),
+    (AccessDenied, "the session isn't valid: get new credentials"): ("InvalidToken", "InvalidTokenId"),
     (AccessDenied, "set this machine's clock"): ("RequestTimeTooSkewed", "RequestExpired"),
     (Throttled, _AGAIN): (
         "SlowDown",
