@@ -1,4 +1,4 @@
-"""What the operating system is asked for: a process's own settings, and directories that survive a power loss."""
+"""What the operating system is asked for: a process's own settings, directories that survive a power loss, files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import contextlib
 import ctypes
 import errno
 import os
+import stat
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from offloader.errors import Corrupt
 
 #: Time after which a computing thread releases the interpreter. Python's default of 5 ms is longer than twenty appends
 #: take, and an append releases the interpreter at each of its statements: a command that encodes and sends meanwhile
@@ -106,3 +110,44 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_SPECIAL: Mapping[str, Callable[[int], bool]] = {
+    "FIFO": stat.S_ISFIFO,
+    "socket": stat.S_ISSOCK,
+    "character device": stat.S_ISCHR,
+    "block device": stat.S_ISBLK,
+}
+
+
+def is_plain_file(path: Path, mode: int) -> bool:
+    """Whether ``mode`` is that of a plain file; False: a directory.
+
+    Raises:
+        Corrupt: it is a FIFO, a socket or a device, which a read can block on.
+    """
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return stat.S_ISREG(mode)
+    kind = next((name for name, is_one in _SPECIAL.items() if is_one(mode)), "special file")
+    raise Corrupt(f"{path} is a {kind}, not a plain file", hint="remove it, and restore the file from a copy")
+
+
+def open_plain_file(path: Path) -> int | None:
+    """Open a plain file for reading, and wait for nothing; ``None``: a directory or nothing is there.
+
+    Raises:
+        Corrupt: as ``is_plain_file``.
+    """
+    try:
+        # Opening a device can have an effect, so it is looked at first, and what was opened once more.
+        if not is_plain_file(path, path.stat().st_mode):
+            return None
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with contextlib.ExitStack() as closing:
+        closing.callback(os.close, descriptor)
+        if is_plain_file(path, os.fstat(descriptor).st_mode):
+            closing.pop_all()
+            return descriptor
+    return None

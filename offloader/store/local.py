@@ -40,7 +40,14 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.runtime.clock import Clock
-from offloader.runtime.system import RACES_MAX, make_directories, sync_directory, sync_name
+from offloader.runtime.system import (
+    RACES_MAX,
+    is_plain_file,
+    make_directories,
+    open_plain_file,
+    sync_directory,
+    sync_name,
+)
 from offloader.settings import StoreSettings
 from offloader.store import checks
 from offloader.store.base import (
@@ -193,7 +200,8 @@ def _is_old(entry: os.DirEntry[str], now_ms: int) -> bool:
 def _is_unlocked(path: Path) -> bool:
     with contextlib.suppress(OSError):
         is_directory = stat.S_ISDIR(path.lstat().st_mode)
-        descriptor = os.open(path, (os.O_RDONLY if is_directory else os.O_WRONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # which doesn't wait for the reader of a FIFO
+        descriptor = os.open(path, flags | (os.O_RDONLY if is_directory else os.O_WRONLY))
         try:
             return _could_lock(descriptor)
         finally:
@@ -246,19 +254,15 @@ class VersionedFiles:
         """The object's version, ``None`` when there is none (a directory counts as none)."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = (self._directory / key).stat()
-            return Version.of(status) if stat.S_ISREG(status.st_mode) else None
+            return Version.of(status) if is_plain_file(self._directory / key, status.st_mode) else None
         return None
 
     def read(self, key: str, byte_range: ByteRange | None, into: Sink | None = None) -> tuple[bytes, Version | None]:
         """Bytes and version from one open file: a concurrent replacement can't mix two versions. ``None``: as above."""
-        try:
-            descriptor = os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
+        descriptor = open_plain_file(self._directory / key)
+        if descriptor is None:  # also a directory: a prefix of other keys, not an object
             return b"", None
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)  # a directory: a prefix of other keys, not an object
-            return b"", None
         with os.fdopen(descriptor, "rb") as file:
             start, stop = (0, status.st_size) if byte_range is None else (byte_range.start, byte_range.stop)
             length = max(0, min(stop, status.st_size) - start)
@@ -456,16 +460,18 @@ def _sidecar_of(metadata: Mapping[str, str], crc: int) -> bytes:
 
 
 def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:
+    descriptor = open_plain_file(path)
+    if descriptor is None:
+        return None
     try:
-        data = path.read_bytes()
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read()
         kept = json.loads(data)
         metadata, crc = dict(kept["metadata"]), int(kept["crc32c"])
         # Earlier releases wrote no checksum. Without one, accept only the exact bytes that this store writes.
         if data not in (_sidecar_of(metadata, crc), _unsealed(metadata, crc)):
             raise ValueError("its seal doesn't fit")
         return metadata, crc
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(
             f"{path}: {error}", hint="the sidecar is damaged or was changed by hand: restore or remove it"
