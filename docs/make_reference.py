@@ -21,7 +21,7 @@ from docs.layers_picture import layers_picture
 from offloader.errors import ErrorKind, OffloaderError
 from offloader.settings import Settings
 from offloader.settings.fields import allowed
-from offloader.settings.layered import ALIASES, PROCESS_SECTIONS, PROCESS_SETTINGS, key_of, sample_settings, shown
+from offloader.settings.layered import ALIASES, is_of_process, key_of, sample_settings, shown
 from offloader.telemetry.recorder import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,14 +143,13 @@ def _settings() -> Iterator[str]:
             name = f"{section.name}.{field.name}"
             shown_default = shown(name, field.default)
             default = str(shown_default).lower() if isinstance(shown_default, bool) else str(shown_default)
-            of_process = section.name in PROCESS_SECTIONS or name in PROCESS_SETTINGS
             rows.append(
                 (
                     f"`{key_of(name)}`",
                     type_of(field.metadata, field.default),
                     "(empty)" if default in ("", "()") else default,
                     allowed(field.metadata),
-                    "process" if of_process else "stream",
+                    "process" if is_of_process(name) else "stream",
                     field.metadata["doc"],
                     f"`{field.name}`" if key_of(name) != name else "",
                 )

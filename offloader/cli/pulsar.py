@@ -177,7 +177,7 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
         return given.open(read_only=dry_run, probed=False)
     url, settings = f"{SCHEME}://{Path(read_only).absolute()}", given.settings()
     # What is only for new objects has no effect: none is written there.
-    reading = replace(settings.store, storage_class="", encryption="bucket", kms_key="")
+    reading = settings.store.for_reading()
     if dry_run:
         try:
             return open_chosen_store(url, settings=reading, limits=settings.limits)

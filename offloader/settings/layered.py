@@ -10,12 +10,12 @@ import json
 import textwrap
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from offloader.errors import InvalidCall, NotFound
-from offloader.settings import Pairs, Settings
+from offloader.settings import Pairs, Settings, StoreSettings
 from offloader.settings.fields import allowed, from_file, in_file
 from offloader.settings.fields import problem as problem_of
 from offloader.settings.retention import KEEP_SETTINGS
@@ -86,6 +86,8 @@ PROCESS_SETTINGS = frozenset(
         "retention.cycle_minutes",
     }
 )
+#: Settings of such sections that can be set for a namespace and a topic all the same: they concern new objects.
+STREAM_SETTINGS = frozenset({"store.kms_key", "store.storage_class"})
 #: Settings of a single method.
 METHOD_OF = {
     "offload.offload_threshold_bytes": "ledger",
@@ -114,6 +116,36 @@ AT_MOST = (
     ("limits.slowdown_requests_per_s_min", "limits.requests_per_s"),
 )
 _SCOPES = ("namespaces", "topics")
+
+
+def is_of_process(name: str) -> bool:
+    """Whether all streams of a process share a setting."""
+    return (name.partition(".")[0] in PROCESS_SECTIONS or name in PROCESS_SETTINGS) and name not in STREAM_SETTINGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayeredStoreSettings(StoreSettings):
+    """Settings of a store that all streams share, with those that differ between its streams.
+
+    Attributes:
+        layers: scope and values of each namespace and topic, as ``SettingsFile`` has them.
+    """
+
+    layers: tuple[tuple[str, Pairs], ...] = ()
+
+    def of_stream(self, stream: str) -> StoreSettings:
+        known = dict(self.layers)
+        return self._with(*(known[scope] for scope in _scopes_of(stream) if scope in known))
+
+    def all_layers(self) -> tuple[StoreSettings, ...]:
+        # A topic's values count together with its namespace's.
+        return (self, *(self.of_stream(_any_stream(scope)) for scope, _ in self.layers))
+
+    def _with(self, *layers: Pairs) -> StoreSettings:
+        values = {each.name: getattr(self, each.name) for each in fields(StoreSettings)}
+        for layer in layers:
+            values |= dict(layer)
+        return StoreSettings(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +195,23 @@ class SettingsFile:
             InvalidCall: values that are out of range.
         """
         sections: dict[str, dict[str, Any]] = {}
+        process = self.layers.get("", {})
         for value in self.values_of(stream).values():
             section, _, name = value.name.partition(".")
-            sections.setdefault(section, {})[name] = value.value
-        return Settings.of(sections, origin=self.name or "settings")
+            # All streams share the store, which is told what differs.
+            is_shared = value.name in STREAM_SETTINGS
+            given = process.get(value.name, FIELDS[value.name].default) if is_shared else value.value
+            sections.setdefault(section, {})[name] = given
+        found = Settings.of(sections, origin=self.name or "settings")
+        layers = tuple(
+            (scope, Pairs({name.partition(".")[2]: layer[name] for name in STREAM_SETTINGS & layer.keys()}))
+            for scope, layer in self.layers.items()
+            if scope and STREAM_SETTINGS & layer.keys()
+        )
+        if not layers:
+            return found
+        values = {each.name: getattr(found.store, each.name) for each in fields(StoreSettings)}
+        return replace(found, store=LayeredStoreSettings(**values, layers=layers))
 
     def _place(self, scope: str) -> str:
         kind, _, name = scope.partition(".")
@@ -314,7 +359,7 @@ def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
         is_known = section in _SECTIONS or section == key
         raise ValueError("no such setting" if is_known else f"no such section (sections: {', '.join(_SECTIONS)})")
     value = value_of_alias(name, given) if key in ALIASES else value_of(name, given)
-    if scope and (section in PROCESS_SECTIONS or name in PROCESS_SETTINGS):
+    if scope and is_of_process(name):
         raise ValueError("holds for the whole process, set it at the top of the file")
     return name, value
 
@@ -404,8 +449,8 @@ _HEAD = """\
 """
 _TAIL = """\
 # --- parts of it for some streams ---------------------------------------------------------------------------------
-# What isn't marked "whole process" can be set for a namespace and for a topic too; the topic counts before the
-# namespace, the namespace before what is above.
+# What isn't marked "whole process" can be set for a namespace and for a topic too, and so can store.kms_key and
+# store.storage_class; the topic counts before the namespace, the namespace before what is above.
 #
 #[namespaces."public/default".offload]
 #codec = "zstd"
@@ -448,6 +493,8 @@ def _said(section: str, each: Field[Any]) -> str:
         notes.append(f"only for the method {METHOD_OF[full]}")
     if full in ALIASES:
         notes.append(f"also as a number, {each.name} in {_UNITS[each.metadata['unit']]}")
+    if full in STREAM_SETTINGS:
+        notes.append("can be set for a namespace and a topic")
     if full in PROCESS_SETTINGS:
         notes.append("whole process")
     doc = str(each.metadata["doc"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from offloader.errors import InvalidCall
@@ -53,13 +53,35 @@ class StoreSettings:
         "S3 encryption asked for with each new object; bucket: its own",
         ("bucket", "AES256", "aws:kms", "aws:kms:dsse"),
     )
-    kms_key: str = text("", "KMS key for aws:kms, an id or ARN; empty: the account's key for S3")
+    kms_key: str = text(
+        "",
+        "key that encrypts new objects: on S3 a KMS key for aws:kms, id or ARN, empty: the account's key for S3; on "
+        "Google Cloud Storage the name of a Cloud KMS key, on Azure of an encryption scope",
+    )
     checksum: str = choice(
         "crc32c",
         "checksum sent to S3 with each object and part: x-amz-checksum-crc32c; for servers that refuse it Content-MD5 "
         "(md5), or none: then the signature covers the body",
         ("crc32c", "md5", "none"),
     )
+
+    def of_stream(self, stream: str) -> StoreSettings:  # noqa: ARG002 - see ``offloader.settings.layered``
+        """The settings for new objects of a stream; empty: of the process."""
+        return self
+
+    def all_layers(self) -> tuple[StoreSettings, ...]:
+        """The settings for new objects of every namespace and topic that has its own, and of the process."""
+        return (self,)
+
+    def for_reading(self) -> StoreSettings:
+        """The settings of a store in which no object is made."""
+        plain = StoreSettings()
+        names = [each.name for each in fields(plain) if each.name not in OF_NEW_OBJECTS]
+        return replace(plain, **{name: getattr(self, name) for name in names})
+
+
+#: Settings of a store that only concern new objects.
+OF_NEW_OBJECTS = frozenset({"storage_class", "encryption", "kms_key", "checksum"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

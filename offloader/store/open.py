@@ -18,6 +18,7 @@ from formats.keys import RESERVED_LEVELS
 from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported, needs_extra
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings, StoreSettings
+from offloader.settings.values import OF_NEW_OBJECTS
 from offloader.store.base import CREATE, DeleteFailure, ObjectStore, StoreOptions, require_place_only, without_secrets
 from offloader.store.rate_limit import Limiter
 from offloader.store.wrappers import AttemptStore, ReadOnlyStore, Request, RetryingStore, StoreWrapper
@@ -35,6 +36,8 @@ _MODULES = {
 }
 #: Scheme of a catalogue.
 SCHEME = "catalogue"
+#: Schemes other than S3's that take the name of a key for new objects.
+_WITH_KEYS = ("abfs", "abfss", "az", "gcs", "gs")
 #: Schemes whose packages come with an extra; those that only fsspec knows need ``fsspec``.
 _EXTRAS = {"abfs": "azure", "abfss": "azure", "az": "azure", "gcs": "gcs", "gs": "gcs", "s3": "s3"}
 
@@ -124,12 +127,14 @@ def stack(raw: ObjectStore, options: StoreOptions) -> ObjectStore:
 
 
 def _require_meant_for(url: str, settings: StoreSettings) -> None:
-    """Refuse S3 settings for another store, where they would have no effect."""
-    plain = StoreSettings()
-    for name in () if url.startswith("s3://") else ("storage_class", "encryption", "kms_key", "checksum"):
-        if getattr(settings, name) != getattr(plain, name):
+    """Refuse settings of new objects for a store on which they would have no effect."""
+    plain, scheme = StoreSettings(), url.partition("://")[0]
+    for name in sorted(OF_NEW_OBJECTS):
+        schemes = ("s3", *_WITH_KEYS) if name == "kms_key" else ("s3",)
+        if scheme not in schemes and any(getattr(each, name) != getattr(plain, name) for each in settings.all_layers()):
+            meant = "s3://, gs:// and az://" if name == "kms_key" else "s3://"
             raise InvalidCall(
-                f"store.{name} is for s3:// only, not for {url}", hint="leave it out, and set it on the bucket itself"
+                f"store.{name} is for {meant} only, not for {url}", hint="leave it out, and set it on the bucket itself"
             )
 
 

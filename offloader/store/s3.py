@@ -6,6 +6,7 @@ import contextlib
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, unquote_plus, urlsplit
 
@@ -58,7 +59,10 @@ from offloader.store.s3_responses import (
     object_info,
     time_ms,
 )
+from offloader.store.wrappers import stream_of
 
+#: Streams whose parameters of new objects are remembered.
+STREAMS_KNOWN_MAX = 4096
 #: The cheaper classes bill smaller objects at this size and don't transition them, so they stay in STANDARD. So do a
 #: stream's state objects, which are read and written often.
 CLASS_BYTES_MIN = 128 * 1024
@@ -176,7 +180,9 @@ class S3Store(checks.CheckedStore):
     def __init__(self, bucket: str, root: str, options: StoreOptions) -> None:
         super().__init__(f"s3://{bucket}/{root}".rstrip("/"), root, driver="aws-s3", bucket=bucket)
         self._bucket = bucket
-        self._kept_as = keeping_of(options.settings)
+        for layer in options.settings.all_layers():
+            keeping_of(layer)  # refuses invalid values before anything is written
+        self._keeping = lru_cache(STREAMS_KNOWN_MAX)(lambda stream: keeping_of(options.settings.of_stream(stream)))
         self._checksum = options.settings.checksum
         self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
@@ -230,6 +236,10 @@ class S3Store(checks.CheckedStore):
         except (sdk.BotoCoreError, ValueError) as error:
             raise InvalidCall(f"{where}: {error}", hint="check the URL, --endpoint-url and --region") from error
 
+    def _kept_as(self, key: str, size_bytes: int | None) -> Mapping[str, str]:
+        """Request parameters for creating an object, by the settings of its stream."""
+        return self._keeping(stream_of(key))(size_bytes)
+
     def _head(self, key: str) -> ObjectInfo:
         with self._translated(f"head of {key}", writes=False):
             answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, **self._checksums_asked)
@@ -259,7 +269,7 @@ class S3Store(checks.CheckedStore):
                     Metadata=metadata,
                     **_checked_by(self._checksum, body, crc),
                     **condition,
-                    **self._kept_as(len(body)),
+                    **self._kept_as(key, len(body)),
                 )
                 return ObjectInfo(key, len(body), answer["ETag"], answered_ms(answer), metadata, crc)
         except NotFound as missing:
@@ -363,7 +373,7 @@ class S3Store(checks.CheckedStore):
                 Key=self._root + key,
                 Metadata=metadata,
                 **declared,
-                **self._kept_as(None),
+                **self._kept_as(key, None),
             )
             return str(answer["UploadId"])
 
@@ -377,17 +387,17 @@ class S3Store(checks.CheckedStore):
             with contextlib.suppress(InvalidCall), self._translated(f"put of {key}", writes=True):
                 given = _checked_by(checksum, body, crc32c(body))
                 self._client.put_object(
-                    Bucket=self._bucket, Key=self._root + key, Body=body, **given, **self._kept_as(len(body))
+                    Bucket=self._bucket, Key=self._root + key, Body=body, **given, **self._kept_as(key, len(body))
                 )
                 return checksum
         return ""
 
     @property
     def asks_encryption(self) -> bool:
-        return bool(self._kept_as(0))
+        return bool(self._kept_as("", 0))
 
     def encryption_problem(self, key: str) -> str:
-        asked = self._kept_as(0)
+        asked = self._kept_as(key, 0)
         wanted, kms_key = asked["ServerSideEncryption"], asked.get("SSEKMSKeyId", "")
         with self._translated(f"head of {key}", writes=False):
             answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key)

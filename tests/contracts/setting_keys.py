@@ -14,7 +14,7 @@ import offloader
 from docs.make_reference import type_of
 from offloader.settings import Pairs, Settings
 from offloader.settings.fields import allowed
-from offloader.settings.layered import ALIASES, METHOD_OF, OLD, PROCESS_SECTIONS, PROCESS_SETTINGS, key_of, shown
+from offloader.settings.layered import ALIASES, METHOD_OF, OLD, is_of_process, key_of, shown
 
 __all__ = ["setting_keys"]
 
@@ -44,8 +44,7 @@ def _line(section: str, each: Field[Any]) -> str:
     facts += [unit] if unit else []
     if "low" in each.metadata:
         facts.append(allowed(each.metadata))
-    is_of_process = section in PROCESS_SECTIONS or name in PROCESS_SETTINGS
-    facts.append("process" if is_of_process else "stream")
+    facts.append("process" if is_of_process(name) else "stream")
     if name in METHOD_OF:
         facts.append(f"method {METHOD_OF[name]}")
     if key_of(name) != name:

@@ -36,9 +36,8 @@ from offloader.settings.fields import allowed
 from offloader.settings.layered import (
     ALIASES,
     FIELDS,
-    PROCESS_SECTIONS,
-    PROCESS_SETTINGS,
     SETTINGS,
+    is_of_process,
     key_of,
     parse_settings,
     shown,
@@ -307,7 +306,7 @@ def row_of(section: str, field: Field[Any]) -> list[str]:
         "(empty)" if default in ("", "()") else default,
         type_of(field.metadata, field.default),
         allowed(field.metadata),
-        "process" if section in PROCESS_SECTIONS or name in PROCESS_SETTINGS else "stream",
+        "process" if is_of_process(name) else "stream",
         field.metadata["doc"],
     ]
 

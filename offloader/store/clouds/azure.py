@@ -129,6 +129,11 @@ class AzureStore(CloudStore):
         kind, hint = meaning_of("", status, writes=writes)
         return kind(said, hint=hint)
 
+    def _scope(self, key: str) -> Mapping[str, str]:
+        """Parameters for the encryption scope of a new object; for none if the container has its own."""
+        scope = self._kms_key(key)
+        return {"encryption_scope": scope} if scope else {}
+
     def _blob(self, key: str) -> Any:
         return self._container.get_blob_client(self._root + key)
 
@@ -170,9 +175,10 @@ class AzureStore(CloudStore):
         data = b"".join(views_of(body))
         kept = _kept({**metadata, _CRC: f"{crc:08x}"})
         send = self._put_whole if len(data) <= SENT_BYTES else self._put_large
+        how = {**self._scope(key), **self._once}
 
         async def made() -> ObjectInfo:
-            answer = await send(blob, data, kept, mode)
+            answer = await send(blob, data, kept, mode, how)
             return ObjectInfo(
                 key,
                 len(data),
@@ -184,19 +190,23 @@ class AzureStore(CloudStore):
 
         return self._ask(f"put of {key}", made(), writes=True, size_bytes=len(data))
 
-    async def _put_whole(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Any:
+    async def _put_whole(
+        self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode, how: Mapping[str, Any]
+    ) -> Any:
         # Without overwrite, the library itself adds the condition.
-        how = {"overwrite": False} if mode.create_only else {"overwrite": True, **_condition(mode)}
+        condition = {"overwrite": False} if mode.create_only else {"overwrite": True, **_condition(mode)}
         return await blob.upload_blob(
-            data, length=len(data), metadata=metadata, validate_content=True, max_concurrency=1, **how, **self._once
+            data, length=len(data), metadata=metadata, validate_content=True, max_concurrency=1, **condition, **how
         )
 
-    async def _put_large(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Any:
+    async def _put_large(
+        self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode, how: Mapping[str, Any]
+    ) -> Any:
         """Upload one block that becomes the blob: only blocks are streamed."""
         block_id = _block_id(uuid.uuid4().hex, 1, 0)
-        await blob.stage_block(block_id, io.BytesIO(data), length=len(data), validate_content=True, **self._once)
+        await blob.stage_block(block_id, io.BytesIO(data), length=len(data), validate_content=True, **how)
         return await blob.commit_block_list(
-            [BlobBlock(block_id=block_id)], metadata=metadata, **_condition(mode), **self._once
+            [BlobBlock(block_id=block_id)], metadata=metadata, **_condition(mode), **how
         )
 
     def _listed(self, prefix: str, after: str, limit: int) -> ListPage:
@@ -267,7 +277,9 @@ class AzureStore(CloudStore):
         sent = io.BytesIO(data) if len(data) > SENT_BYTES else data
         self._ask(
             f"part {number} of {upload.key}",
-            blob.stage_block(block_id, sent, length=len(data), validate_content=True, **self._once),
+            blob.stage_block(
+                block_id, sent, length=len(data), validate_content=True, **self._scope(upload.key), **self._once
+            ),
             writes=True,
             size_bytes=len(data),
         )
@@ -288,7 +300,8 @@ class AzureStore(CloudStore):
 
     def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
         blocks = [BlobBlock(block_id=part.etag) for part in parts]
-        call = self._blob(upload.key).commit_block_list(blocks, metadata=_kept(upload.metadata), **self._once)
+        how = {**self._scope(upload.key), **self._once}
+        call = self._blob(upload.key).commit_block_list(blocks, metadata=_kept(upload.metadata), **how)
         self._ask(f"joining of {upload.key}", call, writes=True, size_bytes=len(parts) * 1024)
 
     def _drop(self, upload: MarkedUpload) -> None:

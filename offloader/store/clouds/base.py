@@ -30,6 +30,7 @@ from offloader.store.base import (
     StoreOptions,
     UploadInfo,
 )
+from offloader.store.wrappers import stream_of
 
 _Answer = TypeVar("_Answer")
 
@@ -89,6 +90,10 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         self._places = threading.BoundedSemaphore(options.settings.connections_max)
         self._known: OrderedDict[str, str] = OrderedDict()
         self._known_lock = threading.Lock()
+
+    def _kms_key(self, key: str) -> str:
+        """Name of the key that encrypts a new object, by the settings of its stream; empty: the bucket's own."""
+        return self._settings.of_stream(stream_of(key)).kms_key
 
     def _ask(self, what: str, call: Coroutine[Any, Any, _Answer], *, writes: bool, size_bytes: int = 0) -> _Answer:
         """Run ``call`` on the file system's loop. A write whose deadline passes has an unknown outcome."""

@@ -173,6 +173,11 @@ class GcsStore(CloudStore):
         return body, _described(key, answer.headers)
 
     def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
+        return self._send(key, body, mode, metadata, crc, self._kms_key(key))
+
+    def _send(
+        self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int, kms_key: str
+    ) -> ObjectInfo:
         described = {"name": self._root + key, "metadata": dict(metadata), "crc32c": encoded_crc32c(crc)}
         between = f"--{uuid.uuid4().hex}"
         head = f"{between}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(described)}\r\n"
@@ -185,6 +190,7 @@ class GcsStore(CloudStore):
             data=data,
             uploadType="multipart",
             ifGenerationMatch="0" if mode.create_only else mode.etag and mode.etag.strip('"'),
+            kmsKeyName=kms_key or None,
         )
         return self._ask(f"put of {key}", call, writes=True, size_bytes=size_bytes)
 
@@ -263,7 +269,8 @@ class GcsStore(CloudStore):
         ]
 
     def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
-        info = self._put(f"{folder_of(upload.key, upload.upload_id)}{number:05d}", body, PutMode(), {}, crc)
+        part_key = f"{folder_of(upload.key, upload.upload_id)}{number:05d}"
+        info = self._send(part_key, body, PutMode(), {}, crc, self._kms_key(upload.key))
         return PartInfo(number, info.etag, info.size_bytes, crc)
 
     def _parts(self, upload: MarkedUpload) -> Sequence[PartInfo]:
@@ -281,14 +288,16 @@ class GcsStore(CloudStore):
     def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
         folder = folder_of(upload.key, upload.upload_id)
         sources = [(f"{folder}{part.number:05d}", part.etag) for part in parts]
-        numbers = itertools.count()
+        numbers, kms_key = itertools.count(), self._kms_key(upload.key)
         while len(sources) > COMPOSED_MAX:
             groups = [sources[at : at + COMPOSED_MAX] for at in range(0, len(sources), COMPOSED_MAX)]
-            joined = [self._compose(f"{folder}joined-{next(numbers):05d}", group, {}) for group in groups]
+            joined = [self._compose(f"{folder}joined-{next(numbers):05d}", group, {}, kms_key) for group in groups]
             sources = [(info.key, info.etag) for info in joined]
-        self._compose(upload.key, sources, upload.metadata)
+        self._compose(upload.key, sources, upload.metadata, kms_key)
 
-    def _compose(self, key: str, sources: Sequence[tuple[str, str]], metadata: Mapping[str, str]) -> ObjectInfo:
+    def _compose(
+        self, key: str, sources: Sequence[tuple[str, str]], metadata: Mapping[str, str], kms_key: str
+    ) -> ObjectInfo:
         order = {
             "sourceObjects": [
                 {
@@ -304,6 +313,7 @@ class GcsStore(CloudStore):
             f"{self._api_path(key)}/compose",
             headers={"Content-Type": "application/json"},
             data=[json.dumps(order).encode()],
+            kmsKeyName=kms_key or None,
         )
         with checks.completing():
             return self._ask(f"joining of {key}", call, writes=True)
