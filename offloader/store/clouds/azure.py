@@ -156,6 +156,9 @@ class AzureStore(CloudStore):
     async def _look(self, key: str) -> ObjectInfo:
         return _described(key, await self._blob(key).get_blob_properties(**self._once))
 
+    async def _used_key(self, key: str) -> str:
+        return (await self._blob(key).get_blob_properties(**self._once)).encryption_scope or ""
+
     def _status_of(self, error: BaseException | None) -> int:
         return error.status_code or 0 if isinstance(error, HttpResponseError) else 0
 

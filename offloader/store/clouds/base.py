@@ -61,6 +61,9 @@ class _ServiceVerbs(Protocol):
     def _status_of(self, error: BaseException | None) -> int:
         """HTTP status of an exception of the service's library; 0: none."""
 
+    async def _used_key(self, key: str) -> str:
+        """Name of the key that encrypts an object, by the service's answer; empty: none is named."""
+
     async def _look(self, key: str) -> ObjectInfo:
         """The object's description."""
 
@@ -94,6 +97,20 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
     def _kms_key(self, key: str) -> str:
         """Name of the key that encrypts a new object, by the settings of its stream; empty: the bucket's own."""
         return self._settings.of_stream(stream_of(key)).kms_key
+
+    @property
+    def asks_encryption(self) -> bool:
+        """See ``offloader.store.base.Adjustable``."""
+        return bool(self._settings.kms_key)
+
+    def checksum_taken(self, key: str) -> str:  # noqa: ARG002 - there is one checksum
+        return ""
+
+    def encryption_problem(self, key: str) -> str:
+        wanted, used = self._settings.kms_key, self._ask(f"head of {key}", self._used_key(key), writes=False)
+        if used == wanted or used.startswith(f"{wanted}/"):  # Google adds the key's version
+            return ""
+        return f"store.kms_key = {wanted!r} isn't used: an object that asked for it has {used or 'no key'}"
 
     def _ask(self, what: str, call: Coroutine[Any, Any, _Answer], *, writes: bool, size_bytes: int = 0) -> _Answer:
         """Run ``call`` on the file system's loop. A write whose deadline passes has an unknown outcome."""

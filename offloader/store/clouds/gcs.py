@@ -158,6 +158,10 @@ class GcsStore(CloudStore):
         answer = await self._request("HEAD", self._object_path(key))
         return _described(key, answer.headers)
 
+    async def _used_key(self, key: str) -> str:
+        found = json.loads((await self._request("GET", self._api_path(key))).body)
+        return str(found.get("kmsKeyName", ""))
+
     def _status_of(self, error: BaseException | None) -> int:
         return error.answer.status if isinstance(error, _Refused) else 0
 

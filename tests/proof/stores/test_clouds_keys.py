@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from urllib.parse import urlsplit
 
 import pytest
 
+from offloader.errors import Unsupported
+from offloader.settings import StoreSettings
 from offloader.settings.layered import parse_settings
+from offloader.store.base import Adjustable, StoreOptions
+from offloader.store.open import open_raw
+from offloader.store.probe import require_conditional_puts
 from tests.support.holding_proxy import HoldingProxy
+from tests.support.misbehaving_servers import Answer, ScriptedServer
 from tests.support.server_fixtures import S3Place
 
 pytestmark = pytest.mark.process
@@ -68,6 +75,26 @@ def test_every_object_names_the_key_of_its_stream(cloud_place: S3Place) -> None:
         assert set(proxy.taken()) == {"of-orders"}
         assert store.get(f"{ORDERS}/parts")[0] == body + body
         store.close()
+
+
+def test_service_that_names_no_key_is_refused_by_the_probe(cloud_place: S3Place) -> None:
+    """The stand-ins encrypt nothing, and say so."""
+    store = cloud_place.open(settings=StoreSettings(kms_key="of-all"))
+    with pytest.raises(Unsupported, match=r"store\.kms_key = 'of-all' isn't used"):
+        require_conditional_puts(store)
+    store.close()
+
+
+def test_version_of_a_key_of_google_is_that_key() -> None:
+    body = json.dumps({"kmsKeyName": "projects/p/keys/of-all/cryptoKeyVersions/3"}).encode()
+    for name, problem in (("projects/p/keys/of-all", ""), ("projects/p/keys/of", "isn't used")):
+        with ScriptedServer([Answer(200, body)]) as server:
+            options = StoreOptions(endpoint_url=server.url, settings=StoreSettings(kms_key=name))
+            store = open_raw("gs://bucket/root", options)
+            assert isinstance(store, Adjustable)
+            found = store.encryption_problem("k")
+            assert (problem in found, bool(problem)) == (True, bool(found))
+            store.close()
 
 
 def test_no_key_is_named_by_default(cloud_place: S3Place) -> None:
