@@ -52,10 +52,13 @@ _MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
         "AccountProblem",
         "Forbidden",
     ),
-    (AccessDenied, "check the access key: environment, profile, or access_key and secret_key"): ("InvalidAccessKeyId",),
-    (AccessDenied, "the secret key is wrong, or this machine's clock; or a proxy changes requests"): (
-        "SignatureDoesNotMatch",
+    (AccessDenied, "check the credentials: environment, profile, or access_key and secret_key"): (
+        "InvalidAccessKeyId",
     ),
+    (
+        AccessDenied,
+        "check the credentials: the secret key is wrong, or this machine's clock; or a proxy changes requests",
+    ): ("SignatureDoesNotMatch",),
     (AccessDenied, "the session expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),
     (AccessDenied, "the session isn't valid: get new credentials"): ("InvalidToken", "InvalidTokenId"),
     (AccessDenied, "set this machine's clock"): ("RequestTimeTooSkewed", "RequestExpired"),
