@@ -30,6 +30,7 @@ from offloader.errors import (
     needs_extra,
 )
 from offloader.ledgers.base import HotTierLost, LedgerInfo, newest_listed
+from offloader.ledgers.pulsar.topics import managed_ledger_of_stream
 from offloader.manifest.state import ManifestState
 from offloader.read.ledger_plan import LedgerMismatch, LedgerTrimmed
 from offloader.read.reader import load_stream
@@ -165,7 +166,8 @@ class OwnerClient:
         Raises: as ``offload``; LedgerTrimmed, LedgerMismatch, NotOwner: the owner's own.
         """
         more = {FORWARDED: "1", **({"Offloader-Source": source} if source else {})}
-        path = f"/v1/streams/{quote(stream, safe='')}/ledgers/{ledger_id}/offload"
+        # The routes of brokers take the name that brokers have.
+        path = f"/v1/streams/{quote(managed_ledger_of_stream(stream), safe='')}/ledgers/{ledger_id}/offload"
         return self._request(path, {**asked, "wait_seconds": wait_s}, wait_s + FORWARD_ANSWER_S, more)
 
     def ledgers(self, stream: str) -> Sequence[LedgerInfo]:

@@ -28,7 +28,7 @@ from offloader.errors import (
 from offloader.ledgers.pulsar.admin import host_of
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster
-from offloader.ledgers.pulsar.topics import TopicLedger, stream_of_topic
+from offloader.ledgers.pulsar.topics import TopicLedger, managed_ledger_of_stream, stream_of_topic
 from offloader.owner_client import CA_VARIABLE, client_tls
 from offloader.runtime.clock import Clock
 from offloader.service.auth import tokens_of
@@ -89,7 +89,8 @@ class PluginsWay:
         Raises:
             InvalidCall: no HTTP address. AccessDenied: the certificate isn't good. StoreUnavailable: no answer.
         """
-        where = f"{self.url}/v1/streams/{quote(stream, safe='')}/ledgers/{ledger_id}{query}"
+        name = quote(managed_ledger_of_stream(stream), safe="")
+        where = f"{self.url}/v1/streams/{name}/ledgers/{ledger_id}{query}"
         if not self.url.startswith(("http://", "https://")):
             raise InvalidCall(f"{self.url[:200]!r} is no HTTP address", hint="give http://host:8750 or https://...")
         try:

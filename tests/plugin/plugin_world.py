@@ -58,7 +58,8 @@ def topic_of(name: str) -> str:
 
 def path_of(topic: str) -> str:
     """A topic's path below ``/admin/v2/``."""
-    return "persistent/" + topic.removeprefix("persistent://")
+    tenant, namespace, name = topic.removeprefix("persistent://").split("/")
+    return f"persistent/{tenant}/{namespace}/{quote(name, safe='')}"
 
 
 def stream_of(topic: str) -> str:

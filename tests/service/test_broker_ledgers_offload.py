@@ -45,9 +45,9 @@ def facts(info: LedgerInfo, **changed: Any) -> dict[str, Any]:
     return {**found, "created_ms": info.created_ms, "wait_seconds": 25, **changed}
 
 
-def closed_ledger(process: HttpProcess, entries: int = 10) -> LedgerInfo:
+def closed_ledger(process: HttpProcess, entries: int = 10, *, stream: str = ORDERS) -> LedgerInfo:
     """A further ledger of the process's stream, closed and not offloaded yet."""
-    source = process.sources[ORDERS]
+    source = process.sources[stream]
     source.close_ledger()
     source.append([b"entry %d" % number for number in range(entries)])
     closed: LedgerInfo = source.close_ledger()
@@ -340,6 +340,50 @@ def test_other_process_passes_the_request_on_where_the_host_is_allowed(tmp_path:
             assert (answer.status, answer.json()) == (200, {"committed": True, "missing": []})
             again = Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info, length=1))
             assert (again.status, again.json()["kind"]) == (409, "source_mismatch")
+
+
+#: The last level of streams, and of the managed ledgers that brokers name.
+ENCODED = {
+    "with:colon": "with%3Acolon",
+    "with%3Acolon": "with%253Acolon",
+    "a%2Fb": "a%252Fb",
+    "a#b": "a%23b",
+    "a?b": "a%3Fb",
+    "a=b": "a%3Db",
+    "a b": "a+b",
+    "a+b": "a%2Bb",
+    "\u00e4\u00f6\u00fc": "%C3%A4%C3%B6%C3%BC",
+}
+
+
+@pytest.mark.slow
+def test_managed_ledgers_whose_names_are_encoded_are_offloaded_and_read(store: ObjectStore, tmp_path: Path) -> None:
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        for number, (name, encoded) in enumerate(ENCODED.items()):
+            writer = StreamWriter(store, f"t/n/persistent/{name}")
+            writer.add([batch_of(number, 0, 10 + number)], closes=(number,))
+            length = sum(len(each.payload) for each in writer.entries)
+            broker = Broker(http.url, f"t/n/persistent/{encoded}")
+            answer = broker.offload(number, last=9 + number, length=length, entries=10 + number)
+            assert (name, answer.status, answer.json().get("committed")) == (name, 200, True)
+            assert broker.whole(number) == [(each.entry_id, each.payload) for each in writer.entries]
+            assert broker.delete(number).status == 202
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["with:colon", "a%3Ab"])
+def test_other_process_passes_encoded_names_on(tmp_path: Path, name: str) -> None:
+    stream, url = f"t/n/persistent/{name}", f"http://127.0.0.1:{(port := free_port())}"
+    with http_process(
+        tmp_path, {**SLOW, "http": {"listen": f"127.0.0.1:{port}"}}, streams=(stream,), writer_url=url
+    ) as (_, process):
+        info = closed_ledger(process, stream=stream)
+        allowed: dict[str, Any] = {"access": {"owner_hosts": ["127.0.0.1"]}}
+        with http_process(tmp_path, allowed, streams=(), store=process.store) as (other, _):
+            answer = Broker(other.url, f"t/n/persistent/{ENCODED.get(name, 'a%253Ab')}").offload(
+                info.ledger_id, **facts(info)
+            )
+            assert (answer.status, answer.json()) == (200, {"committed": True, "missing": []})
 
 
 @pytest.mark.slow

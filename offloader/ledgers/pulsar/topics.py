@@ -38,7 +38,7 @@ class TopicLedgers(NamedTuple):
     @property
     def managed_ledger(self) -> str:
         """The managed ledger's name in the metadata of objects."""
-        return _managed_ledger(self.topic)
+        return managed_ledger_of_topic(self.topic)
 
     @property
     def stream(self) -> str:
@@ -64,13 +64,19 @@ def stream_of_managed_ledger(name: str) -> str:
     return f"{before}/{plain if usable else last}" if before else name
 
 
+def managed_ledger_of_stream(stream: str) -> str:
+    """The managed ledger whose stream has that name, the reverse of ``stream_of_managed_ledger``."""
+    before, _, last = stream.rpartition("/")
+    return f"{before}/{_form_field(last)}" if before else stream
+
+
 def stream_of_topic(topic: str) -> str:
     """``persistent://public/default/orders`` -> ``public/default/persistent/orders``.
 
     Raises:
         InvalidCall: not a persistent topic's name.
     """
-    return stream_of_managed_ledger(_managed_ledger(topic))
+    return stream_of_managed_ledger(managed_ledger_of_topic(topic))
 
 
 def topic_of_stream(stream: str) -> str | None:
@@ -88,7 +94,12 @@ def is_text(name: str) -> bool:
     return not any("\ud800" <= each <= "\udfff" for each in name)
 
 
-def _managed_ledger(topic: str) -> str:
+def managed_ledger_of_topic(topic: str) -> str:
+    """``persistent://public/default/my topic`` -> ``public/default/persistent/my+topic``.
+
+    Raises:
+        InvalidCall: as ``stream_of_topic``.
+    """
     domain, separator, rest = topic.partition("://")
     if not separator:
         domain, rest = _DOMAIN, topic

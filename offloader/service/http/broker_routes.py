@@ -24,13 +24,13 @@ from offloader.read.ledger_plan import BrokerFacts
 from offloader.service.broker_ledgers import BrokerCaller, BrokerLedgers
 from offloader.service.http.middleware import PROBLEM_JSON
 from offloader.service.http.schemas import (
+    BrokerStream,
     Known,
     LedgerFilled,
     LedgerOffloaded,
     LedgerOffloadRequest,
     LedgerPlan,
     ProblemDetails,
-    StreamName,
     shown,
 )
 from offloader.settings import BrokerSettings
@@ -119,14 +119,14 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
     router = _router(ledgers)
 
     @router.get("", response_class=JSONResponse, responses={200: {"model": LedgerPlan}})
-    def plan(broker: Broker, name: StreamName, ledger: LedgerId, uuid: AttemptId) -> Response:
+    def plan(broker: Broker, name: BrokerStream, ledger: LedgerId, uuid: AttemptId) -> Response:
         """How a broker reads a ledger: chunks, and URLs of the objects. 410: it was deleted on purpose."""
         return JSONResponse(ledgers.plan(name, ledger, uuid=uuid, caller=broker))
 
     @router.get("/entries", response_class=StreamingResponse, responses={200: {"content": {FRAMES: {}}}})
     async def entries(
         broker: Broker,
-        name: StreamName,
+        name: BrokerStream,
         ledger: LedgerId,
         uuid: AttemptId,
         first: Annotated[int, Query(alias="from", ge=0, le=_ID_MAX)],
@@ -140,7 +140,7 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
 
     @router.post("/offload")
     async def offload(
-        broker: Broker, name: StreamName, ledger: LedgerId, body: LedgerOffloadRequest
+        broker: Broker, name: BrokerStream, ledger: LedgerId, body: LedgerOffloadRequest
     ) -> LedgerOffloaded:
         """Wait until a closed ledger is in the cold tier, as the broker has it. 421: another process offloads it."""
         facts = BrokerFacts(
@@ -159,7 +159,7 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
     @router.put("/missing", openapi_extra={"requestBody": {"required": True, "content": {FRAMES: {}}}})
     def missing(
         broker: Broker,
-        name: StreamName,
+        name: BrokerStream,
         ledger: LedgerId,
         first: Annotated[int, Query(ge=0, le=_ID_MAX)],
         last: Annotated[int, Query(ge=0, le=_ID_MAX)],
@@ -169,7 +169,7 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
         return shown(LedgerFilled, ledgers.fill(name, ledger, first, last, body, caller=broker))
 
     @router.delete("", status_code=202)
-    def attempt_deleted(broker: Broker, name: StreamName, ledger: LedgerId, uuid: AttemptId) -> dict[str, Any]:
+    def attempt_deleted(broker: Broker, name: BrokerStream, ledger: LedgerId, uuid: AttemptId) -> dict[str, Any]:
         """Say that the broker forgets an attempt. A hint: nothing is deleted because of it."""
         ledgers.attempt_deleted(name, ledger, uuid=uuid, caller=broker)
         return {}

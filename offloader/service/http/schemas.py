@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from formats.keys import STREAM_BYTES_MAX
 from offloader.errors import InvalidCall, LimitReached, parsing
+from offloader.ledgers.pulsar.topics import stream_of_managed_ledger
 from offloader.manifest.names import stream_name
 from offloader.service.auth import OPERATION_OF_ROUTE, Caller
 from offloader.service.http.middleware import CALLER
@@ -67,6 +68,22 @@ def _stream_name(
     return name
 
 
+def _stream_of_broker(
+    stream: Annotated[
+        str,
+        Path(
+            description="The managed ledger's name as the broker has it, percent-encoded as one part: "
+            "`public%2Fdefault%2Fpersistent%2Fmy%2Btopic`.",
+            max_length=_PART_CHARS_MAX,
+        ),
+    ],
+) -> str:
+    given = decoded(stream, "managed ledger's name")
+    name = stream_name(given) if "://" in given else stream_of_managed_ledger(given)
+    require_stream_name(name)
+    return name
+
+
 def _subscriber_name(
     subscriber: Annotated[str, Path(description="Percent-encoded.", max_length=_PART_CHARS_MAX)],
 ) -> str:
@@ -74,6 +91,8 @@ def _subscriber_name(
 
 
 StreamName = Annotated[str, Depends(_stream_name)]
+#: Of a managed ledger, which brokers name.
+BrokerStream = Annotated[str, Depends(_stream_of_broker)]
 SubscriberName = Annotated[str, Depends(_subscriber_name)]
 
 POSITION = "A position is LEDGER:ENTRY."

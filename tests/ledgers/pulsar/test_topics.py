@@ -12,6 +12,7 @@ from offloader.ledgers.pulsar.topics import (
     TopicLedger,
     TopicLedgers,
     ledgers_of_topics,
+    managed_ledger_of_stream,
     stream_of_managed_ledger,
     stream_of_topic,
 )
@@ -44,6 +45,7 @@ def test_a_topic_and_its_managed_ledger_are_one_stream(topic: str, managed_ledge
 def test_our_own_encoding_of_stream_names_is_decoded() -> None:
     for stream in ("public/default/persistent/a b#1", "t/n/persistent/a~b*c", "orders"):
         assert stream_of_managed_ledger(encode_stream(stream)) == stream
+        assert stream_of_managed_ledger(managed_ledger_of_stream(stream)) == stream
 
 
 @pytest.mark.parametrize("topic", ["non-persistent://a/b/c", "persistent://a/b", "persistent://a//c", "orders"])

@@ -77,6 +77,32 @@ def test_partitioned_topic_is_read_whole(world: PluginWorld, client: pulsar.Clie
     assert world.bytes_read() > before
 
 
+#: Topics whose managed ledgers have other names.
+ENCODED = (
+    "with:colon",
+    "with%2Fslash",
+    "with#hash",
+    "with?mark",
+    "with=sign",
+    "with blank",
+    "with+plus",
+    "with-\u00e4\u00f6\u00fc",
+)
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_topic_with_an_encoded_name_is_read_whole(
+    world: PluginWorld, client: pulsar.Client, tmp_path: Path, name: str
+) -> None:
+    topic = topic_of(name)
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        history.send("plain", 250)
+    before = make_cold(world, topic)
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    assert plain(receive(reader, 250)) == history.sent
+    assert world.bytes_read() > before
+
+
 def test_encrypted_messages_are_read_by_who_has_the_key(
     world: PluginWorld, client: pulsar.Client, count: int, tmp_path: Path
 ) -> None:
