@@ -1,8 +1,9 @@
-"""Stream name check of every input, before its first entry is accepted."""
+"""Names of streams and topics: the check of every input before its first entry is accepted, partitions, patterns."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from formats.errors import FormatError
 from formats.keys import encode_stream
@@ -30,6 +31,34 @@ def partition_of(stream: str) -> tuple[str, int] | None:
     """Topic and number of a stream named like a partition; ``None`` for any other name."""
     match = _PARTITION.fullmatch(stream)
     return None if match is None else (match[1], int(match[2]))
+
+
+#: Patterns that are kept compiled.
+_COMPILED_MAX = 4096
+_WILD = re.compile(r"[*?]")
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text is a pattern of names: ``*`` stands for any characters, ``?`` for one. All others stand for
+    themselves, also ``[``, which names of topics may have."""
+    return _WILD.search(text) is not None
+
+
+def literal_prefix(pattern: str) -> str:
+    """The characters in front of the first ``*`` or ``?``, with which every name begins that the pattern matches."""
+    return _WILD.split(pattern, maxsplit=1)[0]
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern, or a name, means ``name``. Capital and small letters differ."""
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+@lru_cache(_COMPILED_MAX)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = {"*": ".*", "?": "."}
+    # Several * in a row are one: else each more multiplies the time of a name that doesn't match.
+    return re.compile("".join(parts.get(each) or re.escape(each) for each in re.sub(r"\*+", "*", pattern)), re.DOTALL)
 
 
 def name_clash(stream: str, other: str) -> InvalidCall:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from offloader.errors import Corrupt, InvalidCall, Unsupported
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.catalog import partition_streams, read_entry
 from offloader.store.base import ObjectStore
-from offloader.stream_names import partition_of
+from offloader.stream_names import matches, partition_of
 
 #: Partitions named in an error.
 NAMED_MAX = 4
@@ -90,9 +89,9 @@ def resolve_name(given: str, existing: Collection[str]) -> NamedStreams:
 
 
 def matching_streams(wanted: str, existing: Collection[str]) -> list[str]:
-    """The existing streams of a name, as ``resolve_name``, or of a pattern with ``*``, ``?`` and ``[...]``, sorted."""
+    """The existing streams of a name, as ``resolve_name``, or of a pattern with ``*`` and ``?``, sorted."""
     found = set(resolve_name(wanted, existing).streams) & set(existing)
-    return sorted(found or {name for name in existing if fnmatchcase(name, wanted)})
+    return sorted(found or {name for name in existing if matches(name, wanted)})
 
 
 def named_streams(store: ObjectStore, given: str) -> NamedStreams:

@@ -5,7 +5,6 @@ An executor reads one partition: slices, blocks, Arrow batches of the wanted col
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import logging
 import threading
@@ -40,13 +39,13 @@ from offloader.spark.options import US_PER_MS, Needs, Projection, SourceOptions
 from offloader.spark.where import Bounds
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import VerbCount, requests_of
+from offloader.stream_names import is_pattern, literal_prefix, matches
 from offloader.times import TABLE_TIME_MS_MAX
 
 #: Indexes that planning reads. Further segments are split by their number of blocks alone, and pruned by the tasks.
 INDEXES_READ_MAX = 1000
 #: Cost of a row in a task without payloads, in bytes: the ids, and with them the publish time.
 _ROW_BYTES = {Needs.INDEXES: 16, Needs.ENTRY_TABLES: 24}
-_PATTERN = frozenset("*?[")
 #: Streams that an error names.
 NAMES_SHOWN_MAX = 3
 #: Streams whose records ``facts_of`` names: they are sent along with every plan.
@@ -170,11 +169,7 @@ def _pinned_records(options: SourceOptions, store: ObjectStore) -> dict[str, int
             raise InvalidCall(f"option asOfManifest needs one record a stream here: {shown}")
         return dict.fromkeys(names, given[""])
     pattern = options.stream
-    names = (
-        [name for name in given if fnmatch.fnmatchcase(name, pattern)]
-        if is_pattern(pattern)
-        else streams_named(options, store)
-    )
+    names = [name for name in given if matches(name, pattern)] if is_pattern(pattern) else streams_named(options, store)
     if others := sorted(set(given) - set(names)):
         raise InvalidCall(f"option asOfManifest names {', '.join(others)}, which {pattern} doesn't")
     return {name: record for name, record in given.items() if _is_wanted(options, name)}
@@ -199,18 +194,12 @@ def _load_or_none(store: ObjectStore, name: str) -> ManifestState | None:
     return None
 
 
-def is_pattern(stream: str) -> bool:
-    """Whether the option ``stream`` is a pattern and not a name."""
-    return bool(_PATTERN & set(stream))
-
-
 def streams_named(options: SourceOptions, store: ObjectStore) -> list[str]:
     """The streams of the option ``stream``: the named one, a topic's partitions, or all current matches, sorted."""
     pattern = options.stream
     if not is_pattern(pattern):
         return list(named_streams(store, pattern).streams)
-    literal = pattern[: min(pattern.index(sign) for sign in _PATTERN if sign in pattern)]
-    return [name for name in list_streams(store, prefix=literal) if fnmatch.fnmatchcase(name, pattern)]
+    return [name for name in list_streams(store, prefix=literal_prefix(pattern)) if matches(name, pattern)]
 
 
 def plan_slices(

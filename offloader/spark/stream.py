@@ -44,7 +44,6 @@ from offloader.spark.options import SourceOptions, projection
 from offloader.spark.scan import (
     StreamRange,
     index_or_none,
-    is_pattern,
     load_streams,
     parts_between,
     plan_ranges,
@@ -54,6 +53,7 @@ from offloader.spark.scan import (
 from offloader.spark.session import work_begins
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
+from offloader.stream_names import is_pattern
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from typing import Any, Self
 from urllib.parse import quote, urljoin
 
@@ -38,6 +37,7 @@ from offloader.ledgers.pulsar.topics import (
 )
 from offloader.ledgers.pulsar.transport import Security, without_credentials
 from offloader.runtime.clock import Clock, SystemClock
+from offloader.stream_names import matches
 
 with needs_extra("cli", "a client of Pulsar's admin interface"):
     import urllib3
@@ -275,7 +275,7 @@ class AdminClient:
                 hint="give the brokers https addresses: webServicePortTls, and advertisedListeners",
             )
         host = host_of(elsewhere)
-        if self._security.token is not None and not any(fnmatchcase(host, allowed) for allowed in self._hosts):
+        if self._security.token is not None and not any(matches(host, allowed) for allowed in self._hosts):
             raise AccessDenied(
                 f"{where} sends us on to {elsewhere[:200]}, and nothing here says that {host[:100]} may have the token",
                 hint=f'if that is a broker of yours: pulsar.admin_hosts = ["{host[:100]}"], with * for any letters '
@@ -313,7 +313,7 @@ def host_of(url: str) -> str:
 
 
 def _without_brackets(host: str) -> str:
-    """``[::1]`` -> ``::1``: in a pattern brackets mean one of several letters."""
+    """``[::1]`` -> ``::1``."""
     return host.strip("[]") if ":" in host else host
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.stream_names import partition_of
+from offloader.stream_names import is_pattern, matches, partition_of
 
 _DOMAIN = "persistent://"
-_GLOB = re.compile(r"[*?\[]")
 #: The brokers' own tenant: system topics and heartbeats.
 _BROKERS_TENANT = "pulsar"
 
@@ -42,9 +39,9 @@ class _Pattern(NamedTuple):
         tenant, namespace, name = topic.removeprefix(_DOMAIN).split("/", 2)
         base = partition_of(name)
         return (
-            fnmatchcase(tenant, self.tenant)
-            and fnmatchcase(namespace, self.namespace)
-            and (fnmatchcase(name, self.topic) or (base is not None and fnmatchcase(base[0], self.topic)))
+            matches(tenant, self.tenant)
+            and matches(namespace, self.namespace)
+            and (matches(name, self.topic) or (base is not None and matches(base[0], self.topic)))
         )
 
 
@@ -91,23 +88,23 @@ class TopicPatterns(NamedTuple):
     @property
     def tenants(self) -> Sequence[str]:
         """Tenants whose namespaces have to be listed."""
-        return sorted({each.tenant for each in self._wide if not _GLOB.search(each.tenant)})
+        return sorted({each.tenant for each in self._wide if not is_pattern(each.tenant)})
 
     @property
     def is_everywhere(self) -> bool:
         """Whether every tenant has to be listed."""
-        return any(_GLOB.search(each.tenant) for each in self.topics)
+        return any(is_pattern(each.tenant) for each in self.topics)
 
     def have_namespace(self, namespace: str) -> bool:
         """Whether topics in ``tenant/namespace`` can be selected."""
         tenant, _, name = namespace.partition("/")
         return tenant != _BROKERS_TENANT and any(
-            fnmatchcase(tenant, each.tenant) and fnmatchcase(name, each.namespace) for each in self.topics
+            matches(tenant, each.tenant) and matches(name, each.namespace) for each in self.topics
         )
 
     @property
     def _wide(self) -> Sequence[_Pattern]:
-        return [each for each in self.topics if _GLOB.search(each.tenant) or _GLOB.search(each.namespace)]
+        return [each for each in self.topics if is_pattern(each.tenant) or is_pattern(each.namespace)]
 
 
 #: Consecutive surveys that miss a topic before it counts as deleted.

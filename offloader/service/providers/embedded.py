@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupervisor, error_of
+from offloader.stream_names import matches
 
 _log = logging.getLogger("offloader.service")
 
@@ -187,9 +187,7 @@ class EmbeddedProvider:
             self._damaged = damaged
 
     def _bring(self, database: EmbeddedLedgers, streams: ServedStreams, patterns: Sequence[str]) -> None:
-        wanted = [
-            name for name in database.streams() if not patterns or any(fnmatchcase(name, each) for each in patterns)
-        ]
+        wanted = [name for name in database.streams() if not patterns or any(matches(name, each) for each in patterns)]
         for name in self._followed.keys() - set(wanted):
             self._enders.submit(partial(streams.remove, name))
             del self._followed[name]

@@ -19,8 +19,8 @@ from offloader.spark.jobs.values import NEEDED as VALUE_COLUMNS
 from offloader.spark.jobs.values import with_decoded
 from offloader.spark.jobs.verify import PLACE_OPTIONS, pinned_streams, require_known
 from offloader.spark.options import Values
-from offloader.spark.scan import is_pattern
 from offloader.spark.session import translated
+from offloader.stream_names import is_pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

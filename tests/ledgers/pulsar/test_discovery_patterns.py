@@ -24,7 +24,8 @@ P = "persistent://"
         (["t/n/*", "pulsar/*/*"], [], ["t/n/_own"],
          ["t/n/__change_events", "t/n/__change_events-partition-0", "t/n/x-sub__transaction_pending_ack",
           "pulsar/system/transaction_coordinator_assign-partition-0"]),
-        (["t/n/[ab]"], [], ["t/n/a"], ["t/n/c"]),
+        (["t/n/[ab]"], [], ["t/n/[ab]", "t/n/[ab]-partition-0"], ["t/n/a", "t/n/b"]),
+        (["t/n"], ["t/n/pay[1]", "t/n/[!x]*"], ["t/n/pay1", "t/n/y"], ["t/n/pay[1]", "t/n/[!x]y"]),
         ([], [], [], ["t/n/x"]),
     ],
 )  # fmt: skip
