@@ -11,6 +11,7 @@ import typer
 from offloader.cli.options import Config, Json, argument, name_argument
 from offloader.cli.output import Column, print_result, print_rows
 from offloader.errors import InvalidCall
+from offloader.service.bootstrap import require_valid
 from offloader.settings.layered import SettingsFile, key_of, read_settings_file, sample_settings
 from offloader.settings.migrate import migrate_file
 
@@ -46,12 +47,14 @@ def explain(
 def check(config: Config = "", json: Json = False) -> None:
     """Check a settings file.
 
-    One with unknown, ineffective or contradictory settings is refused (exit code 2), all of them named.
+    One with unknown, ineffective or contradictory settings is refused (exit code 2), all of them named; and so is one
+    with names or addresses that `serve` refuses. `offloader serve --check` also looks for this machine's tokens,
+    certificates and packages.
     """
     if not config:
         raise InvalidCall("check takes a settings file", hint="give --config FILE")
     found = read_settings_file(config)
-    found.settings_of("")
+    require_valid(found.settings_of(""))
     count = sum(map(len, found.layers.values()))
     print_result({"file": config, "settings": count}, f"{config}: {count} settings, all in effect", as_json=json)
 

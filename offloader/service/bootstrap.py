@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from offloader.doctor import Finding, fine, warning
 from offloader.errors import InvalidCall, OffloaderError, Unsupported, install_hint
 from offloader.ledgers.pulsar.discovery import TopicPatterns
+from offloader.ledgers.pulsar.source import require_addresses
 from offloader.ledgers.sqlite.database import database_path
 from offloader.maintenance import Maintenance
 from offloader.runtime.clock import Clock
@@ -52,41 +53,79 @@ def require_sound(settings: Settings, *, read_only: bool = False) -> None:
     Raises:
         InvalidCall, AccessDenied: one part per problem.
     """
-    serve = settings.serve
+    _require(*_purpose(settings, read_only=read_only), *_values(settings), *_machine(settings))
+
+
+def require_valid(settings: Settings) -> None:
+    """Refuses process settings that ``serve`` refuses by the settings file alone: on any machine, and with or without
+    ``--read-only``. A file that names no store is one for other commands.
+
+    Raises:
+        InvalidCall: as ``require_sound``.
+    """
+    only_answers = bool(settings.http.listen) and not _has_feed(settings) and not settings.serve.maintenance
+    purpose = _purpose(settings, read_only=only_answers) if settings.serve.store else []
+    _require(*purpose, *_values(settings))
+
+
+def _require(*checks: Callable[[], object]) -> None:
+    """Raises the one error of all checks, or one that names each."""
     found: list[OffloaderError] = []
-    if not serve.store:
-        found.append(InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file'))
-    has_streams = serve.ledgers or settings.pulsar.topics or settings.flight.listen
-    if read_only and not settings.http.listen:
-        found.append(
-            InvalidCall(
-                "with --read-only the process does nothing but answer over HTTP, and it listens nowhere",
-                hint='set http.listen = "ADDRESS:PORT"',
-            )
-        )
-    if not read_only and not (has_streams or serve.maintenance):
-        found.append(
-            InvalidCall(
-                "there is nothing to do: no feed of streams, and no maintenance",
-                hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true",
-            )
-        )
-    checks: list[Callable[[], object]] = [
-        lambda: TopicPatterns.of(settings.pulsar.topics, settings.pulsar.exclude),
-        *([lambda: database_path(serve.ledgers)] if serve.ledgers else []),
-        lambda: _require_packages(settings),
-    ]
-    if _listens(settings):
-        checks.append(lambda: [*_guarded(settings, open_credentials(settings.access), server_tls(settings.access))])
     for check in checks:
         try:
             check()
         except OffloaderError as error:
-            found.append(error)
+            if str(error) not in map(str, found):
+                found.append(error)
     if len(found) == 1:
         raise found[0]
     if found:
         raise InvalidCall("; ".join(each.message for each in found), hint="every problem is listed")
+
+
+def _has_feed(settings: Settings) -> bool:
+    return bool(settings.serve.ledgers or settings.pulsar.topics or settings.flight.listen)
+
+
+def _purpose(settings: Settings, *, read_only: bool) -> list[Callable[[], object]]:
+    """Whether the process has a store, and anything to do."""
+
+    def require_store() -> None:
+        if not settings.serve.store:
+            raise InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file')
+
+    def require_work() -> None:
+        if read_only and not settings.http.listen:
+            raise InvalidCall(
+                "with --read-only the process does nothing but answer over HTTP, and it listens nowhere",
+                hint='set http.listen = "ADDRESS:PORT"',
+            )
+        if not read_only and not (_has_feed(settings) or settings.serve.maintenance):
+            raise InvalidCall(
+                "there is nothing to do: no feed of streams, and no maintenance",
+                hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true",
+            )
+
+    return [require_store, require_work]
+
+
+def _values(settings: Settings) -> list[Callable[[], object]]:
+    """Names and addresses."""
+    serve, pulsar = settings.serve, settings.pulsar
+    return [
+        lambda: TopicPatterns.of(pulsar.topics, pulsar.exclude),
+        *([lambda: database_path(serve.ledgers)] if serve.ledgers else []),
+        *([lambda: require_addresses(pulsar)] if pulsar.topics else []),
+        *(partial(parse_listen, text, setting=setting) for setting, text in _listens(settings).items()),
+    ]
+
+
+def _machine(settings: Settings) -> list[Callable[[], object]]:
+    """Packages, tokens and certificates of this machine."""
+    checks: list[Callable[[], object]] = [lambda: _require_packages(settings)]
+    if _listens(settings):
+        checks.append(lambda: [*_guarded(settings, open_credentials(settings.access), server_tls(settings.access))])
+    return checks
 
 
 #: Packages of the extra ``serve`` that the HTTP listener imports.

@@ -11,6 +11,7 @@ import textwrap
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ from offloader.settings.fields import problem as problem_of
 from offloader.settings.retention import KEEP_SETTINGS
 from offloader.settings.values import REPLACED
 from offloader.stream_names import partition_of, require_stream_name
+
+
+def _plain(key: str) -> str:
+    """A key without what spellings differ in: ``maxSize`` and ``max_size``."""
+    return key.replace("_", "").lower()
+
 
 #: PIP-76's switch, an alias of ``offload.method``.
 STREAMING = "streaming_offload"
@@ -47,6 +54,27 @@ OLD: Mapping[str, str] = {
     **{name: name for name in FIELDS if key_of(name) != name and name not in ALIASES},
     **REPLACED,
 }
+#: Settings of a broker's own offload, in small letters -> the key here that does the same.
+PULSARS: Mapping[str, str] = {
+    "managedledgeroffloadthresholdinbytes": "offload.offload_threshold_size",
+    "managedledgeroffloadautotriggersizethresholdbytes": "offload.offload_threshold_size",
+    "managedledgeroffloadthresholdinseconds": "offload.offload_threshold_age",
+    "managedledgeroffloaddeletionlagms": "offload.deletion_lag",
+    "managedledgeroffloaddeletionlaginmillis": "offload.deletion_lag",
+    "managedledgeroffloadedreadpriority": "read.read_priority",
+    "managedledgerdatareadpriority": "read.read_priority",
+    "managedledgeroffloaddriver": "serve.store",
+    "managedledgeroffloadbucket": "serve.store",
+    "s3managedledgeroffloadbucket": "serve.store",
+    "gcsmanagedledgeroffloadbucket": "serve.store",
+    "managedledgeroffloadserviceendpoint": "serve.endpoint_url",
+    "s3managedledgeroffloadserviceendpoint": "serve.endpoint_url",
+    "s3managedledgeroffloadregion": "serve.region",
+}
+#: Every key without what spellings differ in -> the key.
+_PLAIN_KEYS: Mapping[str, str] = {_plain(name): name for name in (*SETTINGS, *ALIASES, STREAMING)}
+#: How alike an unknown key and the suggested one are at least, as ``difflib`` measures it.
+_SIMILAR_MIN = 0.8
 
 
 def shown(name: str, value: Any) -> Any:
@@ -356,12 +384,30 @@ def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
         raise ValueError(f"is now {key_of(OLD[key])}")
     name = key if key in ALIASES else SETTINGS.get(key)
     if name is None:
-        is_known = section in _SECTIONS or section == key
-        raise ValueError("no such setting" if is_known else f"no such section (sections: {', '.join(_SECTIONS)})")
+        if section in _SECTIONS or section == key:
+            raise ValueError(f"no such setting{_meant(scope, _similar(key))}")
+        close = get_close_matches(section, _SECTIONS, 1)
+        raise ValueError(f"no such section (sections: {', '.join(_SECTIONS)}){_meant(scope, *close)}")
     value = value_of_alias(name, given) if key in ALIASES else value_of(name, given)
     if scope and is_of_process(name):
         raise ValueError("holds for the whole process, set it at the top of the file")
     return name, value
+
+
+def _similar(key: str) -> str:
+    """The setting that an unknown key probably means; empty: none is like it."""
+    plain = _plain(key)
+    name = plain.rpartition(".")[2]
+    if name in PULSARS:
+        return PULSARS[name]
+    if close := get_close_matches(plain, _PLAIN_KEYS, 1, _SIMILAR_MIN):
+        return _PLAIN_KEYS[close[0]]
+    same = [known for each, known in _PLAIN_KEYS.items() if each.rpartition(".")[2] == name]  # of another section
+    return same[0] if len(same) == 1 else ""
+
+
+def _meant(scope: str, key: str = "") -> str:
+    return f"; did you mean {_place(scope, key)}?" if key else ""
 
 
 def is_old(key: str) -> bool:

@@ -58,6 +58,44 @@ def test_check_refuses_a_bad_one_with_every_problem(offloader: Offloader, tmp_pa
     assert "every problem is listed" in hint
 
 
+_PULSAR = (
+    '[serve]\nstore = "memory://x"\n[pulsar]\nservice_url = "pulsar://b:1"\nadmin_url = "http://b:1"\ntopics = {}\n'
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _PULSAR.format('["non-persistent://public/default/a"]'),
+        _PULSAR.format('["topic://public/default/a", "segment://public/default/a"]'),
+        _PULSAR.format('["public/default"]\nexclude = ["a"]'),
+        _PULSAR.format('["public/default"]').replace("pulsar://b:1", "http://b:1"),
+        _PULSAR.format('["public/default"]').replace("http://b:1", "b:1"),
+        '[serve]\nstore = "memory://x"\n[pulsar]\ntopics = ["public/default"]\n',
+        '[serve]\nstore = "memory://x"\nledgers = "postgres://x"\n',
+        '[serve]\nstore = "memory://x"\nmaintenance = false\n',
+        '[serve]\nstore = "memory://x"\n[http]\nlisten = "somewhere"\n',
+    ],
+)
+def test_check_refuses_what_serve_refuses(offloader: Offloader, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "offloader.toml"
+    path.write_text(text)
+    code, line, hint = offloader.refuses("config", "check", "--config", str(path))
+    assert (code, line, hint) == offloader.refuses("serve", "--config", str(path))
+    assert code == 2
+
+
+def test_check_accepts_files_of_read_servers_and_of_other_commands(offloader: Offloader, tmp_path: Path) -> None:
+    path = tmp_path / "offloader.toml"
+    for text in (
+        '[serve]\nstore = "memory://x"\nmaintenance = false\n[http]\nlisten = "127.0.0.1:8750"\n',
+        '[access]\nread_tokens = ["file:/nowhere"]\n[http]\nlisten = ":8750"\n',
+        '[read]\nread_priority = "tiered-storage-first"\n',
+    ):
+        path.write_text(text)
+        assert offloader("config", "check", "--config", str(path)).code == 0
+
+
 def test_invalid_calls_are_refused(offloader: Offloader) -> None:
     assert offloader.refuses("config", "guess")[0] == 2
     assert offloader.refuses("config", "check")[0] == 2

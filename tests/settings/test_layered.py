@@ -20,12 +20,15 @@ from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.settings.layered import (
     AT_MOST,
+    FIELDS,
     METHOD_OF,
     NEEDS_NO_METHOD,
     PROCESS_SECTIONS,
     PROCESS_SETTINGS,
+    PULSARS,
     SettingsFile,
     key_of,
+    parse_settings,
     read_settings_file,
     shown,
 )
@@ -59,6 +62,35 @@ def problems_of(directory: Path, text: str) -> list[str]:
         read_settings_file(write(directory, text))
     assert refused.value.message.startswith(f"{directory}/offloader.toml: ")
     return refused.value.message.removeprefix(f"{directory}/offloader.toml: ").split("; ")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ('[serve]\nstor = "x"', "serve.store"),
+        ('[serve]\nlogLevel = "info"', "serve.log_level"),
+        ('store = "x"', "serve.store"),
+        ('[ofload]\ncodec = "zstd"', "offload"),
+        ('[topics."a/b/persistent/c".offload]\nblok_size = "1MiB"', 'topics."a/b/persistent/c".offload.block_size'),
+        ("[offload]\nmaxSizePerOffloadSegmentMbytes = 512", "offload.max_size_per_offload_segment_mbytes"),
+        ("[offload]\nstreamingOffload = true", "streaming_offload"),
+        ("[offload]\nmanagedLedgerOffloadDeletionLagMs = 1", "offload.deletion_lag"),
+        ("[offload]\nmanagedLedgerOffloadThresholdInSeconds = 1", "offload.offload_threshold_age"),
+    ],
+)
+def test_misspelt_settings_are_refused_with_the_name_that_is_meant(text: str, meant: str) -> None:
+    with pytest.raises(InvalidCall, match=re.escape(f"; did you mean {meant}?")):
+        parse_settings(text, "here")
+
+
+def test_names_of_pulsars_settings_lead_to_settings() -> None:
+    assert set(PULSARS.values()) <= set(map(key_of, FIELDS))
+
+
+def test_settings_like_no_other_are_refused_without_a_suggestion() -> None:
+    with pytest.raises(InvalidCall) as raised:
+        parse_settings("[offload]\ncolour = 1\n[xyz]\na = 1", "here")
+    assert "did you mean" not in raised.value.message
 
 
 def test_topic_settings_override_namespace_and_process_settings(tmp_path: Path) -> None:

@@ -81,11 +81,7 @@ class AdminClient:
         clock: Clock | None = None,
         retries_max: int = RETRIES_MAX,
     ) -> None:
-        plain = without_credentials(url)
-        if not url.startswith(("http://", "https://")):
-            raise InvalidCall(f"{plain!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
-        if plain != url:
-            raise InvalidCall(f"the admin URL of {plain} carries credentials", hint="leave them out, and set a token")
+        require_admin_url(url)
         self.url = url.rstrip("/")
         self._security = security or Security()
         self._hosts = [host_of(self.url), *(_without_brackets(host.lower()) for host in hosts)]
@@ -302,6 +298,15 @@ class AdminClient:
     def _headers(self) -> dict[str, str]:
         token = self._security.current_token()
         return {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+
+
+def require_admin_url(url: str) -> None:
+    """Raises ``InvalidCall``: no URL of an admin interface, or it carries credentials."""
+    plain = without_credentials(url)
+    if not url.startswith(("http://", "https://")):
+        raise InvalidCall(f"{plain!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
+    if plain != url:
+        raise InvalidCall(f"the admin URL of {plain} carries credentials", hint="leave them out, and set a token")
 
 
 def host_of(url: str) -> str:

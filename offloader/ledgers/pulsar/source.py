@@ -33,13 +33,13 @@ from offloader.ledgers.base import (
     newest,
     newest_listed,
 )
-from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.admin import AdminClient, require_admin_url
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer
 from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.tail_reader import FOR_GOOD, ReaderPool, TailReader
 from offloader.ledgers.pulsar.topics import TopicInternals, contradiction, stream_of_topic
-from offloader.ledgers.pulsar.transport import security_of
+from offloader.ledgers.pulsar.transport import parse_service_url, security_of
 from offloader.ledgers.tail_buffer import Listeners
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.runtime.workers import Backoff, SerialTask, Workers
@@ -584,6 +584,17 @@ READER_BYTES = 4 * 1024 * 1024
 _MESSAGES_MAX = 100_000
 
 
+def require_addresses(settings: PulsarSettings) -> None:
+    """Raises ``InvalidCall``: a cluster's address is missing or invalid."""
+    if not settings.service_url or not settings.admin_url:
+        raise InvalidCall(
+            "pulsar.service_url and pulsar.admin_url are needed",
+            hint='service_url = "pulsar://broker:6650", admin_url = "http://broker:8080"',
+        )
+    parse_service_url(settings.service_url)
+    require_admin_url(settings.admin_url)
+
+
 class PulsarCluster(AbstractContextManager["PulsarCluster"]):
     """A Pulsar cluster and its open sources. Thread-safe. Closing it closes its sources.
 
@@ -596,11 +607,7 @@ class PulsarCluster(AbstractContextManager["PulsarCluster"]):
     """
 
     def __init__(self, settings: PulsarSettings, *, clock: Clock | None = None) -> None:
-        if not settings.service_url or not settings.admin_url:
-            raise InvalidCall(
-                "pulsar.service_url and pulsar.admin_url are needed",
-                hint='service_url = "pulsar://broker:6650", admin_url = "http://broker:8080"',
-            )
+        require_addresses(settings)
         self.settings = settings
         self.clock = clock or SystemClock()
         # No retry within a call: the caller retries later and blocks no thread meanwhile.
