@@ -188,7 +188,7 @@ def _offload_one(
 ) -> None:
     file = given.file() if given.config else None
     settings = Settings() if file is None else file.settings_of(stream)
-    state = load_stream(store, stream, may_be_absent=True)
+    state = _known(store, stream, has_ledgers=given.has_ledgers())
     if state.owner.url and not (dry_run or take_over or size_threshold):
         asked = _asked_owner(store, state, last, settings, must=not given.has_ledgers())
         if asked is not None:
@@ -224,6 +224,15 @@ def _offload_one(
     _print_result(store, stream, method, result, as_json=json)
     if result.errors:
         raise result.errors[0]
+
+
+def _known(store: ObjectStore, stream: str, *, has_ledgers: bool) -> ManifestState:
+    """A stream's manifest, which may be absent only where a ledger database has new streams."""
+    try:
+        return load_stream(store, stream, may_be_absent=has_ledgers)
+    except NotFound as error:
+        more = "a stream that was never offloaded is in a ledger database: name it with --ledgers"
+        raise NotFound(error.message, hint=f"{error.hint}; {more}") from error
 
 
 def _asked_owner(

@@ -253,6 +253,16 @@ class HoldingProbe(HoldingProxy):
         return super()._sent(request)
 
 
+def test_unknown_topic_is_named_as_unknown(offloader: Offloader, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    offloader("offload", STREAM)
+    monkeypatch.delenv("OFFLOADER_LEDGERS")
+    for name in (f"{STREAM}x", "persistent://public/default/nothing"):
+        code, line, hint = offloader.refuses("offload", name)
+        assert (code, line.endswith(f" isn't in {bench.url}")) == (3, True), line
+        assert STREAM in hint
+        assert "--ledgers" in hint
+
+
 def test_stream_is_looked_at_while_the_store_is_probed_and_the_database_knows_its_name(
     offloader: Offloader, bench: Bench, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +303,7 @@ def test_database_of_the_options_wins_over_the_settings_file(
 def test_settings_file_without_one_ledger_database_is_refused(
     offloader: Offloader, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    offloader("offload", STREAM)
     monkeypatch.delenv("OFFLOADER_LEDGERS")
     config = tmp_path / "offloader.toml"
     config.write_text("")
