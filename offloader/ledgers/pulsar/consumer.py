@@ -164,6 +164,7 @@ class Consumer:
         self._acknowledged: Position | None = None
         self._error: OffloaderError | None = None
         self._is_active: bool | None = None
+        self._choices = 0
         self._is_closed = self._is_away = False
 
     @property
@@ -172,6 +173,14 @@ class Consumer:
         with self._lock:
             session = self._session
             return self._is_active if session is not None and session.is_usable else None
+
+    @property
+    def choice(self) -> int | None:
+        """Number of the broker's choice that made this consumer the active one, without a break; ``None``: it isn't."""
+        with self._lock:
+            session = self._session
+            is_chosen = session is not None and session.is_usable and bool(self._is_active)
+            return self._choices if is_chosen else None
 
     def is_chosen_since(self, since_s: float) -> bool:
         """Whether the broker chose this consumer, and sent anything after ``since_s``, of the clock's ``monotonic_s``.
@@ -278,6 +287,7 @@ class Consumer:
             if command.type is CommandType.MESSAGE:
                 self._keep(session, command)
             elif command.type is CommandType.ACTIVE_CONSUMER_CHANGE:
+                self._choices += bool(command.body.is_active) and not self._is_active
                 self._is_active = bool(command.body.is_active)
             if self._kept or session.is_broken or not session.is_known:
                 self._arrived.set()

@@ -145,17 +145,23 @@ class AckCursor:
         self._topic, self._consumer, self._subscription, self._trim = topic, consumer, subscription, trim
         self._lock = threading.Lock()
         self._committed: Position | None = None
+        #: Under which of the broker's choices the committed end was noted: after another one, another process may have
+        #: committed more, and moved the subscription.
+        self._choice: int | None = None
         self._acknowledged: Position | None = None
         self._given_up: set[int] = set()
         #: The subscription's position if it is beyond the committed end.
         self._passed: Position | None = None
-        #: The internals seen before ``committed`` was first called.
+        #: The one that was logged.
+        self._logged: Position | None = None
+        #: The internals seen before ``committed`` was called under this choice.
         self._seen: TopicInternals | None = None
 
     def committed(self, position: Position) -> None:
         """Notes that everything up to ``position`` is in the cold tier."""
         with self._lock:
             self._committed = newest(self._committed, position)
+            self._choice = self._consumer.choice
             seen, self._seen = self._seen, None
         if seen is not None:
             self.look(seen)
@@ -215,15 +221,24 @@ class AckCursor:
         return acknowledged
 
     def look(self, internals: TopicInternals) -> None:
-        """Detects that the subscription was moved by message TTL, a backlog quota or an administrator."""
+        """Detects that the subscription was moved by message TTL, a backlog quota or an administrator.
+
+        After a takeover it is logged once ``committed`` was called: the former owner has committed and acknowledged
+        more than this process knows of before.
+        """
         stands = internals.cursors.get(self._subscription)
         with self._lock:
-            if (ours := newest(self._committed, self._acknowledged)) is None:
+            ours = newest(self._committed, self._acknowledged)
+            is_known = ours is not None and self._choice is not None and self._choice == self._consumer.choice
+            if not is_known:
                 self._seen = internals
             if stands is None or ours is None:
                 return
             passed = stands if stands > ours and _entries_between(internals, ours, stands) else None
-            is_new, self._passed = passed is not None and passed != self._passed, passed
+            is_new = is_known and passed is not None and passed != self._logged
+            self._passed = passed
+            if is_known:
+                self._logged = passed
         if is_new:
             _log.error(
                 "%s: the subscription %s stands at %s, and only what comes before %s is committed: message TTL, a "

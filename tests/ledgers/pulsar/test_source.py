@@ -311,6 +311,47 @@ def test_moved_subscription_is_logged_once_committed_end_is_known(
 
 
 @pytest.mark.slow
+def test_takeovers_log_no_moved_subscription(bench: PulsarBench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.fill(9)
+    first, second = bench.open(), bench.open()
+    first.release(Position(1, 1))
+    first.subscription.step_aside()
+    eventually(lambda: second.active)
+    second.release(Position(1, 1))
+    second.acknowledge(Position(1, 5))
+    first.subscription.step_back()
+    first._ledgers.doubt()
+    first.ledgers()  # it stands by, and the owner acknowledged more than it knows of
+    second.close()
+    eventually(lambda: first.active)
+    first._ledgers.doubt()
+    first.ledgers()
+    first.release(Position(1, 5))  # from the manifest that it has loaded now
+    first._ledgers.doubt()
+    first.ledgers()
+    assert "acknowledged for it" not in caplog.text
+    bench.topic.acknowledge(NAME, Position(1, 7))
+    first._ledgers.doubt()
+    first.ledgers()
+    assert "stands at 1:7, and only what comes before 1:5 is committed" in caplog.text
+
+
+def test_subscription_that_was_moved_before_a_takeover_is_logged_after_it(
+    bench: PulsarBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.fill(9)
+    first, second = bench.open(), bench.open()
+    first.release(Position(1, 1))
+    first.close()
+    eventually(lambda: second.active)
+    bench.topic.acknowledge(NAME, Position(1, 7))
+    second.ledgers()
+    assert "acknowledged for it" not in caplog.text
+    second.release(Position(1, 1))
+    assert "stands at 1:7, and only what comes before 1:1 is committed" in caplog.text
+
+
+@pytest.mark.slow
 def test_broker_decides_which_source_is_active(bench: PulsarBench) -> None:
     bench.fill(1)
     first, second = bench.open(), bench.open()
