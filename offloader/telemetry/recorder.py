@@ -49,7 +49,13 @@ _ALL = (
     Metric(
         "bytes_offloaded_total", "counter", "Payload bytes that became readable from the cold tier.", _STREAM, _NO_LABEL
     ),
-    Metric("segments_total", "counter", "Segments by how they ended.", (*_STREAM, "status"), ("offloaded", "failed")),
+    Metric(
+        "segments_total",
+        "counter",
+        "Segments by how they ended; abandoned: its owner stopped or moved, the next one writes the entries again.",
+        (*_STREAM, "status"),
+        ("offloaded", "failed", "abandoned"),
+    ),
     Metric(
         "offers_refused_total", "counter", "Times an entry was written and the buffer had no room.", _STREAM, _NO_LABEL
     ),

@@ -46,7 +46,7 @@ from offloader.write.hot_tier import (
     uncovered_ranges,
 )
 from offloader.write.quota import part_bytes_for
-from offloader.write.stream_state import Commits
+from offloader.write.stream_state import OWNER_REPLACED, Commits
 from offloader.write.upload import abort_uploads, upload_of
 
 #: Bytes of one GET while a leftover data object is checked: with one block, the memory of the check.
@@ -81,7 +81,7 @@ def settle_leftover(
         abort_uploads(log.store, key)
     # Check again: its owner's last request may have completed the object just before the abort.
     if not _is_there(log.store, key):
-        return Failed(segment.uuid, "its owner was replaced")
+        return Failed(segment.uuid, OWNER_REPLACED)
     recovery = SegmentRecovery(
         layout=Layout(segment.layout),
         part_bytes=part_bytes,
@@ -99,9 +99,9 @@ def settle_leftover(
         index, summary = recovery.finish(facts)
         summary = _with_index(log, segment, index, summary)
     except FormatError as error:
-        return Failed(segment.uuid, f"its owner was replaced, and its objects aren't whole: {error}")
+        return Failed(segment.uuid, f"{OWNER_REPLACED}, and its objects aren't whole: {error}")
     if summary.begin != segment.begin or segment.end not in (None, summary.end):
-        return Failed(segment.uuid, f"its owner was replaced, and its object holds {summary.begin}..{summary.end}")
+        return Failed(segment.uuid, f"{OWNER_REPLACED}, and its object holds {summary.begin}..{summary.end}")
     return Offloaded(segment.uuid, summary, now_ms)
 
 
@@ -335,7 +335,7 @@ def accept_loss(
     done = Acceptance(stream=log.stream, why="", source=identity.source_id(), gaps=tuple(found.gaps), adopted=adopted)
     if not found.gaps:
         return replace(done, record_id=log.state.record_id if adopted else None)
-    edits = [*(Failed(uuid, "its owner was replaced") for uuid in failed), *found.ends, *found.gaps]
+    edits = [*(Failed(uuid, OWNER_REPLACED) for uuid in failed), *found.ends, *found.gaps]
     return replace(done, failed=failed, record_id=commit(edits).record_id)
 
 
@@ -435,7 +435,7 @@ class Ownership:
             self._log.open_epoch(identified(self._source), check=self._require_takeable)
             self._epoch_open = True
         # An earlier epoch's rewrite can't be finished any more; the segments it was to replace still exist.
-        rewrites = [Failed(each.uuid, "its owner was replaced") for each in self._log.state.rewrites]
+        rewrites = [Failed(each.uuid, OWNER_REPLACED) for each in self._log.state.rewrites]
         _, failed = _settle_leftovers(self._log, self._source.ledgers, self._settings, self._clock, commits.commit)
         end = acknowledged_end(self._log.state, self._source.ledgers()) if self._acknowledges else None
         if end is not None:

@@ -61,7 +61,7 @@ from offloader.store.rate_limit import Priority, working_at
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools, PlannedSegment
 from offloader.write.quota import segment_bytes_max
-from offloader.write.stream_state import announce
+from offloader.write.stream_state import OWNER_REPLACED, announce
 from offloader.write.upload import READ_BYTES, LedgerPiece, upload_of, write_segment
 
 
@@ -373,7 +373,7 @@ class LedgerRewrite:
         require_takeable(state, tools.clock.now_ms(), tools.settings.takeover_after_seconds, take_over=self._take_over)
         self._log.open_epoch()
         state = self._log.state
-        edits: list[Edit] = [Failed(each.uuid, "its owner was replaced") for each in state.rewrites]
+        edits: list[Edit] = [Failed(each.uuid, OWNER_REPLACED) for each in state.rewrites]
         # Else the stream's next segment would be V2 again.
         edits += [SetMethod("ledger")] if state.method == "streaming" else []
         self._result.deleted = deleted = [each for each in self._delete if each not in state.deleted_ledgers]

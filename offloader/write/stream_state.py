@@ -218,6 +218,9 @@ class SegmentQueue:
 
 _log = logging.getLogger("offloader.segments")
 
+#: Reason of a segment that an earlier owner left incomplete; the next one writes its entries again.
+OWNER_REPLACED = "its owner was replaced"
+
 
 def announce(edits: Sequence[Edit], state: ManifestState, recorder: Recorder) -> None:
     """Log and count the segments and gaps of ``edits``; ``state`` is the view after them."""
@@ -234,11 +237,15 @@ def announce(edits: Sequence[Edit], state: ManifestState, recorder: Recorder) ->
                 for each in edit.by:
                     _log_segment("segment_rewritten", each.uuid, each.summary, edit.offloaded_ms, state)
             case Failed():
-                recorder.add("segments_total", stream=state.stream, label="failed")
-                _log.warning(
-                    *("stream %s: segment %s failed: %s", state.stream, edit.uuid, edit.reason),
+                # Its owner stopped or moved before the segment was complete: a restart, and no fault.
+                is_abandoned = edit.reason == OWNER_REPLACED
+                recorder.add("segments_total", stream=state.stream, label="abandoned" if is_abandoned else "failed")
+                _log.log(
+                    logging.INFO if is_abandoned else logging.WARNING,
+                    "stream %s: segment %s %s: %s",
+                    *(state.stream, edit.uuid, "is written again" if is_abandoned else "failed", edit.reason),
                     extra={
-                        "event": "segment_failed",
+                        "event": "segment_abandoned" if is_abandoned else "segment_failed",
                         "stream": state.stream,
                         "segment": str(edit.uuid),
                         "reason": edit.reason,

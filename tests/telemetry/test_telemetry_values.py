@@ -134,6 +134,22 @@ def test_a_record_of_unknown_outcome_counts_once(measured: Measured) -> None:
     assert measured("segments_total", status="offloaded") == 1
 
 
+def test_segment_that_its_owner_abandoned_is_no_failed_one(
+    measured: Measured, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = measured.bench.start(source := measured.bench.open(), measured.store)
+    source.append([b"x" * 100] * 3, 1_000)
+    eventually(measured.bench.has_assigned)
+    first.stop()
+    with caplog.at_level("INFO", "offloader.segments"):
+        measured.bench.start(measured.bench.open(), measured.store).offload()
+    assert measured("segments_total", status="failed") == 0
+    assert measured("segments_total", status="abandoned") == 1
+    assert measured("segments_total", status="offloaded") == 1
+    [line] = [each for each in caplog.records if "owner was replaced" in each.getMessage()]
+    assert (line.levelname, line.__dict__["event"]) == ("INFO", "segment_abandoned")
+
+
 def test_a_segment_that_fails_counts_and_so_do_its_errors_and_retries(measured: Measured) -> None:
     source = measured.bench.open()
     stream = measured.bench.start(source, measured.store)
