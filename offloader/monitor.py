@@ -102,6 +102,11 @@ def _has_data(status: StreamStatus) -> bool:
     return _after(status.tail, status.committed)
 
 
+def _is_unread(status: StreamStatus) -> bool:
+    """Whether the process hasn't read the stream's manifest yet: it doesn't know what is committed."""
+    return status.stored is None and status.committed is None
+
+
 def _after(one: Position | None, other: Position | None) -> bool:
     return one is not None and (other is None or one > other)
 
@@ -348,16 +353,27 @@ class Lags:
         self._asking = threading.Event()
         self._asking.set()
 
-    def look(self, streams: Mapping[str, tuple[ObservedStream, StreamStatus, Outage]]) -> dict[str, Lag | None]:
-        """The lag of each stream; ``None``: it was never known."""
+    def look(
+        self,
+        streams: Mapping[str, tuple[ObservedStream, StreamStatus, Outage]],
+        is_away: Callable[[str], bool] = lambda _: False,
+    ) -> dict[str, Lag | None]:
+        """The lag of each stream; ``None``: it was never known.
+
+        Args:
+            is_away: whether a stream that isn't among them can't be reached now: what was known of it is kept.
+        """
         # One value for all that have none: a process may have thousands of idle streams.
         none_now = Lag(0, 0, 0.0), self._clock.monotonic_s(), self._clock.now_ms()
         unknown: dict[str, ObservedStream] = {}
         with self._lock:
-            self._known = {name: known for name, known in self._known.items() if name in streams}
+            # A stream that is handed over or started again during an outage isn't less behind afterwards.
+            self._known = {name: each for name, each in self._known.items() if name in streams or is_away(name)}
             for name, (stream, status, outage) in streams.items():
-                if outage.source:
+                if outage.source or (outage.store and _is_unread(status)):
                     self._known.setdefault(name, none_now)
+                elif _is_unread(status):
+                    continue
                 elif status.tail == status.committed:
                     self._known[name] = none_now
                 else:
@@ -387,7 +403,8 @@ class Lags:
         now_s = self._clock.monotonic_s()
         if not outage.source and now_s - known_s <= LAG_CURRENT_S_MAX:
             return lag
-        return lag_now(lag, known_s, known_ms, now_s, is_caught_up=status.tail == status.committed)
+        is_caught_up = status.tail == status.committed and not _is_unread(status)
+        return lag_now(lag, known_s, known_ms, now_s, is_caught_up=is_caught_up)
 
 
 class Observation:
@@ -560,7 +577,7 @@ class Observation:
             stalls = self._watchdog.look(self._clock.monotonic_s(), named, self._hanging())
             self._warn(stalls)
             known = {name: (stream, status, self._outage_of(name)) for name, (stream, status) in streams.items()}
-            lags = self._lags.look(known)
+            lags = self._lags.look(known, lambda name: self._outage_of(name) != Outage())
             return [(name, status, lags[name], stalls.get(name), outage) for name, (_, status, outage) in known.items()]
 
     def _warn(self, stalls: Mapping[str, Stall]) -> None:
@@ -599,9 +616,10 @@ def _readings_of(
 ) -> Iterator[Reading]:
     if status.was_closed:
         return
-    mode = mode_of(status.mode.value, disconnected=outage.source, stalled=_stalled(status, stall, outage))
+    stalled = _stalled(status, stall, outage)
+    mode = mode_of(status.mode.value, disconnected=outage.source, stalled=stalled)
     yield Reading("streams", 1.0, stream, mode)
-    yield Reading("streams_stalled", float(stall is not None), stream)
+    yield Reading("streams_stalled", float(stalled is not None), stream)
     yield Reading("buffer_bytes", status.buffer_bytes, stream)
     yield Reading("buffer_limit_bytes", status.buffer_bytes_max, stream)
     if status.last_progress_ms is not None:

@@ -17,6 +17,7 @@ from formats.entries import Position
 from offloader.errors import StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.segment_table import SegmentSums
 from offloader.monitor import Observation, Outage
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
@@ -55,6 +56,7 @@ class Scripted:
             "segments_failed": 0,
             "offers_refused": 0,
             "error": "",
+            "stored": SegmentSums(),
         }
         return StreamStatus(**{**defaults, **self.given})
 
@@ -397,4 +399,43 @@ def test_waiting_stream_is_stalled_while_the_store_does_not_answer() -> None:
     assert (found["a/waits"]["mode"], found["a/rests"]["mode"]) == ("stalled", "live")
     assert found["a/waits"]["stalled"] == f"entries up to 1:9 wait: {outage.store}"
     assert of_namespace(metrics, "streams", "a/waits", mode="stalled") == 1.0
-    assert of_namespace(metrics, "streams_stalled", "a/waits") == 0.0, "the watchdog's own count"
+    assert of_namespace(metrics, "streams_stalled", "a/waits") == 1.0
+
+
+def test_handover_during_an_outage_keeps_the_lag() -> None:
+    """A process that takes a stream over can't read its manifest: it isn't caught up because it knows nothing."""
+    clock, outage = ManualClock(), Outage()
+    observation, metrics = observed(clock)
+    observation.complete_with(lambda rows: rows, lambda _: outage)
+    led = Scripted("a/b", tail=Position(1, 9), committed=Position(1, 4))
+    led.lag_given = Lag(5, 50, 2.0)
+    observation.add(led)
+    observation.look()
+    assert of_namespace(metrics, "lag_seconds", "a/b") == 2.0
+    outage = Outage(store="the store doesn't answer: no answer within 5 s")
+    observation.remove(led)
+    clock.advance(30.0)
+    observation.look()  # handed over
+    back, taken = Scripted("a/b", stored=None), Scripted("a/taken", stored=None)
+    for each in (back, taken):
+        observation.add(each)
+        observation.look()
+        clock.advance(60.0)
+        rows = {row["stream"]: row for row in observation.look()["streams"]}
+        assert rows[each.stream]["lag"]["seconds"] == (92.0 if each is back else 60.0)
+    assert of_namespace(metrics, "lag_seconds", "a/b") == 152.0
+    outage = Outage()
+    rows = {row["stream"]: row for row in observation.look()["streams"]}
+    assert rows["a/b"]["lag"]["seconds"] == 152.0, "until its manifest is read"
+    for each in (back, taken):
+        each.given = {"tail": Position(1, 9), "committed": Position(1, 9)}
+    assert {row["lag"]["seconds"] for row in observation.look()["streams"]} == {0.0}
+
+
+def test_lag_is_unknown_before_the_manifest_is_read() -> None:
+    observation, metrics = observed()
+    stream = Scripted("a/b", tail=Position(1, 9), stored=None)
+    observation.add(stream)
+    (row,) = observation.look()["streams"]
+    assert row["lag"] is None
+    assert of_namespace(metrics, "lag_seconds", "a/b") is None

@@ -65,7 +65,7 @@ _ALL = (
     Metric("store_up", "gauge", "Whether the store answers this process: 1, or 0.", (), merge=min),
     Metric("source_up", "gauge", "Whether what a feed reads answers this process: 1, or 0.", ("feed",), merge=min),
     Metric("standby", "gauge", "Streams that this process takes over if their leader ends.", _NAMESPACE),
-    Metric("streams_stalled", "gauge", "Streams with data and no progress."),
+    Metric("streams_stalled", "gauge", "Streams whose entries wait in vain: of mode stalled, or stopped by an error."),
     Metric("lag_entries", "gauge", "Entries that the hot tier has and the cold tier has not."),
     Metric("lag_bytes", "gauge", "Their payload bytes."),
     Metric(
