@@ -17,7 +17,7 @@ from offloader.gc.sweep import CleanupReport, LargeDelete, cleanup_all, cleanup_
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.maintenance import expire_history
 from offloader.manifest.protection import DeletionClock, require_no_global_hold
-from offloader.retention.cycle import HotStreams, RetentionCycle, RetentionService, phase, until_next_s
+from offloader.retention.cycle import MANY, HotStreams, RetentionCycle, RetentionService, phase, until_next_s
 from offloader.retention.scope import SourceOf, home_of, no_source
 from offloader.retention.state import past_moves, read_decisions
 from offloader.retention.subscribers import open_retention
@@ -57,6 +57,8 @@ class _Job:
     due_s: float
     running: threading.Lock = field(default_factory=threading.Lock)
     runs: int = 0
+    #: Runs in a row that began and failed.
+    failures: int = 0
     latest: JobRun | None = None
     succeeded_ms: int | None = None
 
@@ -238,24 +240,32 @@ class Maintenance:
 
     def _run(self, job: _Job) -> None:
         error: OffloaderError | None = None
-        failed = True
+        failed, has_begun = True, False
         try:
             with working_at(Priority.DELETION):
                 require_no_global_hold(self._store)
+                has_begun = True
                 job.run()
             failed = False
         except OffloaderError as found:
             error = found
-            self._warn(job.name, "", found)
+            if has_begun or job.latest is None or job.latest.error is None:
+                self._warn(job.name, "", found)
         except Exception:
             # An error in one stream must not end maintenance.
             _log.exception("a run of %s failed; it is tried again", job.name)
         job.runs += 1
+        # What fails before it begins is one request, and may be repeated often: after an outage the job is done soon.
+        job.failures = job.failures + has_begun if failed else 0
+        in_a_row = job.failures if has_begun else 1
         job.latest = JobRun(self._clock.now_ms(), error)
         if not failed:
             job.succeeded_ms = job.latest.at_ms
         job.due_s = self._clock.monotonic_s() + until_next_s(
-            job.period_s, self._seed(f"{job.name} {job.runs}"), failed=failed
+            job.period_s,
+            self._seed(f"{job.name} {job.runs}"),
+            failed=failed,
+            in_a_row=in_a_row if error is not None and error.retryable else MANY,
         )
 
     def _may_delete(self, stream: str) -> bool:

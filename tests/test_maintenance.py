@@ -15,19 +15,19 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import data_key, index_key, manifest_prefix, new_segment_uuid
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.gc.sweep import cleanup_stream
 from offloader.maintenance import CLEANUP, FIRST_S_MAX, JOBS_AT_ONCE_MAX, ORPHANS, Maintenance
 from offloader.manifest.log import load_manifest
 from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold
-from offloader.retention.cycle import JITTER
+from offloader.retention.cycle import JITTER, RETRY_S_MIN
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.workers import Workers
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.base import DeleteFailure, ObjectStore, UploadInfo
 from offloader.store.memory import MemoryStore
 from offloader.telemetry.prometheus import Metrics
-from offloader.testing.faulty_store import FaultyStore
+from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.metrics import exposed
 from tests.support.streams import StreamWriter, batch_of
@@ -279,6 +279,31 @@ def test_global_hold_is_reported_and_stops_all_deletion(caplog: pytest.LogCaptur
     assert {run.error for run in bench.upkeep.latest.values()} == {None}
     assert orphan not in bench.segment_keys()
     assert len(bench.segment_keys()) == 2
+
+
+@pytest.mark.slow
+def test_jobs_that_an_outage_failed_are_done_soon_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(retention={"cycle_minutes": 10**6})
+    away = [Fault(call=1, calls=10**9, verb=verb, error=StoreUnavailable) for verb in ("get", "list")]
+    bench.store.set_faults(away[1:])  # it began, and couldn't go on
+    bench.pass_time(FIRST_S_MAX)
+    bench.store.set_faults(away)
+    bench.pass_time(3600)
+    caplog.clear()
+    bench.pass_time(1800)
+    assert {type(run.error) for run in bench.upkeep.latest.values()} == {StoreUnavailable}
+    assert [each for each in caplog.records if each.name == "offloader.maintenance"] == [], "no line for each attempt"
+    bench.store.set_faults([])
+    bench.pass_time(2 * RETRY_S_MIN)
+    assert {name: run.error for name, run in bench.upkeep.latest.items()} == {CLEANUP: None, ORPHANS: None}
+
+
+@pytest.mark.slow
+def test_job_that_fails_while_the_store_answers_is_tried_less_and_less() -> None:
+    bench = Bench(retention={"cycle_minutes": 10**6}, cleanup={"cycle_minutes": 10**6})
+    bench.store.set_faults([Fault(call=1, calls=10**9, verb="list", error=StoreUnavailable)])
+    bench.pass_time(DAY_S)
+    assert bench.upkeep._jobs[1].runs < 30
 
 
 @pytest.mark.slow

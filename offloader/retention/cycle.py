@@ -417,6 +417,8 @@ JITTER = 0.1
 #: Retry delay of a failed cycle, as a fraction of the period, but at least ``RETRY_S_MIN``.
 RETRY = 0.1
 RETRY_S_MIN = 10.0
+#: Failures in a row after which the delay doesn't grow any more, whatever the period.
+MANY = 64
 #: Longest time between two listings of the streams.
 DISCOVERY_S_MAX = 300.0
 
@@ -443,10 +445,17 @@ def phase(text: str) -> float:
     return crc32(text.encode()) / 2**32
 
 
-def until_next_s(period_s: float, seed: str, *, failed: bool) -> float:
-    """Seconds until a periodic job comes round again, jittered by the seed; sooner after a failure."""
+def until_next_s(period_s: float, seed: str, *, failed: bool, in_a_row: int = MANY) -> float:
+    """Seconds until a periodic job comes round again, jittered by the seed; sooner after a failure.
+
+    Args:
+        in_a_row: of a job that is cheap to try again, its failures in a row: it is retried after ``RETRY_S_MIN``, then
+            after twice as long, up to the delay of all others.
+    """
     jittered_s = period_s * (1 + (phase(seed) * 2 - 1) * JITTER)
-    return min(max(period_s * RETRY, RETRY_S_MIN), jittered_s) if failed else jittered_s
+    if not failed:
+        return jittered_s
+    return min(RETRY_S_MIN * 2.0 ** max(in_a_row - 1, 0), max(period_s * RETRY, RETRY_S_MIN), jittered_s)
 
 
 class HotStreams:
@@ -595,7 +604,8 @@ class RetentionService:
         try:
             streams = set(retained_streams(self._cycle.store))
         except OffloaderError as error:
-            _log.warning("retention can't list the streams: %s", error)
+            extra = {"event": "retention_failed", "stream": "", "retryable": error.retryable}
+            _log.warning("retention can't list the streams: %s", error, extra=extra)
             self._discovery_due_s = now_s + RETRY_S_MIN
             return
         self._discovery_due_s = now_s + min(self._period_s, DISCOVERY_S_MAX)
