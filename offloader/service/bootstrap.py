@@ -251,6 +251,7 @@ def assemble(
         control=None if read_only else control,
         environ=os.environ,
     )
+    process.more_problems.append(ledgers.refusals.problems)
     made = Assembled(process, view, control, ledgers, metrics, settings, store, clock, credentials)
     for feed in [] if read_only else (feeds or providers_of)(made):
         process.add_feed(feed)
@@ -355,7 +356,7 @@ def providers_of(parts: Assembled) -> list[StreamProvider]:
     if settings.serve.ledgers:
         found.append(EmbeddedProvider(settings.serve.ledgers, clock=clock))
     if settings.pulsar.topics:
-        found.append(PulsarProvider(settings.pulsar, store, clock=clock))
+        found.append(PulsarProvider(settings.pulsar, store, clock=clock, recorder=parts.metrics))
     if settings.flight.listen:
         found.append(FlightProvider(settings, store, credentials=parts.credentials, control=parts.control, clock=clock))
     return found

@@ -61,6 +61,7 @@ from offloader.read.ledger_plan import (
 )
 from offloader.runtime.clock import Clock
 from offloader.service.answers import ManifestViews, View
+from offloader.service.broker_refusals import BrokerRefusals, is_refusal
 from offloader.service.queries import ServiceControl
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -145,6 +146,9 @@ class BrokerLedgers:
         self._cache = Cache(settings.broker.cache_bytes_max)
         self._fetcher = Fetcher(store, self._read, cache=self._cache)
         self._entries = LedgerEntries(store, self._read, self._cache)
+        #: Streams whose ledgers brokers are refused.
+        self.refusals = BrokerRefusals(clock)
+        self._unwatch = recorder.watch(self.refusals.readings)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._brokers: set[str] = set()
@@ -152,16 +156,19 @@ class BrokerLedgers:
     def close(self) -> None:
         """Ends all waits. Idempotent."""
         self._closing.set()
+        self._unwatch()
         self._views.close()
 
-    def require_source(self, source: str) -> None:
+    def require_source(self, source: str, stream: str, ledger_id: int) -> None:
         """Raises ``LedgerMismatch``: the broker belongs to another cluster than the settings say."""
         own = self._settings.broker.source
         if own and source and own != source:
-            raise LedgerMismatch(
+            error = LedgerMismatch(
                 f"the broker's cluster is {source[:200]!r}, and broker.source is {own!r}",
                 hint="ask the sidecar of that cluster, or correct one of the two settings",
             )
+            self.refusals.refused(stream, ledger_id, error)
+            raise error
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -311,7 +318,15 @@ class BrokerLedgers:
         try:
             found = self._offload(stream, ledger_id, facts, started_s + min(wait_s, WAIT_S_MAX), caller)
             result = "committed" if found["committed"] else "missing" if found["missing"] else "waiting"
+            if found["committed"]:
+                self.refusals.accepted(stream, ledger_id)
             return found
+        except OffloaderError as error:
+            # A process that only reads has no say about streams that it doesn't know.
+            if is_refusal(error) and not (self._control is None and isinstance(error, NotFound)):
+                result = "refused"
+                self.refusals.refused(stream, ledger_id, error)
+            raise
         finally:
             self._recorder.add("broker_offload_requests_total", label=result)
             self._recorder.observe("broker_offload_seconds", self._clock.monotonic_s() - started_s)
@@ -505,7 +520,9 @@ class BrokerLedgers:
     def attempt_deleted(self, stream: str, ledger_id: int, *, uuid: UUID | None, caller: BrokerCaller) -> None:
         """Takes note that a broker forgets an attempt. All attempts share one copy: nothing is deleted."""
         self._recorder.add("broker_delete_requests_total")
-        _log.info(
+        # A broker begins and forgets an attempt for each refusal, which has a line of its own.
+        _log.log(
+            logging.DEBUG if self.refusals.stands(stream) else logging.INFO,
             "stream %s, ledger %d: a broker forgets attempt %s",
             stream,
             ledger_id,

@@ -224,6 +224,7 @@ class ServingProcess:
 
     Attributes:
         doors: listeners, started and stopped with the process; complete before ``start``.
+        more_problems: of parts that aren't its own, fast and without I/O.
         probes: by the feed that needs the target, ``""`` of the store; started and closed likewise.
         history: records pauses in the manifest.
         started_ms: when it was made, ms since 1970 UTC.
@@ -245,6 +246,7 @@ class ServingProcess:
         self._feeds: list[StreamProvider] = []
         self.doors: list[HttpListener] = []
         self.probes: dict[str, Probe] = {}
+        self.more_problems: list[Callable[[], Sequence[ProviderProblem]]] = []
         self._troubles = TroubleLog()
         # For maintenance, whose runs are long, and one more for retries.
         self._workers = Workers(JOBS_AT_ONCE_MAX + 1, clock)
@@ -400,6 +402,7 @@ class ServingProcess:
             ProviderProblem(where=f"stream {name}", what=reason)
             for name, reason in sorted(self._offloader.observation.stalled.items())[:STALLED_NAMED_MAX]
         ]
+        found += [problem for problems in self.more_problems for problem in problems()]
         runs = {} if self.upkeep is None else self.upkeep.latest
         found += [ProviderProblem.of(name, run.error, run.at_ms) for name, run in runs.items() if run.error is not None]
         return found

@@ -173,6 +173,12 @@ _ALL = (
     Metric(
         "broker_offload_requests_total", "counter", "Waits of brokers for a ledger, by how they ended.", ("result",)
     ),
+    Metric(
+        "broker_offloads_failing",
+        "gauge",
+        "Streams of which brokers keep ledgers; refused: by this process, failed: in the broker.",
+        (*_STREAM, "by"),
+    ),
     Metric("broker_offload_seconds", "histogram", "Time of these waits.", ()),
     Metric("broker_filled_entries_total", "counter", "Entries that brokers sent because readers aren't given them."),
     Metric(

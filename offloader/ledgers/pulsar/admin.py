@@ -53,6 +53,9 @@ CONNECTIONS_MAX = 8
 #: The response for a namespace of a million topics has 60 MB.
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
 ANSWER_SHOWN_CHARS = 200
+OFFLOAD_ERROR_CHARS = 500
+#: Of the error of an offload that is no failure.
+_UNDER_WAY = "already running"
 _PIECE_BYTES = 256 * 1024
 
 
@@ -176,6 +179,17 @@ class AdminClient:
             return False
         self._require_done(where, status, answer)
         return True
+
+    def offload_error(self, topic: str) -> str:
+        """Why the last offload that the broker was asked for failed; empty: it didn't, or it is under way.
+
+        Pulsar's answer is ERROR too if it was asked while an offload that it had started itself was under way.
+        """
+        found = self._json(f"{_path(topic)}/offload")
+        if not isinstance(found, dict) or found.get("status") != "ERROR":
+            return ""
+        why = str(found.get("lastError") or "it gives no reason")
+        return "" if _UNDER_WAY in why.lower() else why[:OFFLOAD_ERROR_CHARS]
 
     def note(self, topic: str, subscription: str, changes: Mapping[str, str]) -> None:
         """Sets properties of a subscription, and keeps its others; ``NotFound``: there is no such subscription."""

@@ -30,6 +30,10 @@ NOTES_MAX = 3
 #: First and longest wait before a topic is asked about again, after an error or while its ledgers stay where they are.
 WAIT_S_MIN, WAIT_S_MAX = 10.0, 600.0
 
+#: Wait for a ledger after which the broker is asked why it isn't offloaded; and the longest one while it fails, so that
+#: the problem ends soon after its cause.
+FAILING_WAIT_S = 40.0
+
 
 class OffloadTarget(NamedTuple):
     """What a broker is to offload: the closed ledgers before ``before``, the first of which is ``first``."""
@@ -69,6 +73,7 @@ class _Asked:
         wait_s: before the topic is asked about again, if nothing changes; 0: at the next poll.
         not_before_s: by the monotonic clock.
         error: why it couldn't be asked.
+        failure: why the broker didn't offload that ledger, although it was asked for some time.
         is_noted: whether the subscription says since when the list is followed.
     """
 
@@ -76,10 +81,12 @@ class _Asked:
     wait_s: float = 0.0
     not_before_s: float = 0.0
     error: OffloaderError | None = None
+    failure: OffloaderError | None = None
     is_noted: bool = False
 
     def back_off(self, now_s: float) -> None:
-        self.wait_s = min(max(2 * self.wait_s, WAIT_S_MIN), WAIT_S_MAX)
+        longest_s = WAIT_S_MAX if self.failure is None else FAILING_WAIT_S
+        self.wait_s = min(max(2 * self.wait_s, WAIT_S_MIN), longest_s)
         self.not_before_s = now_s + self.wait_s
 
 
@@ -104,8 +111,13 @@ class OffloadTriggers:
         self._topics.pop(topic, None)
 
     def problems(self) -> list[tuple[str, OffloaderError]]:
-        """Topics that can't be asked about or triggered, with the error."""
-        return [(topic, each.error) for topic, each in sorted(self._topics.copy().items()) if each.error is not None]
+        """Topics that can't be asked about or triggered, and those whose brokers fail to offload, with the error."""
+        found = ((topic, each.error or each.failure) for topic, each in sorted(self._topics.copy().items()))
+        return [(topic, error) for topic, error in found if error is not None]
+
+    def failing(self) -> list[str]:
+        """Topics whose brokers fail to offload."""
+        return [topic for topic, each in self._topics.copy().items() if each.failure is not None]
 
     def look(self, topics: Sequence[ServedTopic], *, is_stopped: Callable[[], bool] = lambda: False) -> int:
         """Asks about the topics once, as many as are due; returns the number of offloads that brokers started.
@@ -142,14 +154,31 @@ class OffloadTriggers:
         if self._follows and not asked.is_noted:
             asked.is_noted = self._note(served.topic)
         if (target := due_offload(internals, served.committed)) is None:
-            asked.first, asked.wait_s = None, 0.0
+            asked.first, asked.wait_s, asked.failure = None, 0.0, None
             return False
         if target.first == asked.first:
             # Asked before: the broker is at work, or fails at this ledger.
+            if asked.wait_s >= FAILING_WAIT_S:
+                self._see_failure(served.topic, asked)
             asked.back_off(self._clock.monotonic_s())
         else:
-            asked.first, asked.wait_s = target.first, 0.0
+            asked.first, asked.wait_s, asked.failure = target.first, 0.0, None
         return self._admin.offload(served.topic, target.before)
+
+    def _see_failure(self, topic: str, asked: _Asked) -> None:
+        """Notes why the broker failed to offload the ledger that it was asked for."""
+        with suppress(OffloaderError):  # it is asked about the topic next, and that error is kept
+            why, before = self._admin.offload_error(topic), asked.failure
+            if not why:
+                asked.failure = None
+                return
+            asked.failure = StoreUnavailable(
+                f"the broker doesn't offload ledger {asked.first}, which is committed here, and keeps it: {why}",
+                hint="look at the broker's log; `offloader doctor` checks the plugin's settings and its way here",
+            )
+            if str(before) != str(asked.failure):
+                extra = {"event": "broker_offload_failed", "ledger": asked.first, "reason": why}
+                _log.error("%s: %s", topic, asked.failure.message, extra=extra)
 
     def _note(self, topic: str) -> bool:
         """Notes the first listed ledger, once in the life of the subscription; whether it is noted.

@@ -98,8 +98,8 @@ Frames = Annotated[bytes, Depends(_body)]
 def _router(ledgers: BrokerLedgers) -> APIRouter:
     """An empty router that refuses brokers of other clusters."""
 
-    def require_source(broker: Broker) -> None:
-        ledgers.require_source(broker.source)
+    def require_source(broker: Broker, name: BrokerStream, ledger: LedgerId) -> None:
+        ledgers.require_source(broker.source, name, ledger)
 
     return APIRouter(
         prefix="/v1/streams/{stream}/ledgers/{ledger}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -35,6 +35,7 @@ from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import with_short_retries
 from offloader.stream_names import partition_of
+from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
 from offloader.write.stream_state import Mode
 
 _log = logging.getLogger("offloader.service")
@@ -325,7 +326,13 @@ class PulsarProvider:
     name = "pulsar"
 
     def __init__(
-        self, settings: PulsarSettings, store: ObjectStore, *, clock: Clock, cluster: PulsarCluster | None = None
+        self,
+        settings: PulsarSettings,
+        store: ObjectStore,
+        *,
+        clock: Clock,
+        cluster: PulsarCluster | None = None,
+        recorder: Recorder = NO_TELEMETRY,
     ) -> None:
         TopicPatterns.of(settings.topics, settings.exclude)
         self._cluster = cluster or PulsarCluster(settings, clock=clock)
@@ -338,6 +345,7 @@ class PulsarProvider:
             self._cluster.admin, settings.subscription, clock, follows=settings.follow_broker_trim
         )
         self._has_plugin = settings.broker_plugin
+        self._unwatch = recorder.watch(self._readings)
         self._turns = StoreOutageFailover(store, self._cluster.admin, settings.subscription, clock)
         self._subscribers = PulsarSubscribers(
             self._cluster.admin,
@@ -380,7 +388,12 @@ class PulsarProvider:
         self._enders.close()
 
     def close(self) -> None:
+        self._unwatch()
         self._cluster.close()
+
+    def _readings(self) -> Iterator[Reading]:
+        for topic in self._triggers.failing():
+            yield Reading("broker_offloads_failing", 1.0, stream_of_topic(topic), "failed")
 
     def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
@@ -394,7 +407,7 @@ class PulsarProvider:
         failing = [(each.source.stream, error) for each in topics if (error := each.source.problem) is not None]
         failing += [(stream_of_topic(topic), error) for topic, error in refused.items()]
         untriggered = [(stream_of_topic(topic), error) for topic, error in self._triggers.problems()]
-        found += stream_problems(untriggered, f"feed {self.name}", "brokers aren't asked to offload")
+        found += stream_problems(untriggered, f"feed {self.name}", "brokers aren't asked to offload, or fail to")
         return found + stream_problems(failing, f"feed {self.name}", "topics have trouble")
 
     def look(self, streams: ServedStreams) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -102,6 +104,39 @@ def test_broker_is_asked_until_it_lists_the_ledgers_as_offloaded(bench: PulsarBe
     assert bench.topic.offloads == [Position(2, 0), Position(3, 0)]
     assert asking.look() == 0
     assert asking.triggers.problems() == []
+
+
+def test_broker_that_fails_to_offload_is_a_problem_until_it_does(
+    bench: PulsarBench, asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    rolled(bench.topic, bench)
+    path = "/admin/v2/persistent/public/default/orders/offload"
+
+    def look_for(seconds: int) -> None:
+        for _ in range(seconds):
+            asking.look()
+            asking.clock.advance(1)
+
+    def say(last_error: str, status: str = "ERROR") -> None:
+        body = json.dumps({"status": status, "lastError": last_error}).encode()
+        bench.admin.answers[path] = 200, body  # requests to offload too: nothing is offloaded
+
+    say("Offload operation already running")
+    look_for(200)
+    say("", "RUNNING")
+    look_for(200)
+    assert asking.triggers.problems() == []
+    say("HTTP 404 not_found no such stream")
+    look_for(600)
+    [(topic, error)] = asking.triggers.problems()
+    assert topic == TOPIC
+    assert "doesn't offload ledger 1, which is committed here, and keeps it: HTTP 404 not_found" in error.message
+    assert asking.triggers.failing() == [TOPIC]
+    [line] = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert line.__dict__["event"] == "broker_offload_failed"
+    bench.admin.answers.clear()
+    look_for(700)
+    assert (asking.triggers.problems(), asking.triggers.failing()) == ([], [])
 
 
 def test_broker_that_makes_no_progress_is_asked_less_often_and_after_an_unload_at_once(
