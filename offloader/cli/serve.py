@@ -22,9 +22,9 @@ from offloader.cli.options import Config
 from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.logs import log_to
-from offloader.service.bootstrap import assemble, require_sound
+from offloader.service.bootstrap import assemble, has_feed, require_sound
 from offloader.service.health import OutageFilter
-from offloader.service.process import RecentErrors, ServingProcess
+from offloader.service.process import NO_FEED, RecentErrors, ServingProcess
 from offloader.settings.layered import SettingsFile, read_settings_file
 
 _log = logging.getLogger("offloader.service")
@@ -55,9 +55,12 @@ def run(
             "no settings file was named", hint="give --config FILE; `offloader config sample` prints one with comments"
         )
     file = read_settings_file(config)
-    require_sound(file.settings_of(""), read_only=read_only)
+    settings = file.settings_of("")
+    require_sound(settings, read_only=read_only)
     if check:
         print(f"{config}: all settings are good")
+        if not read_only and not has_feed(settings):
+            print(f"note: {NO_FEED}")
         return 0
     return _Service(file, config, read_only=read_only).run()
 

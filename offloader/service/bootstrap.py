@@ -63,7 +63,7 @@ def require_valid(settings: Settings) -> None:
     Raises:
         InvalidCall: as ``require_sound``.
     """
-    only_answers = bool(settings.http.listen) and not _has_feed(settings) and not settings.serve.maintenance
+    only_answers = bool(settings.http.listen) and not has_feed(settings) and not settings.serve.maintenance
     purpose = _purpose(settings, read_only=only_answers) if settings.serve.store else []
     _require(*purpose, *_values(settings))
 
@@ -83,7 +83,8 @@ def _require(*checks: Callable[[], object]) -> None:
         raise InvalidCall("; ".join(each.message for each in found), hint="every problem is listed")
 
 
-def _has_feed(settings: Settings) -> bool:
+def has_feed(settings: Settings) -> bool:
+    """Whether the process has streams to offload."""
     return bool(settings.serve.ledgers or settings.pulsar.topics or settings.flight.listen)
 
 
@@ -100,7 +101,7 @@ def _purpose(settings: Settings, *, read_only: bool) -> list[Callable[[], object
                 "with --read-only the process does nothing but answer over HTTP, and it listens nowhere",
                 hint='set http.listen = "ADDRESS:PORT"',
             )
-        if not read_only and not (_has_feed(settings) or settings.serve.maintenance):
+        if not read_only and not (has_feed(settings) or settings.serve.maintenance):
             raise InvalidCall(
                 "there is nothing to do: no feed of streams, and no maintenance",
                 hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true",

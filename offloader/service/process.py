@@ -193,6 +193,11 @@ CLOSE_S = 5.0
 FEED_RETRY_S, FEED_RETRY_S_MAX = 1.0, 60.0
 #: Time between two looks at what is wrong with streams, for the log.
 TROUBLES_S = 5.0
+#: Of a process that only maintains the store, which may be meant and often isn't.
+NO_FEED = (
+    "no feed of streams is set: this process offloads nothing, it only applies retention and cleanup to what is in the "
+    "store; pulsar.topics, serve.ledgers or flight.listen is a feed"
+)
 #: Stalled streams listed one by one among the problems.
 STALLED_NAMED_MAX = 20
 
@@ -289,6 +294,8 @@ class ServingProcess:
             self._offloader.store.url,
             extra={"event": "started", "feeds": [feed.name for feed in self._feeds]},
         )
+        if not self._feeds and self.upkeep is not None:
+            _log.warning("%s", NO_FEED, extra={"event": "no_feed"})
 
     def stop(self, *, drain: bool = True) -> int:
         """Stops the providers, completes the current segments, ends the streams, then closes listeners, providers and

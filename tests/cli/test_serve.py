@@ -145,4 +145,9 @@ def test_serve_needs_a_settings_file_and_can_only_check_it(tmp_path: Path, capsy
     config = tmp_path / "offloader.toml"
     config.write_text('[serve]\nstore = "memory://x"\n')
     assert main(["serve", "--config", str(config), "--check"]) == 0
+    good, note = capsys.readouterr().out.splitlines()
+    assert good == f"{config}: all settings are good"
+    assert note.startswith("note: no feed of streams is set")
+    config.write_text(f'[serve]\nstore = "memory://x"\nledgers = "{tmp_path}/l.db"\n')
+    assert main(["serve", "--config", str(config), "--check"]) == 0
     assert capsys.readouterr().out == f"{config}: all settings are good\n"

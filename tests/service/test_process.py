@@ -708,3 +708,15 @@ def test_paused_stream_is_shown_at_once(store: FaultyStore, database: EmbeddedLe
         assembled.process.streams.require(ORDERS).offload(None, timeout_s=PATIENCE_S)
     assert ManifestLog(store, ORDERS, clock=SystemClock()).load().paused is False
     assert len(stored_entries(store, ORDERS)) == 80
+
+
+@pytest.mark.slow
+def test_process_without_a_feed_says_that_it_offloads_nothing(
+    store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for feeds, maintenance, told in (([], True, 1), ([HeldFeed()], True, 0)):
+        caplog.clear()
+        with serving(store, settings_file(serve__maintenance=maintenance), *feeds):
+            found = [each for each in caplog.records if each.__dict__.get("event") == "no_feed"]
+        assert len(found) == told
+        assert all("pulsar.topics, serve.ledgers or flight.listen" in each.getMessage() for each in found)
