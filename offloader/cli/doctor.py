@@ -32,6 +32,7 @@ from offloader.doctor import (
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import check_access
 from offloader.service.broker_doctor import check_broker_routes
+from offloader.service.topic_doctor import check_topics
 from offloader.settings.layered import SettingsFile
 from offloader.store.wrappers import bucket_of
 
@@ -110,6 +111,8 @@ def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> It
             yield "plugin's way here", check_broker_routes(settings, clock)
     if answer.outcome is Outcome.OK:
         yield "streams", check_streams(opened, file, clock)
+        if settings.pulsar.topics:
+            yield "topics", check_topics(opened, settings.pulsar, clock)
         yield "compression", check_compression(opened, clock)
         if serve.ledgers:
             yield "compression", check_compression_ahead(opened, file, clock)

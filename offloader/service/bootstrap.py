@@ -269,7 +269,7 @@ def _offloader(store: ObjectStore, settings: Settings, clock: Clock, *, read_onl
     # Two writers that both "win" would lose entries: check before the first write.
     single_writer = settings.store.single_writer
     problems = () if read_only else require_conditional_puts(store, single_writer=single_writer).problems
-    url = settings.serve.url or _listening_url(settings)
+    url = settings.serve.url or listening_url(settings)
     return LedgerOffloader(store, settings, clock=clock, observe=True, store_problems=problems, writer_url=url)
 
 
@@ -322,7 +322,7 @@ def _broker_probe(process: ServingProcess, settings: Settings, clock: Clock) -> 
     )
 
 
-def _listening_url(settings: Settings) -> str:
+def listening_url(settings: Settings) -> str:
     """The HTTP address for other machines; empty: not served, or at a port not yet known."""
     if not settings.http.listen:
         return ""

@@ -32,6 +32,7 @@ from offloader.ledgers.pulsar.topics import TopicLedger, managed_ledger_of_strea
 from offloader.owner_client import CA_VARIABLE, client_tls
 from offloader.runtime.clock import Clock
 from offloader.service.auth import tokens_of
+from offloader.service.bootstrap import listening_url
 from offloader.settings import Settings
 
 with needs_extra("cli", "the check of a broker's plugin"):
@@ -120,7 +121,8 @@ def _unanswered(url: str, cause: urllib3.exceptions.HTTPError) -> OffloaderError
 
 
 def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Checks the address that brokers ask, as the broker reports it, else ``serve.url``; and ledgers of some topics.
+    """Checks the address that brokers ask, as the broker reports it, else ``serve.url``, else ``http.listen``; and
+    ledgers of some topics.
 
     Raises:
         InvalidCall, AccessDenied: a token or the file of authorities can't be read.
@@ -128,12 +130,12 @@ def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, 
     pulsar = replace(settings.pulsar, retry_seconds_max=min(settings.pulsar.retry_seconds_max, 1.0))
     token = next((each for source in settings.access.broker_tokens for each in tokens_of(source, environ)), "")
     with PulsarCluster(pulsar, clock=clock) as cluster:
-        url = _endpoint(cluster) or settings.serve.url
+        url = _endpoint(cluster) or settings.serve.url or listening_url(settings)
         token = token if may_have_token(url, settings) else ""
         if not url:
             yield warning(
                 _CHECK,
-                "neither the broker nor serve.url says where the plugin asks: nothing was asked there",
+                "neither the broker nor serve.url nor http.listen says where the plugin asks: nothing was asked there",
                 "set serve.url to the address in the plugin's endpoints",
             )
             return

@@ -93,6 +93,14 @@ def test_wrong_addresses_are_named(bench: PulsarBench) -> None:
     assert ("nothing was asked" in what, "serve.url" in hint) == (True, True)
 
 
+@pytest.mark.slow
+def test_listening_address_is_asked_where_nothing_else_is_named(bench: PulsarBench, store: ObjectStore) -> None:
+    """As with the settings of docs/how-to/consumers.md."""
+    address = f"127.0.0.1:{free_port()}"
+    [(what, _, kind)] = problems(asked(bench, "", http={"listen": address}))
+    assert (f"nobody answers at http://{address}" in what, kind) == (True, ErrorKind.RETRY_LATER)
+
+
 def test_service_without_routes_for_brokers_is_named_as_older(bench: PulsarBench) -> None:
     url = bench.admin.url  # any server that doesn't know them
     [(what, hint, _)] = problems(asked(bench, url))

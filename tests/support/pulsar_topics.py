@@ -107,6 +107,7 @@ class FakeTopic:
         read_batch: as many entries as it reads at once; it passes over all of them where the first one is lost, but
             over no more than the reader has permits for.
         offloaded: ledgers that the broker has offloaded itself.
+        state: of its managed ledger, as internal statistics say it.
         offloads: the positions before which it was asked to.
 
     Besides clients that speak the protocol, a test may hold subscriptions itself: ``subscribe``, ``acknowledge``.
@@ -120,6 +121,7 @@ class FakeTopic:
         self.lost: set[Position] = set()
         self.read_batch = 1
         self.offloaded: set[int] = set()
+        self.state = "LedgerOpened"
         self.offloads: list[Position] = []
         self._markers: dict[Position, int] = {}
         self._broker = broker
@@ -193,7 +195,7 @@ class FakeTopic:
             is_open = self._next.ledger_id
             last = self.entries[-1][0] if self.entries else Position(min(sizes), -1)
             return {
-                "state": "LedgerOpened",
+                "state": self.state,
                 "currentLedgerEntries": len(sizes[is_open]),
                 "currentLedgerSize": sum(sizes[is_open]),
                 "lastConfirmedEntry": str(last),

@@ -1,0 +1,92 @@
+"""Doctor's findings on topics whose ledgers or streams nothing offloads any more: terminated and deleted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from formats.entries import Position
+from offloader.doctor import TOPICS_LOOKED_AT_MAX, Finding, warning
+from offloader.errors import NotFound
+from offloader.ledgers.pulsar.discovery import Look, TopicPatterns, survey
+from offloader.ledgers.pulsar.source import PulsarCluster
+from offloader.ledgers.pulsar.topics import TopicInternals, topic_of_stream
+from offloader.manifest.catalog import list_streams
+from offloader.runtime.clock import Clock
+from offloader.settings import PulsarSettings
+from offloader.store.base import ObjectStore
+
+_TERMINATED, _DELETED = "terminated topics", "deleted topics"
+#: Names in one finding; of further ones only the number.
+NAMES_MAX = 5
+
+
+def check_topics(store: ObjectStore, settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
+    """Checks the selected topics, and the streams of those that were deleted; says nothing where there is none.
+
+    A namespace that can't be listed is left out: ``check_pulsar`` says why.
+    """
+    settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
+    patterns = TopicPatterns.of(settings.topics, settings.exclude)
+    with PulsarCluster(settings, clock=clock) as cluster:
+        # In this order: the topic of a stream that is there is listed, unless it was deleted.
+        streams = list(list_streams(store))
+        look, _ = survey(cluster.admin, patterns)
+        if settings.broker_plugin:
+            yield from _terminated(cluster, look)
+    yield from _deleted(streams, look, patterns)
+
+
+def _terminated(cluster: PulsarCluster, look: Look) -> Iterator[Finding]:
+    kept: list[str] = []
+    for topic in sorted(topic for each in look.topics.values() for topic in each)[:TOPICS_LOOKED_AT_MAX]:
+        try:
+            ledger_id = kept_ledger(cluster.admin.internals(topic))
+        except NotFound:
+            continue  # deleted since, or an unused partition
+        if ledger_id is not None:
+            kept.append(f"{topic} (ledger {ledger_id})")
+    if kept:
+        yield warning(
+            _TERMINATED,
+            f"the last ledger of {_named(kept)} is not offloaded by the broker: Pulsar never does that of a terminated "
+            "topic, and BookKeeper keeps it",
+            "its entries are in the cold tier as soon as they are committed; BookKeeper's copy goes when the topic is "
+            "deleted",
+        )
+
+
+def kept_ledger(internals: TopicInternals) -> int | None:
+    """The last ledger of a terminated topic, if it has entries that the broker hasn't offloaded; else ``None``."""
+    listed, last = internals.stored(), internals.last_confirmed
+    if not internals.is_terminated or not listed or internals.ledgers.ledgers[-1].offloaded:
+        return None
+    ledger_id, entries = listed[-1]
+    # Until it is unloaded, the broker lists a terminated topic's last ledger without its entries.
+    has_entries = entries or (last is not None and last >= Position(ledger_id, 0))
+    return ledger_id if has_entries else None
+
+
+def _deleted(streams: list[str], look: Look, patterns: TopicPatterns) -> Iterator[Finding]:
+    gone = sorted(stream for stream in streams if _has_lost_its_topic(stream, look, patterns))
+    if gone:
+        yield warning(
+            _DELETED,
+            f"the cluster has no topic of {_named(gone)}: nothing more is offloaded, and the store keeps its objects",
+            "if the topic was deleted on purpose and nobody reads the stream: "
+            f"`offloader delete-stream {gone[0]} --yes` deletes its objects, and `offloader cleanup run` its tombstone "
+            "when that is as old as manifest.orphan_age_min; else look whether pulsar.admin_url is the right cluster",
+        )
+
+
+def _has_lost_its_topic(stream: str, look: Look, patterns: TopicPatterns) -> bool:
+    topic = topic_of_stream(stream)
+    if topic is None or not patterns.have(topic):
+        return False
+    listed = look.topics.get(topic.removeprefix("persistent://").rpartition("/")[0])
+    return listed is not None and topic not in listed
+
+
+def _named(names: list[str]) -> str:
+    rest = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return f"{', '.join(names[:NAMES_MAX])}{rest}"
