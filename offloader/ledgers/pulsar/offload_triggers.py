@@ -16,7 +16,7 @@ from formats.entries import Position
 from offloader.errors import NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.source import SINCE_PROPERTY
-from offloader.ledgers.pulsar.topics import TopicInternals
+from offloader.ledgers.pulsar.topics import TopicInternals, stream_of_topic
 from offloader.runtime.clock import Clock
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
@@ -177,7 +177,12 @@ class OffloadTriggers:
                 hint="look at the broker's log; `offloader doctor` checks the plugin's settings and its way here",
             )
             if str(before) != str(asked.failure):
-                extra = {"event": "broker_offload_failed", "ledger": asked.first, "reason": why}
+                extra = {
+                    "event": "broker_offload_failed",
+                    "stream": stream_of_topic(topic),
+                    "ledger": asked.first,
+                    "reason": why,
+                }
                 _log.error("%s: %s", topic, asked.failure.message, extra=extra)
 
     def _note(self, topic: str) -> bool:
