@@ -372,7 +372,7 @@ class Lags:
             for name, (stream, status, outage) in streams.items():
                 if outage.source or (outage.store and _is_unread(status)):
                     self._known.setdefault(name, none_now)
-                elif _is_unread(status):
+                elif _is_unread(status) and status.tail is None:
                     continue
                 elif status.tail == status.committed:
                     self._known[name] = none_now

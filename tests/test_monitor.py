@@ -434,7 +434,7 @@ def test_handover_during_an_outage_keeps_the_lag() -> None:
 
 def test_lag_is_unknown_before_the_manifest_is_read() -> None:
     observation, metrics = observed()
-    stream = Scripted("a/b", tail=Position(1, 9), stored=None)
+    stream = Scripted("a/b", stored=None)
     observation.add(stream)
     (row,) = observation.look()["streams"]
     assert row["lag"] is None

@@ -106,7 +106,7 @@ class BrokerRefusals:
         with self._lock:
             lasting = [name for name, each in self._standing().items() if each.lasts]
         for name in lasting:
-            yield Reading("broker_offloads_failing", 1.0, name, "refused")
+            yield Reading("streams_broker_offloads_failing", 1.0, name, "refused")
 
     def _standing(self) -> dict[str, _Refusal]:
         """Drops those that are over; with the lock held."""

@@ -174,7 +174,7 @@ _ALL = (
         "broker_offload_requests_total", "counter", "Waits of brokers for a ledger, by how they ended.", ("result",)
     ),
     Metric(
-        "broker_offloads_failing",
+        "streams_broker_offloads_failing",
         "gauge",
         "Streams of which brokers keep ledgers; refused: by this process, failed: in the broker.",
         (*_STREAM, "by"),

@@ -49,14 +49,14 @@ def test_refused_offload_is_a_problem_a_metric_and_one_error(caplog: pytest.LogC
         assert "refused ledger 7, and keep their copies" in what
         assert assembled.view.readiness().ready
         measured = exposed(assembled.metrics)
-        assert measured['broker_offloads_failing{by="refused",namespace="public/default"}'] == 1
+        assert measured['streams_broker_offloads_failing{by="refused",namespace="public/default"}'] == 1
         assert measured['broker_offload_requests_total{result="refused"}'] == 5
         [line] = [each for each in caplog.records if each.levelno >= logging.ERROR]
         assert line.__dict__["event"] == "broker_offload_refused"
         assert not [each for each in caplog.records if each.__dict__.get("event") == "broker_deleted"]
         assert offload(right)["committed"]
         assert refused(assembled) == []
-        assert 'broker_offloads_failing{by="refused",namespace="public/default"}' not in exposed(assembled.metrics)
+        assert 'streams_broker_offloads_failing{by="refused",namespace="public/default"}' not in exposed(assembled.metrics)
 
 
 @pytest.mark.slow

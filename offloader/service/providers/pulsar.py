@@ -393,7 +393,7 @@ class PulsarProvider:
 
     def _readings(self) -> Iterator[Reading]:
         for topic in self._triggers.failing():
-            yield Reading("broker_offloads_failing", 1.0, stream_of_topic(topic), "failed")
+            yield Reading("streams_broker_offloads_failing", 1.0, stream_of_topic(topic), "failed")
 
     def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
