@@ -11,7 +11,6 @@ import typer
 from offloader.cli.options import Config, Json, argument, name_argument
 from offloader.cli.output import Column, print_result, print_rows
 from offloader.errors import InvalidCall
-from offloader.service.bootstrap import require_valid
 from offloader.settings.layered import SettingsFile, key_of, read_settings_file, sample_settings
 from offloader.settings.migrate import migrate_file
 
@@ -53,6 +52,9 @@ def check(config: Config = "", json: Json = False) -> None:
     """
     if not config:
         raise InvalidCall("check takes a settings file", hint="give --config FILE")
+    # Imported late: the other actions need nothing of the service.
+    from offloader.service.bootstrap import require_valid
+
     found = read_settings_file(config)
     require_valid(found.settings_of(""))
     count = sum(map(len, found.layers.values()))
