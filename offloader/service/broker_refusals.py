@@ -54,29 +54,23 @@ class BrokerRefusals:
         self._refused: dict[str, _Refusal] = {}
 
     def refused(self, stream: str, ledger_id: int, error: OffloaderError) -> None:
-        """Notes a refusal, and logs it once."""
+        """Notes a refusal, and logs the first one of a stream and kind."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             found = self._standing().pop(stream, None)
-            if found is None or (found.ledger_id, found.error.message) != (ledger_id, error.message):
+            if found is None or type(found.error) is not type(error):
                 found = _Refusal(ledger_id, error, self._clock.now_ms(), now_s, now_s)
+            elif ledger_id < found.ledger_id:  # of several ledgers that a broker asks for, the first one is named
+                found.ledger_id, found.error = ledger_id, error
             found.asked_s = now_s
             self._refused[stream] = found
             while len(self._refused) > STREAMS_MAX:
                 del self._refused[next(iter(self._refused))]
             is_new, found.is_logged = found.lasts and not found.is_logged, found.is_logged or found.lasts
+            text, first, reason = _text(found), found.ledger_id, found.error.message
         if is_new:
-            _log.error(
-                "stream %s: %s",
-                stream,
-                _text(found),
-                extra={
-                    "event": "broker_offload_refused",
-                    "stream": stream,
-                    "ledger": ledger_id,
-                    "reason": error.message,
-                },
-            )
+            extra = {"event": "broker_offload_refused", "stream": stream, "ledger": first, "reason": reason}
+            _log.error("stream %s: %s", stream, text, extra=extra)
 
     def accepted(self, stream: str, ledger_id: int) -> None:
         """Notes that a ledger is in the cold tier as the broker has it."""

@@ -56,7 +56,9 @@ def test_refused_offload_is_a_problem_a_metric_and_one_error(caplog: pytest.LogC
         assert not [each for each in caplog.records if each.__dict__.get("event") == "broker_deleted"]
         assert offload(right)["committed"]
         assert refused(assembled) == []
-        assert 'streams_broker_offloads_failing{by="refused",namespace="public/default"}' not in exposed(assembled.metrics)
+        assert 'streams_broker_offloads_failing{by="refused",namespace="public/default"}' not in exposed(
+            assembled.metrics
+        )
 
 
 @pytest.mark.slow
@@ -80,6 +82,22 @@ def test_stream_that_nobody_knows_counts_after_a_while() -> None:
     refusals.refused(STREAM, 7, NotFound("no such stream"))
     [problem] = refusals.problems()
     assert (problem.since_ms, problem.blocks_ready) == (clock.now_ms() - int(UNKNOWN_S * 1000) - 1000, False)
+
+
+def test_refusals_of_several_ledgers_of_a_stream_are_one(caplog: pytest.LogCaptureFixture) -> None:
+    """A broker asks for one closed ledger after the other, again and again."""
+    clock = ManualClock()
+    refusals = BrokerRefusals(clock)
+    for _ in range(10):
+        for ledger_id in (9, 7):
+            clock.advance(UNKNOWN_S / 10)
+            refusals.refused(STREAM, ledger_id, NotFound(f"no such stream, ledger {ledger_id}"))
+    [problem] = refusals.problems()
+    assert "refused ledger 7, and keep their copies: no such stream, ledger 7" in problem.what
+    [line] = caplog.records
+    assert (line.__dict__["event"], line.__dict__["ledger"]) == ("broker_offload_refused", 7)
+    refusals.refused(STREAM, 7, MISMATCH)
+    assert MISMATCH.message in refusals.problems()[0].what
 
 
 def test_refusals_end_with_the_ledger_and_without_requests() -> None:

@@ -188,7 +188,8 @@ class AdminClient:
         found = self._json(f"{_path(topic)}/offload")
         if not isinstance(found, dict) or found.get("status") != "ERROR":
             return ""
-        why = str(found.get("lastError") or "it gives no reason")
+        # The names of the broker's exceptions come first, and the plugin's words last.
+        why = str(found.get("lastError") or "it gives no reason").rpartition("PluginError: ")[2]
         return "" if _UNDER_WAY in why.lower() else why[:OFFLOAD_ERROR_CHARS]
 
     def note(self, topic: str, subscription: str, changes: Mapping[str, str]) -> None:

@@ -126,7 +126,7 @@ def test_broker_that_fails_to_offload_is_a_problem_until_it_does(
     say("", "RUNNING")
     look_for(200)
     assert asking.triggers.problems() == []
-    say("HTTP 404 not_found no such stream")
+    say("java.util.concurrent.CompletionException: offloader.pulsar.PluginError: HTTP 404 not_found no such stream")
     look_for(600)
     [(topic, error)] = asking.triggers.problems()
     assert topic == TOPIC
