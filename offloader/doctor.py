@@ -27,13 +27,13 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.inspect.saving import COST, SAMPLE_BYTES_MAX, Saving, measure_saving, saving_of
-from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.base import LedgerInfo, LostRange
 from offloader.ledgers.pulsar.consumer import first_entries
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings, stream_of_topic
 from offloader.ledgers.sqlite.database import database_path
-from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream, lost_with_database, refused
 from offloader.manifest.log import list_streams
 from offloader.manifest.protection import global_hold, time_for_deletion_ms
 from offloader.manifest.segment_table import SegmentRecord
@@ -692,20 +692,34 @@ def _compression(stream: str, found: Saving) -> Finding:
 STREAMS_MAX = 200
 
 
-def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
-    """Checks what keeps the store's and the hot tier's streams from being offloaded."""
+def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers: str = "") -> Iterator[Finding]:
+    """Checks what keeps the store's and the hot tier's streams from being offloaded.
+
+    Args:
+        ledgers: the ledger database; default: ``serve.ledgers``.
+    """
     stored = list(list_streams(store))
-    ledgers = file.settings_of("").serve.ledgers
+    ledgers = ledgers or file.settings_of("").serve.ledgers
     with ExitStack() as stack:
         hot: dict[str, EmbeddedStream] = {}
+        lost: dict[str, LostRange] = {}
         if ledgers:
-            with suppress(NotFound):  # no entry was appended yet
+            path = database_path(ledgers)
+            try:
                 database = stack.enter_context(closing(EmbeddedLedgers(ledgers, create=False)))
+            except NotFound:  # no entry was appended yet, or it was lost
+                losses = lost_with_database(path, stored)
+            else:
                 hot = {name: database.view_stream(name) for name in database.streams()[:STREAMS_MAX]}
-        names = sorted({*stored, *hot})
+                losses = database.losses(stored)
+            lost = {each.stream: each for each in losses}
+        # Damaged ones first: those are never left out.
+        names = sorted({*stored, *hot, *lost}, key=lambda name: (name not in lost, name))
         troubles = 0
         for name in names[:STREAMS_MAX]:
             findings = _stream(store, name, hot.get(name), file.settings_of(name), clock)
+            if name in lost:
+                findings = itertools.chain(_lost(store, path, lost[name]), findings)
             for finding in run_checks([(f"stream {name}", findings)]):
                 troubles += 1
                 yield finding
@@ -717,6 +731,12 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock) -> Itera
         yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")
     elif rest:
         yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` says how far those are")
+
+
+def _lost(store: ObjectStore, path: str, lost: LostRange) -> Iterator[Finding]:
+    if lost.is_after(load_stream(store, lost.stream, may_be_absent=True).committed_end()):
+        error = refused(path, lost)
+        yield problem(f"stream {lost.stream}", error, error.hint)
 
 
 def _stream(

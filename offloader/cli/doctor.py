@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import Json, StoreArguments, open_chosen_store
+from offloader.cli.ledgers import LedgerArguments
+from offloader.cli.options import Json, open_chosen_store
 from offloader.cli.output import print_result
 from offloader.doctor import (
     Finding,
@@ -55,7 +56,7 @@ def report_lines(found: Finding, width: int = WIDTH_MAX) -> list[str]:
 
 
 def run(
-    given: StoreArguments,
+    given: LedgerArguments,
     read_only: Annotated[bool, typer.Option("--read-only", help="Write nothing, not even scratch objects.")] = False,
     json: Json = False,
 ) -> int:
@@ -82,7 +83,7 @@ def run(
     return failed[0] if failed else 0
 
 
-def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> Iterator[tuple[str, Iterable[Finding]]]:
+def _checks(file: SettingsFile, given: LedgerArguments, *, read_only: bool) -> Iterator[tuple[str, Iterable[Finding]]]:
     clock, settings = SystemClock(), file.settings_of("")
     serve = settings.serve
     # Report an unresponsive store soon.
@@ -110,7 +111,7 @@ def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> It
         if settings.pulsar.broker_plugin:
             yield "plugin's way here", check_broker_routes(settings, clock)
     if answer.outcome is Outcome.OK:
-        yield "streams", check_streams(opened, file, clock)
+        yield "streams", check_streams(opened, file, clock, given.ledgers)
         if settings.pulsar.topics:
             yield "topics", check_topics(opened, settings.pulsar, clock)
         yield "compression", check_compression(opened, clock)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from formats.entries import Position
 from offloader.cli.options import StoreArguments, option
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.database import database_path
-from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, lost_with_database, refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +74,50 @@ class LedgerArguments(StoreArguments):
         return EmbeddedLedgers(self.require_ledgers(), create=create)
 
 
+@dataclass(frozen=True, slots=True)
+class HotTiers:
+    """The hot tiers of a ledger database, by the stream's name.
+
+    Args:
+        path: of the database; empty: none was named.
+        database: ``None``: there is none.
+    """
+
+    path: str = ""
+    database: EmbeddedLedgers | None = None
+
+    def __call__(self, stream: str) -> LedgerSource | None:
+        """The stream's hot tier; ``None``: the database doesn't have the stream."""
+        if self.database is not None:
+            with suppress(NotFound):
+                return self.database.view_stream(stream)
+        return None
+
+    def require_whole(self, stream: str, committed: Position | None, last: Position | None = None) -> None:
+        """Requires that the database has every entry that it acknowledged and that isn't committed.
+
+        Args:
+            last: the newest entry that matters; ``None``: all do.
+
+        Raises:
+            SourceMismatch: entries are missing.
+        """
+        if not self.path:
+            return
+        found = lost_with_database(self.path, [stream]) if self.database is None else self.database.losses([stream])
+        for lost in found:
+            if lost.stream == stream and lost.is_after(committed) and (last is None or lost.first <= last):
+                raise refused(self.path, lost)
+
+
 @contextmanager
-def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[Callable[[str], LedgerSource | None]]:
-    """The hot tier by a stream's name; none for other streams, or without a database.
+def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[HotTiers]:
+    """The hot tiers by a stream's name; none for other streams, or without a database.
 
     Args:
         may_be_absent: a database that doesn't exist is noted on standard error, instead of an error.
     """
+    path = database_path(ledgers) if ledgers else ""
     try:
         opened = EmbeddedLedgers(ledgers, create=False) if ledgers else None
     except NotFound as error:
@@ -87,14 +125,5 @@ def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[Ca
             raise
         print(f"note: {error.message}: only what is offloaded is read", file=sys.stderr)
         opened = None
-    if opened is None:
-        yield lambda _: None
-        return
-    with closing(opened) as database:
-
-        def source_of(stream: str) -> LedgerSource | None:
-            with suppress(NotFound):
-                return database.view_stream(stream)
-            return None
-
-        yield source_of
+    with nullcontext() if opened is None else closing(opened):
+        yield HotTiers(path, opened)

@@ -20,7 +20,7 @@ from formats.errors import FormatError
 from formats.keys import data_key
 from formats.summary import Layout, SegmentSummary
 from offloader.cli.errors import run_on_each
-from offloader.cli.ledgers import LedgerArguments
+from offloader.cli.ledgers import HotTiers, LedgerArguments
 from offloader.cli.options import (
     DryRun,
     Json,
@@ -128,7 +128,8 @@ def offload(
     the stream's method: streaming (V2 segments of about the segment size, up to the newest entry; one that a writer
     left unfinished is completed) or ledger (an object pair for each closed ledger). A settings file says the method,
     else the manifest does. Interrupted, it goes on where it was when it is called again. Of a topic with partitions
-    each is offloaded in turn; --until is of one.
+    each is offloaded in turn; --until is of one. If the database lacks entries that it acknowledged, those before them
+    are offloaded and the exit code is 6.
     """
     last = position_of(until, option="--until") if until else None
     in_database = _in_database(given)
@@ -197,6 +198,7 @@ def _offload_one(
     with closing(given.open_ledgers()) as database:
         # A view, which doesn't fence the writer.
         source = database.view_stream(stream, may_delete=not dry_run)
+        whole = partial(HotTiers(database.path, database).require_whole, stream, last=last)
         method = manual_method(state, file)
         infos = source.ledgers()
         if size_threshold and method == "streaming":
@@ -207,6 +209,7 @@ def _offload_one(
             if dry_run:
                 planned = runs.preview(state, infos, method=method, last=last, threshold_bytes=size_threshold)
                 _print_planned(planned, infos, stream, as_json=json)
+                whole(committed=state.committed_end())
                 return
             require_probed()
             with SegmentProgress(sys.stderr, always=progress) as shown:
@@ -221,9 +224,10 @@ def _offload_one(
                     on_plan=partial(_expect, shown),
                     on_progress=shown.segment,
                 )
-    _print_result(store, stream, method, result, as_json=json)
-    if result.errors:
-        raise result.errors[0]
+        _print_result(store, stream, method, result, as_json=json)
+        if result.errors:
+            raise result.errors[0]
+        whole(committed=result.committed)
 
 
 def _known(store: ObjectStore, stream: str, *, has_ledgers: bool) -> ManifestState:

@@ -22,7 +22,7 @@ import typer
 from formats.describe import DescribedBytes
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from offloader.cli.errors import run_on_each
-from offloader.cli.ledgers import LedgerArguments, opening_sources
+from offloader.cli.ledgers import HotTiers, LedgerArguments, opening_sources
 from offloader.cli.messages import MessageArguments, MessageReader
 from offloader.cli.options import (
     AskedRange,
@@ -133,6 +133,11 @@ class ReadStreams:
     def count(self) -> int:
         """Number of entries."""
         return sum(reader.count(*chosen) for reader, chosen in self.parts if chosen is not None)
+
+    def require_whole(self, hot: HotTiers) -> None:
+        """Requires that no entry of the ranges is missing from a damaged ledger database. Raises ``SourceMismatch``."""
+        for reader, chosen in self.parts:
+            hot.require_whole(reader.stream, reader.state.committed_end(), None if chosen is None else chosen[1])
 
     def scan(self) -> Generator[tuple[int, EntryBatch], None, None]:
         """The entries, merged by publish time, with the number of their stream in ``streams``."""
@@ -385,9 +390,10 @@ def read(
 ) -> None:
     """Print entries, one per line: UTF-8 text without control characters as it is, anything else as base64:...
 
-    Of a topic with partitions all of them, merged by publish time. With --ledgers also what isn't offloaded yet. With
-    --json, one object per line: position, publish_time, and payload (text) or payload_base64. With --messages, a line
-    per Pulsar message: id, publish time, key, beginning of the value; with --json too, all that is known of it.
+    Of a topic with partitions all of them, merged by publish time. With --ledgers also what isn't offloaded yet; if
+    that database lacks entries that it acknowledged, the others are printed and the exit code is 6. With --json, one
+    object per line: position, publish_time, and payload (text) or payload_base64. With --messages, a line per Pulsar
+    message: id, publish time, key, beginning of the value; with --json too, all that is known of it.
     """
     messages = decoding.messages
     _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or to_time)
@@ -402,17 +408,35 @@ def read(
         part = ReadStreams.opened(opened, stream, source_of, asked)
         stack.callback(part.close)
         decoder = MessageReader(decoding, part.streams, part.numbers) if messages else None
+        if following:
+            part.require_whole(ledgers_of)
         if count and decoder is None:
             found = part.count()
             _print_count(min(found, limit) if limit else found, json=json)
+            if not limit or found < limit:
+                part.require_whole(ledgers_of)
             return
-        batches = stack.enter_context(closing(part.scan() if owners is None else _followed(part, owners)))
+        ended = threading.Event()
+        batches = stack.enter_context(
+            closing(_noting_end(part.scan(), ended) if owners is None else _followed(part, owners))
+        )
         if decoder is None:
             _print_entries(batches, limit, None if raw else partial(_json_of, part.numbers) if json else _text_of)
         elif count:
             _print_count(decoder.count(batches, limit), json=json)
         else:
             decoder.print(batches, limit, as_json=json)
+        if ended.is_set():
+            part.require_whole(ledgers_of)
+
+
+def _noting_end(
+    batches: Generator[tuple[int, EntryBatch], None, None], ended: threading.Event
+) -> Generator[tuple[int, EntryBatch], None, None]:
+    """The batches; sets ``ended`` behind the last one, which a limit may not reach."""
+    with closing(batches):
+        yield from batches
+    ended.set()
 
 
 def _followed(part: ReadStreams, owners: OwnersHotTiers) -> Generator[tuple[int, EntryBatch], None, None]:

@@ -71,6 +71,10 @@ class LostRange:
     source_id: UUID
     is_other: bool = False
 
+    def is_after(self, committed: Position | None) -> bool:
+        """Whether the cold tier, which ends at ``committed``, lacks some of them too."""
+        return committed is None or committed < self.last
+
 
 def newest_given(infos: Sequence[LedgerInfo]) -> Position | None:
     """The newest entry that readers receive; ``None`` if there is none.

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from formats.entries import EntryBatch, Position
 from formats.keys import levels_above
-from offloader.errors import InvalidCall, NotFound, SourceMismatch
+from offloader.errors import InvalidCall, NotFound, SourceMismatch, StoreUnavailable
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, LostRange, Subscription, newest_listed
 from offloader.ledgers.sqlite.chunks import ENTRY_BYTES_MAX
 from offloader.ledgers.sqlite.database import (
@@ -70,6 +70,28 @@ def find_lost(
         if first <= each.end:
             return LostRange(stream=stream, first=first, last=each.end, source_id=each.source_id)
     return None
+
+
+def lost_with_database(path: str, streams: Iterable[str]) -> list[LostRange]:
+    """Entries of streams that a database acknowledged whose file is gone, by the file of acknowledged ends beside it.
+
+    Raises:
+        StoreUnavailable: that file can't be read.
+    """
+    acked = AckedFile(f"{path}.acked")
+    try:
+        acked.load()
+        slots = [(stream, acked.of_stream(stream)) for stream in streams]
+    except OSError as error:
+        raise StoreUnavailable(f"{acked.path} can't be read: {error.strerror}") from error
+    finally:
+        acked.close()
+    return [
+        LostRange(stream=stream, first=Position(0, 0), last=each.end, source_id=each.source_id)
+        for stream, found in slots
+        for each in found[:1]
+        if each.end.ledger_id >= 0
+    ]
 
 
 def refused(path: str, lost: LostRange) -> SourceMismatch:
@@ -216,21 +238,22 @@ class EmbeddedLedgers:
             undo.pop_all()
         return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner, acked=acked)
 
-    def losses(self) -> list[LostRange]:
+    def losses(self, others: Iterable[str] = ()) -> list[LostRange]:
         """Acknowledged entries that the database lacks; the affected streams are read-only.
 
-        Covers only streams that the database knows: ``open_stream`` detects forgotten ones.
+        Args:
+            others: further streams, which the database may have forgotten.
         """
         if self._acked is None:
             return []
-        streams = self.streams()  # first: after ``close`` it raises, and the file would be opened again
+        streams = {*self.streams(), *others}  # first: after ``close`` it raises, and the file would be opened again
         with self._database.translated("reading its acknowledged ends"):
             self._acked.load()
         acked = {stream: self._acked.of_stream(stream) for stream in streams}
         with self._database.reading() as connection:
             source_id = source_id_of(connection)
-            rows = connection.execute("SELECT stream, stream_id FROM streams ORDER BY stream")
-            found = [find_lost(connection, name, of, acked.get(name, ()), source_id) for name, of in rows]
+            known = dict(connection.execute("SELECT stream, stream_id FROM streams"))
+            found = [find_lost(connection, name, known.get(name), acked[name], source_id) for name in sorted(acked)]
         return [lost for lost in found if lost is not None]
 
     def require_name(self, stream: str) -> None:
