@@ -211,7 +211,7 @@ class BatchNote:
 
     Attributes:
         ends: push: ledgers that are closed.
-        sequence: append: the number of this batch, ascending; numbers up to the last appended one are skipped.
+        sequence: append: the number of this batch, ascending; a repeated one is compared and passed over.
     """
 
     ends: tuple[LedgerEnd, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import struct
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,9 +15,11 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.flight as fl
 from numpy.typing import NDArray
 
+from formats.checksum import crc32c
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from offloader import errors
 from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError, SourceMismatch
@@ -152,8 +155,12 @@ def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMisma
 
 #: Producers of one stream that number their batches; the numbers are kept forever.
 PRODUCERS_MAX = 256
-#: The note of these numbers.
+#: The note of the newest numbers of all producers.
 _NOTE = "flight-producers"
+#: Batches of each producer whose checksums are kept, to tell a repetition from other entries under the same number.
+REPEATS_MAX = 256
+#: A batch's number and the checksum of its payloads.
+_REPEAT = struct.Struct("<QI")
 #: Longest sleep of a waiter for news between polls.
 _WAIT_S_MAX = 0.5
 
@@ -175,6 +182,8 @@ class AppendedLedgers(TailingSource):
         self._changed = threading.Condition()
         self._appending = threading.Lock()
         self._sequences: dict[str, int] = {}
+        #: Producer -> checksums of its newest batches; read when it sends its first one.
+        self._checksums: dict[str, dict[int, int]] = {}
         self._end: Position | None = None
         #: Whether only the database knows both: an append broke off.
         self._in_doubt = True
@@ -197,17 +206,27 @@ class AppendedLedgers(TailingSource):
         Raises:
             InvalidCall: a number without a producer.
             LimitReached: too many producers.
+            SourceMismatch: the number was used for other payloads, or nothing shows that it wasn't.
             as ``EmbeddedStream.append``.
         """
         with self._appending:
             self._look_up()
-            notes = {} if sequence is None else self._note_of(producer, sequence)
-            if sequence is not None and sequence <= self._sequences.get(producer, -1):
-                return []
+            notes, checksums = dict[str, bytes](), dict[int, int]()
+            if sequence is not None:
+                self._require_producer(producer)
+                checksums, checksum = self._checksums_of(producer), _payload_checksum(payloads)
+                if sequence <= self._sequences.get(producer, -1):
+                    self._require_same(producer, sequence, checksums.get(sequence), checksum)
+                    return []
+                checksums = dict([*checksums.items(), (sequence, checksum)][-REPEATS_MAX:])
+                notes = {
+                    _NOTE: json.dumps({**self._sequences, producer: sequence}).encode(),
+                    _repeats_note(producer): b"".join(_REPEAT.pack(*each) for each in checksums.items()),
+                }
             self._in_doubt = True
             written = self._stream.append(payloads, times_ms, notes=notes)
             if sequence is not None:
-                self._sequences[producer] = sequence
+                self._sequences[producer], self._checksums[producer] = sequence, checksums
             self._end = written[-1].last if written else self._end
             self._in_doubt = False
         self.wake()
@@ -249,10 +268,18 @@ class AppendedLedgers(TailingSource):
         """Reads what was written, if that is in doubt. Call with the lock held."""
         if self._in_doubt:
             self._sequences = json.loads(self._stream.get_note(_NOTE) or b"{}")
+            self._checksums.clear()
             self._end = self._stream.last_position()
             self._in_doubt = False
 
-    def _note_of(self, producer: str, sequence: int) -> dict[str, bytes]:
+    def _checksums_of(self, producer: str) -> dict[int, int]:
+        """Checksums of the producer's newest batches by their numbers, ascending."""
+        if producer not in self._checksums:
+            note = self._stream.get_note(_repeats_note(producer)) or b""
+            self._checksums[producer] = dict(_REPEAT.iter_unpack(note))
+        return self._checksums[producer]
+
+    def _require_producer(self, producer: str) -> None:
         if not producer:
             raise InvalidCall("a batch has a sequence, and nobody said whose", hint="the descriptor names the producer")
         if producer not in self._sequences and len(self._sequences) >= PRODUCERS_MAX:
@@ -260,7 +287,46 @@ class AppendedLedgers(TailingSource):
                 f"{PRODUCERS_MAX} producers have numbered their batches, and {producer!a} is another one",
                 hint="use the same names again, or send without a sequence",
             )
-        return {_NOTE: json.dumps({**self._sequences, producer: sequence}).encode()}
+
+    def _require_same(self, producer: str, sequence: int, known: int | None, found: int) -> None:
+        """Requires that a batch under a used number is the one that was appended."""
+        if known == found:
+            return
+        newest = self._sequences[producer]
+        why = (
+            f"it isn't one of the {REPEATS_MAX} newest numbers, so its payloads can't be compared"
+            if known is None
+            else "it was used for other payloads"
+        )
+        error = SourceMismatch(
+            f"stream {self._stream.stream}: producer {producer!a} sent sequence {sequence}, and its newest is "
+            f"{newest}: {why}. Nothing was appended",
+            hint=f"continue with {newest + 1}; two producers need two names",
+        )
+        _log.warning(
+            "%s", error,
+            extra={
+                "event": "flight_sequence_refused", "stream": self._stream.stream, "producer": producer,
+                "sequence": sequence,
+            },
+        )  # fmt: skip
+        raise error
+
+
+def _repeats_note(producer: str) -> str:
+    """The note of a producer's newest batches."""
+    return f"flight-batches/{producer}"
+
+
+def _payload_checksum(payloads: pa.BinaryArray) -> int:
+    """CRC-32C of the payloads' lengths and bytes, without their times: a repetition may have newer times."""
+    lengths = np.asarray(pc.binary_length(payloads), dtype="<i4")
+    _, ends, data = payloads.buffers()
+    checksum = crc32c(lengths.view(np.uint8))
+    if data is None or not len(payloads):
+        return checksum
+    offsets = np.frombuffer(ends, np.int32, len(payloads) + 1, payloads.offset * 4)
+    return crc32c(memoryview(data)[int(offsets[0]) : int(offsets[-1])], checksum)
 
 
 _log = logging.getLogger("offloader.service.flight")
