@@ -702,7 +702,7 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
     ledgers = ledgers or file.settings_of("").serve.ledgers
     with ExitStack() as stack:
         hot: dict[str, EmbeddedStream] = {}
-        lost: dict[str, LostRange] = {}
+        lost: dict[str, tuple[LostRange, OffloaderError]] = {}
         if ledgers:
             path = database_path(ledgers)
             try:
@@ -712,14 +712,12 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
             else:
                 hot = {name: database.view_stream(name) for name in database.streams()[:STREAMS_MAX]}
                 losses = database.losses(stored)
-            lost = {each.stream: each for each in losses}
+            lost = {each.stream: (each, refused(path, each)) for each in losses}
         # Damaged ones first: those are never left out.
         names = sorted({*stored, *hot, *lost}, key=lambda name: (name not in lost, name))
         troubles = 0
         for name in names[:STREAMS_MAX]:
-            findings = _stream(store, name, hot.get(name), file.settings_of(name), clock)
-            if name in lost:
-                findings = itertools.chain(_lost(store, path, lost[name]), findings)
+            findings = _stream(store, name, hot.get(name), file.settings_of(name), clock, lost.get(name))
             for finding in run_checks([(f"stream {name}", findings)]):
                 troubles += 1
                 yield finding
@@ -733,17 +731,21 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
         yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` says how far those are")
 
 
-def _lost(store: ObjectStore, path: str, lost: LostRange) -> Iterator[Finding]:
-    if lost.is_after(load_stream(store, lost.stream, may_be_absent=True).committed_end()):
-        error = refused(path, lost)
-        yield problem(f"stream {lost.stream}", error, error.hint)
-
-
 def _stream(
-    store: ObjectStore, name: str, source: EmbeddedStream | None, settings: Settings, clock: Clock
+    store: ObjectStore,
+    name: str,
+    source: EmbeddedStream | None,
+    settings: Settings,
+    clock: Clock,
+    lost: tuple[LostRange, OffloaderError] | None,
 ) -> Iterator[Finding]:
     check = f"stream {name}"
-    state = load_of_source(store, name, source)
+    try:
+        state = load_of_source(store, name, source)
+    except NotFound:  # deleted: its catalogue entry stays until the tombstone expires
+        return
+    if lost is not None and lost[0].is_after(state.committed_end()):
+        yield problem(check, lost[1])
     # List the ledgers after reading the manifest: they are compared with it.
     infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
     waiting = _entries_after(infos, state.committed_end())

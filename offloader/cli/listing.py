@@ -40,10 +40,12 @@ def list_stored(
 
 
 def _stream_rows(store: ObjectStore, prefix: str, codes: list[int]) -> Iterator[Mapping[str, object]]:
-    """A row for each stream; a damaged one has its error, and its exit code is added to ``codes``."""
+    """A row for each stream that wasn't deleted; of a damaged one its error, whose exit code goes into ``codes``."""
     for name in list_streams(store, prefix=prefix):
         try:
             state = load_manifest(store, name)
+            if state.stream_deleted:  # its entry stays until the tombstone expires
+                continue
             ends = whole_range(state)
             sums = readable_segments(state).sums()
             yield {

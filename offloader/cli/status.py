@@ -453,11 +453,15 @@ def _documents(store: ObjectStore | None, status_file: str, stream: str, limit: 
         if store is not None and list(named) == [stream]:
             named = named_streams(store, stream).streams
     names = list(named) if stream else sorted(stored | written.keys())
-    rows, code = [], 0
-    for name in names[: limit or None]:
+    rows, code = list[dict[str, Any]](), 0
+    for name in names:
+        if limit and len(rows) == limit:
+            break
         try:
             rows.append(_one(store, written.get(name), name, status_file))
         except OffloaderError as error:
+            if not stream and isinstance(error, NotFound):
+                continue  # deleted: its catalogue entry stays until the tombstone expires
             if len(names) == 1 or error.retryable:
                 raise
             failure = failure_of(error)

@@ -85,6 +85,19 @@ def test_truncated_segments_do_not_count(offloader: Offloader, store: ObjectStor
     assert (row["segments"], row["first"]) == (1, "4:10")
 
 
+def test_deleted_stream_is_in_no_list_and_no_problem(
+    offloader: Offloader, store: ObjectStore, streams: list[StreamWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFLOADER_STORE", store.url)
+    assert offloader("delete-stream", "alpha", "--yes").code == 0
+    assert [row["stream"] for row in offloader("ls", "--json").rows] == ["beta", "gamma"]
+    assert [row["stream"] for row in offloader("ls", "--limit", "1", "--json").rows] == ["beta"]
+    status = offloader("status", "--json")
+    assert (status.code, [row["stream"] for row in status.rows]) == (0, ["beta", "gamma"])
+    assert offloader("status", "alpha").code == 3
+    assert offloader("doctor").code == 0
+
+
 def test_empty_store_is_reported(offloader: Offloader, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = offloader("ls", "--store", f"file://{tmp_path}/empty")
