@@ -8,7 +8,12 @@ Raises:
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 from offloader.errors import needs_extra
 
 with needs_extra("cli", "the command line"):
     import typer  # noqa: F401
+
+#: Whether tables show all columns, however wide they are (``--wide``).
+all_columns: ContextVar[bool] = ContextVar("all_columns", default=False)

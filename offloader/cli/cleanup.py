@@ -60,10 +60,10 @@ _AUDIT_COLUMNS = [
     Column("done_ms", "WHEN", time_text, none="not yet"),
     Column("action", "ACTION"),
     *ENDS,
-    Column("entries", "ENTRIES", right=True),
+    Column("entries", "ENTRIES", right=True, less=5),
     Column("object_bytes", "BYTES", bytes_text, right=True),
-    Column("by", "BY"),
-    Column("rule", "WHY"),
+    Column("by", "BY", less=1),
+    Column("rule", "WHY", wraps=True),
 ]
 
 
@@ -192,13 +192,13 @@ def orphans(
 
 
 _ORPHAN_COLUMNS = [
-    Column("stream", "STREAM", lambda name: name or "-"),
+    Column("stream", "STREAM", lambda name: name or "-", less=3),
     Column("key", "KEY"),
-    Column("what", "WHAT"),
+    Column("what", "WHAT", less=1),
     Column("age_s", "AGE", lambda seconds: "in the future" if seconds < 0 else duration_text(seconds), right=True),
     Column("bytes", "BYTES", bytes_text, right=True),
-    Column("ours", "OURS", yes_or_no),
-    Column("reason", "WHY"),
+    Column("ours", "OURS", yes_or_no, less=2),
+    Column("reason", "WHY", wraps=True),
     Column("outcome", "OUTCOME"),
 ]
 
@@ -259,11 +259,11 @@ _Prefix = Annotated[str, option("--prefix", "Only streams whose names begin with
 _PLAN_COLUMNS = [
     Column("stream", "STREAM"),
     Column("action", "ACTION"),
-    Column("segment", "SEGMENT"),
+    Column("segment", "SEGMENT", less=5),
     *ENDS,
-    Column("object_bytes", "BYTES", bytes_text, right=True),
-    Column("rule", "WHY"),
-    Column("when", "WHEN"),
+    Column("object_bytes", "BYTES", bytes_text, right=True, less=1),
+    Column("rule", "WHY", wraps=True),
+    Column("when", "WHEN", wraps=True),
 ]
 
 

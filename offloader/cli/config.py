@@ -19,7 +19,11 @@ def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else '""'
 
 
-_COLUMNS = [Column("name", "SETTING"), Column("value", "VALUE", _value), Column("source", "FROM")]
+_COLUMNS = [
+    Column("name", "SETTING"),
+    Column("value", "VALUE", _value, wraps=True),
+    Column("source", "FROM", wraps=True),
+]
 
 
 def explain(

@@ -166,9 +166,10 @@ _SEGMENTS = (
     Column("entries", "entries", right=True),
     Column("payload_bytes", "bytes", right=True),
     Column("ledgers", "ledgers"),
-    Column("objects", "objects: data + index"),
+    Column("objects", "objects: data + index", less=1),
+    Column("published", "published", less=2),
+    Column("uuid", "object names: <uuid>, <uuid>-index", less=3),
 )
-_SEGMENTS_WIDE = (Column("published", "published"), Column("uuid", "object names: <uuid>, <uuid>-index"))
 _REQUESTS = (
     Column("verb", "verb"),
     Column("offloading", "offloading", right=True),
@@ -191,7 +192,7 @@ def _print_results(result: DemoResult) -> None:
     )
     print_rows(_ledger_rows(result), _LEDGERS)
     print()
-    print_rows(_segment_rows(result), (*_SEGMENTS, *_SEGMENTS_WIDE) if _is_wide() else _SEGMENTS)
+    print_rows(_segment_rows(result), _SEGMENTS)
     _print_outcome(result)
     print("\nRequests to the store (a look for something that isn't there yet counts as failed):\n")
     print_rows(_request_rows(result), _REQUESTS)

@@ -18,7 +18,7 @@ from offloader.manifest.unlisted import unlisted_streams
 from offloader.read.ranges import readable_segments, whole_range
 from offloader.store.base import ObjectStore
 
-_STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True), *AMOUNTS, *ENDS]
+_STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True, less=1), *AMOUNTS, *ENDS]
 
 
 def list_stored(

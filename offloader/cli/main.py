@@ -4,7 +4,8 @@
 
 A verb is a function whose parameters are typer's options, or dataclasses of them (``offloader.cli.options``). It
 returns ``None`` or an exit code and raises ``offloader.errors``. A verb with several actions, each with its own
-options, is a mapping instead: action -> such a function. This module handles ``--debug``, which every verb has.
+options, is a mapping instead: action -> such a function. This module handles ``--debug`` and ``--wide``, which every
+verb has.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import typer
 from typer.main import get_command
 
 import offloader
+from offloader.cli import all_columns
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 from offloader.runtime import system as own_process
 
@@ -85,6 +87,7 @@ _PLACES = {
 #: inherit the allocator's settings.
 _WITHOUT_BUDGET = frozenset({"export", "inspect", "read", "spark", "verify"})
 _DEBUG = "--debug"
+_WIDE = "--wide"
 #: Narrowest help.
 _WIDTH_MIN = 50
 
@@ -109,7 +112,8 @@ def main(
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = given[: given.index("--")] if "--" in given else given
-    words = [word for word in options if word != _DEBUG] + given[len(options) :]
+    words = [word for word in options if word not in (_DEBUG, _WIDE)] + given[len(options) :]
+    all_columns.set(_WIDE in options)
     verb = next((word for word in words if not word.startswith("-")), "")
     own_process.set_up(has_budget=verb not in _WITHOUT_BUDGET)
     if verb == "serve":  # runs for weeks
@@ -136,7 +140,8 @@ def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
     """All verbs by name and help; the called one with its function."""
     app = typer.Typer(
         help="Streaming tiered storage for log brokers: entries into an object store, and back.",
-        epilog="Every verb takes --debug, which shows the traceback of an error.",
+        epilog="Every verb takes --wide, which shows all columns of a table, and --debug, which shows the traceback of "
+        "an error.",
         rich_markup_mode="rich" if sys.stdout.isatty() else None,
         pretty_exceptions_enable=False,
         add_completion=False,

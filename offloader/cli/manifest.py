@@ -264,8 +264,8 @@ _RECORD_COLUMNS = [
     Column("record", "RECORD", right=True),
     Column("time_ms", "TIME", time_text),
     Column("epoch", "EPOCH", right=True),
-    Column("writer", "WRITER"),
-    Column("edits", "EDITS", ", ".join),
+    Column("writer", "WRITER", less=1),
+    Column("edits", "EDITS", ", ".join, wraps=True),
 ]
 
 
@@ -291,12 +291,12 @@ def _print_plan(loaded: LoadedManifest, *, as_json: bool) -> None:
 _FOUND_COLUMNS = [
     Column("what", "WHAT"),
     Column("segment", "SEGMENT"),
-    Column("layout", "LAYOUT"),
+    Column("layout", "LAYOUT", less=6),
     *ENDS,
     Column("entries", "ENTRIES", right=True),
-    Column("epoch", "EPOCH", right=True),
-    Column("owned", "OURS", yes_or_no),
-    Column("why", "WHY"),
+    Column("epoch", "EPOCH", right=True, less=7),
+    Column("owned", "OURS", yes_or_no, less=5),
+    Column("why", "WHY", wraps=True),
 ]
 
 

@@ -64,7 +64,7 @@ from offloader.write.hot_tier import LedgerSizeEstimator, position_leaving
 from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
 from offloader.write.upload import verify_objects
 
-STORED_COLUMNS = [Column("uuid", "SEGMENT"), Column("layout", "LAYOUT"), *ENDS, *AMOUNTS]
+STORED_COLUMNS = [Column("uuid", "SEGMENT"), Column("layout", "LAYOUT", less=6), *ENDS, *AMOUNTS]
 
 
 def stored_rows(

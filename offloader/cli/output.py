@@ -7,17 +7,19 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.summary import SegmentSummary
+from offloader.cli import all_columns
 from offloader.cli.errors import failure_of
 from offloader.errors import NotFound, OffloaderError
 
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 
 #: Rows buffered before a table is printed: a column is as wide as its widest cell.
 TABLE_ROWS_MAX = 10_000
+#: Width of a table that isn't printed on a terminal.
+WIDTH = 80
+#: Least width of a column whose text is wrapped.
+_WRAPPED_WIDTH_MIN = 24
+#: Between two columns, in plain text and on a terminal.
+_GAP, _RICH_GAP = 2, 3
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -70,13 +78,20 @@ def yes_or_no(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: key, heading, formatter, alignment, and the text of ``None``."""
+    """One column of a table: key, heading, formatter, alignment, and the text of ``None``.
+
+    Attributes:
+        less: how soon it is left out of a table that is too wide: the highest first; 0: never.
+        wraps: its text goes over several lines in such a table.
+    """
 
     key: str
     heading: str
     text: Callable[[Any], str] = _text
     right: bool = False
     none: str = "-"
+    less: int = 0
+    wraps: bool = False
 
     def cell(self, row: Mapping[str, object]) -> str:
         """The cell of a row."""
@@ -85,11 +100,11 @@ class Column:
 
 
 #: Columns of many tables: the ends of a range, and how much it holds.
-ENDS = (Column("first", "FIRST", right=True), Column("last", "LAST", right=True))
+ENDS = (Column("first", "FIRST", right=True, less=4), Column("last", "LAST", right=True, less=2))
 AMOUNTS = (
-    Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
-    Column("object_bytes", "STORED", bytes_text, right=True),
+    Column("entries", "ENTRIES", right=True, less=1),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True, less=5),
+    Column("object_bytes", "STORED", bytes_text, right=True, less=3),
 )
 
 
@@ -138,7 +153,8 @@ def print_rows(
     """Prints ``rows`` and returns their number.
 
     JSON lines are written row by row and hold every key of a row; a table shows ``columns`` only, and ``empty`` without
-    rows.
+    rows. It fits the terminal, or ``WIDTH``: columns that count less are left out, then texts are wrapped. Names are
+    never cut. With ``all_columns`` it has every column.
     """
     out, count = stream or sys.stdout, 0
     if as_json:
@@ -146,9 +162,11 @@ def print_rows(
             out.write(json_line(row) + "\n")
             count += 1
         return count
-    cells = ([column.cell(row) for column in columns] for row in rows)
-    while page := list(islice(cells, TABLE_ROWS_MAX)):
-        _print_table(page, columns, out, "" if count else title)
+    iterator, shown = iter(rows), columns
+    while page := list(islice(iterator, TABLE_ROWS_MAX)):
+        if not count:
+            shown = _fitting(page, columns, out)
+        _print_table([[column.cell(row) for column in shown] for row in page], shown, out, "" if count else title)
         count += len(page)
     if not count and empty:
         out.write(empty + "\n")
@@ -190,17 +208,64 @@ def print_each(
     return failure_of(failed[0]).exit_code if failed else 0
 
 
+def _width_of(out: TextIO) -> int:
+    return shutil.get_terminal_size().columns if out.isatty() else WIDTH
+
+
+def _fitting(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], out: TextIO) -> Sequence[Column]:
+    """The columns that fit beside each other, those that wrap at their least width. Empty ones go first."""
+    if all_columns.get():
+        return columns
+    gap = _RICH_GAP if out.isatty() else _GAP
+    empty = {each.key for each in columns if all(row.get(each.key) is None for row in rows)}
+    shown = [(column, _least_width(column, rows)) for column in columns]
+    while sum(width + gap for _, width in shown) - gap > _width_of(out):
+        least = max(shown, key=lambda each: (bool(each[0].less) and each[0].key in empty, each[0].less))
+        if not least[0].less:
+            break
+        shown.remove(least)
+    return [column for column, _ in shown]
+
+
+def _least_width(column: Column, rows: Iterable[Mapping[str, object]]) -> int:
+    widest = max(len(column.cell(row)) for row in rows)
+    return max(len(column.heading), min(widest, _WRAPPED_WIDTH_MIN) if column.wraps else widest)
+
+
 def _print_table(cells: list[list[str]], columns: Sequence[Column], out: TextIO, title: str) -> None:
     if out.isatty():
         _print_rich(cells, columns, out, title)
         return
     widths = [max(len(column.heading), max(len(row[i]) for row in cells)) for i, column in enumerate(columns)]
+    if not all_columns.get():
+        _shrink(widths, columns)
     for row in [[column.heading for column in columns], *cells]:
-        padded = [
-            cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ]
-        out.write("  ".join(padded).rstrip() + "\n")
+        for line in _lines(row, widths, columns):
+            padded = [
+                cell.rjust(width) if column.right else cell.ljust(width)
+                for cell, width, column in zip(line, widths, columns, strict=True)
+            ]
+            out.write((" " * _GAP).join(padded).rstrip() + "\n")
+
+
+def _shrink(widths: list[int], columns: Sequence[Column]) -> None:
+    """Makes columns that wrap narrower until the table fits, the widest first."""
+    excess = sum(widths) + _GAP * (len(widths) - 1) - WIDTH
+    for i in sorted((i for i, column in enumerate(columns) if column.wraps), key=lambda i: -widths[i]):
+        taken = max(0, min(excess, widths[i] - max(_WRAPPED_WIDTH_MIN, len(columns[i].heading))))
+        widths[i] -= taken
+        excess -= taken
+
+
+def _lines(row: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> Iterator[Sequence[str]]:
+    """A row as lines: several where a text is wrapped."""
+    if all(len(cell) <= width for cell, width in zip(row, widths, strict=True)):
+        return iter([row])
+    wrapped = [
+        textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) if column.wraps else [cell]
+        for cell, width, column in zip(row, widths, columns, strict=True)
+    ]
+    return iter(list(zip_longest(*wrapped, fillvalue="")))
 
 
 def _print_rich(cells: list[list[str]], columns: Sequence[Column], out: TextIO, title: str) -> None:

@@ -244,7 +244,7 @@ _ADOPTED_COLUMNS = [
     Column("already", "ALREADY", right=True),
     Column("left_out", "LEFT OUT", lambda left: f"{len(left):,}", right=True),
     Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True, less=5),
     *ENDS,
 ]
 

@@ -316,15 +316,15 @@ PICTURES = (".svg", ".png")
 
 _SEGMENT_COLUMNS = [
     Column("uuid", "SEGMENT"),
-    Column("layout", "LAYOUT"),
-    Column("status", "STATUS"),
+    Column("layout", "LAYOUT", less=6),
+    Column("status", "STATUS", less=7),
     *ENDS,
-    Column("ledgers", "LEDGERS", lambda ledgers: ",".join(map(str, ledgers)) or "-"),
+    Column("ledgers", "LEDGERS", lambda ledgers: ",".join(map(str, ledgers)) or "-", less=8),
     *AMOUNTS,
-    Column("blocks", "BLOCKS", right=True),
-    Column("publish_time_min_ms", "PUBLISHED FROM", time_text),
-    Column("publish_time_max_ms", "TO", time_text),
-    Column("offloaded_ms", "OFFLOADED", time_text),
+    Column("blocks", "BLOCKS", right=True, less=9),
+    Column("publish_time_min_ms", "PUBLISHED FROM", time_text, less=11),
+    Column("publish_time_max_ms", "TO", time_text, less=10),
+    Column("offloaded_ms", "OFFLOADED", time_text, less=12),
 ]
 
 
@@ -352,9 +352,9 @@ def segments(
         _plot(states[0], Path(plot), as_json=json)
         return
     found = ((state.stream, record) for state in states for record in state.segments.in_order())
-    rows = [{**({"stream": of} if named.partitions else {}), **segment_row(record, of)} for of, record in found]
+    rows = ({**({"stream": of} if named.partitions else {}), **segment_row(record, of)} for of, record in found)
     columns = [*([Column("stream", "STREAM")] if named.partitions else []), *_SEGMENT_COLUMNS]
-    print_rows(rows[: limit or None], columns, as_json=json, empty=f"stream {stream} has no segments")
+    print_rows(islice(rows, limit or None), columns, as_json=json, empty=f"stream {stream} has no segments")
 
 
 def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:

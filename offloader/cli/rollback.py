@@ -62,9 +62,9 @@ _ROLLBACK_COLUMNS = [
     Column("ledger_id", "LEDGER", str, right=True),
     Column("segments", "SEGMENTS", right=True),
     Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True, less=1),
     Column("becomes", "BECOMES"),
-    Column("obstacle", "WHY"),
+    Column("obstacle", "WHY", wraps=True),
 ]
 
 
@@ -207,10 +207,10 @@ def _ledgers(ids: Sequence[int]) -> str:
 _EXPORT_COLUMNS = [
     Column("ledger_id", "LEDGER", str, right=True),
     Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True, less=1),
     Column("state", "STATE"),
-    Column("data", "OBJECT"),
-    Column("why", "WHY"),
+    Column("data", "OBJECT", less=2),
+    Column("why", "WHY", wraps=True),
 ]
 
 

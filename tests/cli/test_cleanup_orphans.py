@@ -90,7 +90,7 @@ def test_dry_run_lists_what_delete_then_removes(offloader: Offloader, place: Pla
 
 
 def test_people_get_a_table_and_sums(offloader: Offloader, place: Place) -> None:
-    done = offloader("cleanup", "orphans", STREAM)
+    done = offloader("cleanup", "orphans", STREAM, "--wide")
 
     heading, *rows = done.out.splitlines()
     assert heading.split() == ["STREAM", "KEY", "WHAT", "AGE", "BYTES", "OURS", "WHY", "OUTCOME"]

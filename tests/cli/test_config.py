@@ -35,7 +35,7 @@ def test_explain_shows_each_value_and_its_source(offloader: Offloader, config: s
 
 
 def test_explain_can_leave_the_defaults_out(offloader: Offloader, config: str) -> None:
-    done = offloader("config", "explain", ORDERS, "--config", config, "--changed")
+    done = offloader("config", "explain", ORDERS, "--config", config, "--changed", "--wide")
     assert [line.split()[:2] for line in done.out.splitlines()] == [
         ["SETTING", "VALUE"],
         ["offload.block_size", "4KiB"],

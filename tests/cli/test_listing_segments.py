@@ -30,13 +30,19 @@ def writer(tmp_path: Path) -> StreamWriter:
 
 
 def test_segments_are_listed_in_stream_order_with_their_facts(offloader: Offloader, writer: StreamWriter) -> None:
-    done = offloader("segments", "orders")
+    done = offloader("segments", "orders", "--wide")
     assert done.code == 0
     heading, first, second = (line.split() for line in done.out.splitlines())
     assert heading[:7] == ["SEGMENT", "LAYOUT", "STATUS", "FIRST", "LAST", "LEDGERS", "ENTRIES"]
     assert first[:7] == [str(writer.uuids[0]), "V2", "offloaded", "3:0", "4:19", "3,4", "30"]
     assert second[:7] == [str(writer.uuids[1]), "V1", "offloaded", "6:0", "6:4", "6", "5"]
     assert "2023-11-14T23:03:20.000Z" in first
+
+
+def test_segments_fit_80_columns_unless_wide(offloader: Offloader, writer: StreamWriter) -> None:
+    heading, *lines = offloader("segments", "orders").out.splitlines()
+    assert heading.split() == ["SEGMENT", "FIRST", "LAST", "ENTRIES", "PAYLOAD", "STORED"]
+    assert max(map(len, [heading, *lines])) <= 80
 
 
 def test_as_json_with_the_names_of_the_objects(offloader: Offloader, writer: StreamWriter) -> None:
@@ -74,13 +80,13 @@ def test_assigned_segment_is_shown_without_unknown_facts(offloader: Offloader, w
     row = offloader("segments", "orders", "--json").rows[-1]
     assert (row["status"], row["first"], row["last"], row["ledgers"]) == ("assigned", "7:0", None, [])
     assert "entries" not in row
-    last = offloader("segments", "orders").out.splitlines()[-1].split()
+    last = offloader("segments", "orders", "--wide").out.splitlines()[-1].split()
     assert last == [str(uuid), "V2", "assigned", "7:0", *["-"] * 9]
 
 
 def test_unknown_publish_times_are_shown_as_dashes(offloader: Offloader, writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 5, times=TIME_UNKNOWN_MS)])
-    assert offloader("segments", "orders").out.splitlines()[-1].split().count("-") == 2
+    assert offloader("segments", "orders", "--wide").out.splitlines()[-1].split().count("-") == 2
     assert offloader("segments", "orders", "--json").rows[-1]["publish_time_min_ms"] is None
 
 

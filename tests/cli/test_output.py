@@ -7,14 +7,15 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from formats.entries import Position
+from offloader.cli import all_columns
 from offloader.cli.options import open_chosen_store, position_of
-from offloader.cli.output import TABLE_ROWS_MAX, Column, bytes_text, json_line, print_rows, program_name
+from offloader.cli.output import TABLE_ROWS_MAX, WIDTH, Column, bytes_text, json_line, print_rows, program_name
 from offloader.errors import InvalidCall, OffloaderError
 
 COLUMNS = [Column("first", "FIRST"), Column("size_bytes", "SIZE", bytes_text, right=True), Column("n", "N", right=True)]
@@ -131,3 +132,42 @@ def test_a_position_is_parsed_or_refused_with_the_options_name() -> None:
     for text in ("7", "7:", "a:b", "7:12:1", "", os.linesep):
         with pytest.raises(InvalidCall, match="--from: a position is written LEDGER:ENTRY"):
             position_of(text, option="--from")
+
+
+WIDE_COLUMNS = [
+    Column("stream", "STREAM"),
+    Column("uuid", "SEGMENT", less=2),
+    Column("bytes", "BYTES", bytes_text, right=True, less=1),
+    Column("why", "WHY", wraps=True),
+]
+WIDE_ROW = {"stream": "shop/eu/persistent/orders", "uuid": "u" * 36, "bytes": 1536, "why": "it is " + "older " * 12}
+
+
+def table(row: Mapping[str, object]) -> list[str]:
+    out = io.StringIO()
+    print_rows([row], WIDE_COLUMNS, stream=out)
+    return out.getvalue().splitlines()
+
+
+def test_too_wide_table_leaves_out_columns_and_then_wraps_texts() -> None:
+    lines = table(WIDE_ROW)
+    assert lines[0].split() == ["STREAM", "BYTES", "WHY"]
+    assert [len(line) <= WIDTH for line in lines] == [True] * 3
+    assert lines[1].startswith("shop/eu/persistent/orders  1.5 KiB  it is older")
+    assert " ".join(line[36:].strip() for line in lines[1:]) == str(WIDE_ROW["why"]).strip()
+    assert table(WIDE_ROW | {"why": "-", "stream": "s"})[0].split() == ["STREAM", "SEGMENT", "BYTES", "WHY"]
+
+
+def test_names_are_not_cut() -> None:
+    lines = table(WIDE_ROW | {"stream": "s" * 90})
+    assert lines[0].split() == ["STREAM", "WHY"]
+    assert lines[1].startswith("s" * 90)
+
+
+def test_wide_tables_have_all_columns_on_one_line() -> None:
+    before = all_columns.set(True)
+    try:
+        lines = table(WIDE_ROW)
+    finally:
+        all_columns.reset(before)
+    assert (len(lines), lines[0].split()) == (2, ["STREAM", "SEGMENT", "BYTES", "WHY"])

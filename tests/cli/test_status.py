@@ -83,7 +83,7 @@ def test_from_the_manifest_alone(offloader: Offloader, writer: StreamWriter) -> 
 
 
 def test_status_table_shows_dashes_for_facts_outside_the_manifest(offloader: Offloader, writer: StreamWriter) -> None:
-    heading, row = offloader("status", "orders", "--store", writer.store.url).out.splitlines()
+    heading, row = offloader("status", "orders", "--wide", "--store", writer.store.url).out.splitlines()
     assert heading.split()[:6] == ["STREAM", "MODE", "COMMITTED", "OFFERED", "TAIL", "LAG"]
     assert row.split()[:7] == ["orders", "-", "4:19", "-", "-", "-", "-"]
     assert "1 assigned, 1 offloaded" in row
@@ -109,7 +109,7 @@ def test_lag_is_in_entries_bytes_and_seconds(offloader: Offloader, tmp_path: Pat
     (row,) = offloader("status", "live", "--status-file", str(file), "--json").rows
     assert row["lag"] == {"entries": 3, "bytes": 11, "seconds": 3.0}
     assert row["committed"] is None
-    table = offloader("status", "--status-file", str(file)).out
+    table = offloader("status", "--wide", "--status-file", str(file)).out
     assert "3 entries, 11 B, 3.0 s" in table
 
 
@@ -176,7 +176,7 @@ def test_limits_and_problems_are_shown(offloader: Offloader, tmp_path: Path, sto
     document["store"] |= {"open_requests": 3, "oldest_request": {"verb": "put", "key": "k", "seconds": 31.0}}
     document["streams"][0] |= {"stalled": "stream live: entries wait", "last_error": "x"}
     file.write_text(json.dumps(document))
-    lines = offloader("status", "--status-file", str(file)).out.splitlines()
+    lines = offloader("status", "--wide", "--status-file", str(file)).out.splitlines()
     assert lines[1:6] == [
         (
             f"store: {store_url}; single writer: nobody else may ever write there; it breaks promises: a create "
@@ -370,7 +370,7 @@ def test_disconnected_stream_shows_since_when_its_lag_is_unknown(
     row |= {"mode": "disconnected", "disconnected": "the broker pulsar://b:6650 doesn't answer: connection refused"}
     row |= {"lag": {"entries": 0, "bytes": 0, "seconds": 300.0}, "lag_known_ms": BASE_MS}
     file.write_text(json.dumps(document))
-    text = offloader("status", "--status-file", str(file)).out
+    text = offloader("status", "--wide", "--status-file", str(file)).out
     assert "disconnected" in text
     assert "unknown for 5.0 min" in text
     assert "connection refused" in text
