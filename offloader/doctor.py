@@ -721,9 +721,9 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
             for finding in run_checks([(f"stream {name}", findings)]):
                 troubles += 1
                 yield finding
-        for name, lost in unlisted_streams(store, list_streams(store, released=True)):
+        for name, error in unlisted_streams(store, list_streams(store, released=True)):
             troubles += 1
-            yield problem(f"stream {name}", lost)
+            yield problem(f"stream {name}", error)
     rest = f"; {len(names) - STREAMS_MAX} more weren't looked at" if len(names) > STREAMS_MAX else ""
     if not troubles:
         yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")

@@ -297,6 +297,11 @@ def read_status_file(path: Path) -> dict[str, Any]:
         document: Any = json.loads(raw)
     except (ValueError, RecursionError) as cause:
         raise Corrupt(f"{path} isn't a status document: {cause}", hint=_WHERE) from cause
+    return status_document(document, where=str(path))
+
+
+def status_document(document: Any, *, where: str) -> dict[str, Any]:
+    """The document, checked. Raises ``Corrupt``: it isn't a status document."""
     if not (
         isinstance(document, dict)
         and document.get("version") == VERSION
@@ -304,7 +309,7 @@ def read_status_file(path: Path) -> dict[str, Any]:
         and isinstance(document.get("streams"), list)
         and all(isinstance(each, dict) and isinstance(each.get("stream"), str) for each in document["streams"])
     ):
-        raise Corrupt(f"{path} isn't a status document of version {VERSION}", hint=_WHERE)
+        raise Corrupt(f"{where} isn't a status document of version {VERSION}", hint=_WHERE)
     return document
 
 

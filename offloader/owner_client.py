@@ -170,6 +170,10 @@ class OwnerClient:
         path = f"/v1/streams/{quote(managed_ledger_of_stream(stream), safe='')}/ledgers/{ledger_id}/offload"
         return self._request(path, {**asked, "wait_seconds": wait_s}, wait_s + FORWARD_ANSWER_S, more)
 
+    def status(self, *, within_s: float) -> Mapping[str, Any]:
+        """The process's status document. Raises as ``offload``."""
+        return self._request("/v1/status", None, within_s)
+
     def ledgers(self, stream: str) -> Sequence[LedgerInfo]:
         """The ledgers of the stream's hot tier, as the owner lists them. Raises as ``offload``."""
         found = self._request(f"/v1/streams/{quote(stream, safe='')}/ledgers", None, FOLLOW_ANSWER_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -9,10 +10,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -23,7 +25,7 @@ from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.manifest.names import named_streams, resolve_name
 from offloader.manifest.unlisted import unlisted_streams
-from offloader.monitor import manifest_document, read_status_file, trouble_of, with_manifest
+from offloader.monitor import manifest_document, read_status_file, status_document, trouble_of, with_manifest
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
@@ -133,7 +135,7 @@ LIMIT_COLUMNS = [
     Column("setting", "SETTING"),
     Column("value", "VALUE", str, right=True),
     Column("default", "DEFAULT", str, right=True),
-    Column("what", "WHAT"),
+    Column("what", "WHAT", wraps=True),
 ]
 
 
@@ -160,20 +162,20 @@ def _buffer(value: Mapping[str, Any]) -> str:
     return f"{bytes_text(value['bytes'])} of {bytes_text(value['bytes_max'])}"
 
 
-#: For pipes and files: all columns, one line for each stream.
+#: For pipes and files.
 PLAIN_COLUMNS = [
     Column("stream", "STREAM"),
     Column("mode", "MODE"),
-    Column("committed", "COMMITTED", right=True),
-    Column("offered", "OFFERED", right=True),
-    Column("tail", "TAIL", right=True),
-    Column("lag", "LAG", _lag),
-    Column("bytes_per_second", "RATE", rate_text, right=True),
-    Column("buffer", "BUFFER", _buffer),
-    Column("segments", "SEGMENTS", _segments),
-    Column("bytes_offloaded", "OFFLOADED", bytes_text, right=True),
-    Column("last_progress_ms", "LAST PROGRESS", time_text),
-    Column("trouble", "TROUBLE"),
+    Column("committed", "COMMITTED", right=True, less=4),
+    Column("offered", "OFFERED", right=True, less=8),
+    Column("tail", "TAIL", right=True, less=7),
+    Column("lag", "LAG", _lag, wraps=True),
+    Column("bytes_per_second", "RATE", rate_text, right=True, less=1),
+    Column("buffer", "BUFFER", _buffer, less=6),
+    Column("segments", "SEGMENTS", _segments, less=5),
+    Column("bytes_offloaded", "OFFLOADED", bytes_text, right=True, less=2),
+    Column("last_progress_ms", "LAST PROGRESS", time_text, less=3),
+    Column("trouble", "TROUBLE", wraps=True),
 ]
 
 
@@ -335,6 +337,79 @@ def _troubles(rows: Sequence[Mapping[str, Any]], width: int, lines_max: int | No
     return [Text(""), *lines] if lines else []
 
 
+# -- the writing process
+
+#: Where a process serves HTTP that no setting names.
+DEFAULT_URL = "http://127.0.0.1:8750"
+#: How long its answer is waited for.
+ASK_S = 5.0
+
+
+class StatusFile:
+    """The status file of the writing process.
+
+    Attributes:
+        label: of the source, for people.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def read(self) -> Mapping[str, Any]:
+        """The document. Raises as ``read_status_file``."""
+        return read_status_file(Path(self.label))
+
+
+class ServingStatus:
+    """The running ``offloader serve`` of a store, asked over HTTP.
+
+    Its address is ``serve.url``, else ``http.listen``; without settings it is ``DEFAULT_URL``. A process there that
+    serves another store is left out.
+    """
+
+    def __init__(self, settings: Settings, store_url: str) -> None:
+        self._store_url, self._hosts = store_url, settings.access.owner_hosts
+        url = _serving_url(settings)
+        self.label, self._is_configured = url or DEFAULT_URL, bool(url)
+        self._noted = ""
+
+    def read(self) -> Mapping[str, Any]:
+        """The document; without ``written_ms`` if no process answers that may be asked."""
+        from offloader.owner_client import OwnerClient  # an HTTP client: not for the other sources
+
+        environ = os.environ if self._is_configured else {}  # no token for whatever listens at the default address
+        hosts = [*self._hosts, urlsplit(self.label).hostname or ""]
+        try:
+            owner = OwnerClient(self.label, clock=SystemClock(), hosts=hosts, environ=environ)
+            document = status_document(owner.status(within_s=ASK_S), where=self.label)
+        except OffloaderError as error:
+            self._note(str(error))
+            return {"written_ms": None}
+        served = (document.get("store") or {}).get("url")
+        if served != self._store_url:
+            self._note(f"{self.label} serves another store")
+            return {"written_ms": None}
+        return document
+
+    def _note(self, why: str) -> None:
+        if self._is_configured and why != self._noted:
+            print(f"note: only what the manifests say: {why}", file=sys.stderr)
+            self._noted = why
+
+
+def _serving_url(settings: Settings) -> str:
+    """The address of the process with these settings; empty: they name none."""
+    if settings.serve.url or not settings.http.listen:
+        return settings.serve.url
+    from offloader.service.auth import parse_listen
+
+    at = parse_listen(settings.http.listen, setting="http.listen")
+    if not at.port:  # any free one
+        return ""
+    host = replace(at, host="127.0.0.1") if at.is_every else at
+    return f"{'https' if settings.access.certificate_file else 'http'}://{host}"
+
+
 def run(
     given: StoreArguments,
     stream: Annotated[str, name_argument("One stream's name, or its topic's.", shown="all")] = "",
@@ -358,8 +433,10 @@ def run(
 ) -> int:
     """Show what the streams are doing: mode, positions, lag, buffer, segments, last error, last progress.
 
-    From the manifests in the store, from the status file of the process that writes, or from both. A stream in trouble
-    is no failure of this command: the table says so. A damaged manifest is (exit code 6), after the other streams.
+    From the manifests in the store, and mode, lag and rate from the process that writes: from its status file, else
+    over HTTP from `offloader serve` at the settings' serve.url or http.listen, or at 127.0.0.1:8750. A stream in
+    trouble is no failure of this command: the table says so. A damaged manifest is (exit code 6), after the other
+    streams.
     """
     if interval is not None and not watching:
         raise InvalidCall("--interval is for --watch", hint="add --watch, or leave it out")
@@ -370,12 +447,13 @@ def run(
             hint="give --store URL, or --config FILE with serve.store, for what the manifests say, --status-file FILE "
             "for what the writing process says",
         )
-    if limits:
-        return _show_limits(status_file, as_json=json)
     opened = given.open() if has_store else None
+    source = StatusFile(status_file) if status_file or opened is None else ServingStatus(given.settings(), opened.url)
+    if limits:
+        return _show_limits(source, as_json=json)
     return _look(
-        lambda: _documents(opened, status_file, stream, limit),
-        status_file,
+        lambda: _documents(opened, source, stream, limit),
+        source.label,
         as_json=json,
         interval_s=(INTERVAL_S if interval is None else interval) if watching else None,
     )
@@ -410,10 +488,10 @@ def _look(
     return 0
 
 
-def _show_limits(status_file: str, *, as_json: bool) -> int:
-    if not status_file:
+def _show_limits(source: StatusFile | ServingStatus, *, as_json: bool) -> int:
+    document = source.read()
+    if document["written_ms"] is None:
         raise InvalidCall("only a writing process has limits", hint="name its status file: --status-file FILE")
-    document = read_status_file(Path(status_file))
     if sys.stdout.isatty() and not as_json:
         with _screen(in_place=False) as draw:
             draw(limit_lines(document, shutil.get_terminal_size().columns))
@@ -442,9 +520,12 @@ def watch(show: Callable[[], object], interval_s: float, *, clock: Clock, stop: 
             return
 
 
-def _documents(store: ObjectStore | None, status_file: str, stream: str, limit: int) -> tuple[dict[str, Any], int]:
-    """The file's document with the manifests' facts in its streams (without a file only those), and the exit code."""
-    document: dict[str, Any] = read_status_file(Path(status_file)) if status_file else {"written_ms": None}
+def _documents(
+    store: ObjectStore | None, source: StatusFile | ServingStatus, stream: str, limit: int
+) -> tuple[dict[str, Any], int]:
+    """The process's document with the manifests' facts in its streams (without a process only those), and the exit
+    code."""
+    document = source.read()
     written = {row["stream"]: row for row in document.get("streams", [])}
     stored = set() if store is None or stream else set(list_streams(store))
     named: Collection[str] = [stream]
@@ -458,7 +539,7 @@ def _documents(store: ObjectStore | None, status_file: str, stream: str, limit: 
         if limit and len(rows) == limit:
             break
         try:
-            rows.append(_one(store, written.get(name), name, status_file))
+            rows.append(_one(store, written.get(name), name, source.label))
         except OffloaderError as error:
             if not stream and isinstance(error, NotFound):
                 continue  # deleted: its catalogue entry stays until the tombstone expires
@@ -474,10 +555,10 @@ def _documents(store: ObjectStore | None, status_file: str, stream: str, limit: 
     return {**document, "streams": rows}, code
 
 
-def _one(store: ObjectStore | None, written: Mapping[str, Any] | None, name: str, status_file: str) -> dict[str, Any]:
+def _one(store: ObjectStore | None, written: Mapping[str, Any] | None, name: str, label: str) -> dict[str, Any]:
     if store is None:
         if written is None:
-            raise NotFound(f"stream {name} isn't in {status_file}", hint="add --store URL to ask its manifest")
+            raise NotFound(f"stream {name} isn't in {label}", hint="add --store URL to ask its manifest")
         return dict(written)
     try:
         manifest = manifest_document(load_stream(store, name))
