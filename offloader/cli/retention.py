@@ -228,19 +228,19 @@ def _decision_row(row: Mapping[str, object]) -> Mapping[str, object]:
 _CYCLE_COLUMNS = [
     Column("stream", "STREAM"),
     Column("new_head", "BEGINS AT", right=True),
-    Column("entries", "ENTRIES GO", right=True),
-    Column("bytes", "BYTES GO", bytes_text, right=True),
+    Column("entries", "ENTRIES GO", right=True, less=2),
+    Column("bytes", "BYTES GO", bytes_text, right=True, less=1),
     Column("overridden", "LOSES", lambda names: ", ".join(names) or "-"),
-    Column("boundary", "BOUNDARY"),
-    Column("rule", "RULE"),
+    Column("boundary", "BOUNDARY", less=3),
+    Column("why", "RULE", wraps=True),
 ]
 _DECISIONS = [
     Column("at_ms", "TIME", time_text),
     Column("shown", "BEGINS AT"),
-    Column("removed_entries", "ENTRIES", right=True),
+    Column("removed_entries", "ENTRIES", right=True, less=1),
     Column("removed_bytes", "BYTES", bytes_text, right=True),
-    Column("loses", "LOSES"),
-    Column("why", "RULE"),
+    Column("loses", "LOSES", wraps=True),
+    Column("why", "RULE", wraps=True),
 ]
 
 
@@ -415,9 +415,9 @@ _SUBSCRIBER_COLUMNS = [
     Column("activity", "ACTIVITY"),
     Column("cut", "CONSUMED UP TO", lambda cut: cut_text(Cut.of(cut)), right=True),
     Column("lag_entries", "ENTRIES BEHIND", right=True),
-    Column("lag_bytes", "BYTES BEHIND", bytes_text, right=True),
-    Column("active_ms", "LAST HEARD OF", time_text),
-    Column("generation", "GENERATION", right=True),
+    Column("lag_bytes", "BYTES BEHIND", bytes_text, right=True, less=2),
+    Column("active_ms", "LAST HEARD OF", time_text, less=1),
+    Column("generation", "GENERATION", right=True, less=3),
 ]
 
 
@@ -522,11 +522,13 @@ def _group_row(group: GroupState) -> Mapping[str, object]:
 _GROUP_COLUMNS = [
     Column("group", "GROUP"),
     Column("type", "TYPE"),
-    Column("streams", "STREAMS", ", ".join),
+    Column("streams", "STREAMS", ", ".join, wraps=True),
     Column("readers", "READERS", lambda readers: str(len(readers)), right=True),
-    Column("checkpoints", "CHECKPOINTS", lambda rows: ", ".join(row["name"] for row in rows) or "-"),
-    Column("owed", "OWED", lambda rows: ", ".join(f"{row['action']} {row['stream']}" for row in rows) or "-"),
-    Column("generation", "GENERATION", right=True),
+    Column("checkpoints", "CHECKPOINTS", lambda rows: ", ".join(row["name"] for row in rows) or "-", wraps=True),
+    Column(
+        "owed", "OWED", lambda rows: ", ".join(f"{row['action']} {row['stream']}" for row in rows) or "-", wraps=True
+    ),
+    Column("generation", "GENERATION", right=True, less=1),
 ]
 
 

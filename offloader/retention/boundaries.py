@@ -35,6 +35,36 @@ def segment_ends(state: ManifestState) -> NDArray[np.int64]:
     return found.compress(inside, axis=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Entries with a publish time in the future. No end of a segment from theirs on is old enough before that time.
+
+    Attributes:
+        stream: the stream, or the topic's partition.
+        first, last: of the segment that has them.
+        time_ms: the newest publish time in it.
+    """
+
+    stream: str
+    first: Position
+    last: Position
+    time_ms: int
+
+
+def published_ahead(state: ManifestState, after_ms: int) -> Ahead | None:
+    """The first segment with entries published after a time; ``None``: there is none."""
+    if (end := state.prefix_end()) is None:
+        return None
+    segments = state.offloaded(state.head, end)
+    ends = segments.ends()
+    rows = np.flatnonzero(ends[:, 2] > after_ms)
+    if not len(rows):
+        return None
+    row = int(rows[0])
+    ledger_id, entry_id, time_ms = ends[row].tolist()
+    return Ahead(state.stream, segments[row].begin, Position(ledger_id, entry_id), time_ms)
+
+
 @dataclass(frozen=True)
 class Boundaries(Sequence[Record]):
     """The boundaries of a stream's or a topic's segments, oldest first: ``Record``s that nobody recorded.

@@ -20,12 +20,12 @@ from offloader.manifest.catalog import list_streams, read_entry
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import DeletionClock, user_at_host
 from offloader.parallel_map import at_once
-from offloader.retention.boundaries import Boundaries, segment_ends
+from offloader.retention.boundaries import Ahead, Boundaries, published_ahead, segment_ends
 from offloader.retention.broker import BrokerView, ListedOf, broker_view, listed_by_source
 from offloader.retention.cuts import Cut, OwnCuts, cut_at, partition_segment
 from offloader.retention.decide import Situation, decide, subscriptions_of
 from offloader.retention.lineage import Lineage
-from offloader.retention.policy import Policy, PolicyKind, is_internal, policy_of
+from offloader.retention.policy import Policy, PolicyKind, Unit, is_internal, policy_of
 from offloader.retention.scope import DocumentStore, LoadedPartitions, Scope, SourceOf, find_scope, home_of, no_source
 from offloader.retention.state import (
     Decision,
@@ -33,6 +33,7 @@ from offloader.retention.state import (
     Record,
     RecordedCuts,
     RecordedState,
+    Rule,
     change_records,
     read_decisions,
     read_records,
@@ -47,10 +48,13 @@ from offloader.store.probe import require_conditional_puts
 from offloader.store.rate_limit import Priority, working_at
 from offloader.stream_names import partition_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
+from offloader.times import time_text
 
 #: Attempts to decide again because subscribers changed before the truncation.
 DECISIONS_MAX = 5
 _MS_PER_MINUTE = 60_000
+#: Entries published less than this in the future aren't reported: clocks differ.
+_AHEAD_MS_MIN = 60_000
 #: Fields equal in two decisions of which the second isn't stored.
 _SAME = ("head", "cut", "rule", "is_held", "bound_kind", "limits", "second", "overridden")
 #: Unit of lags without a policy; decides nothing.
@@ -70,6 +74,7 @@ class CycleOutcome:
         is_recorded: whether this cycle recorded the tail, or in a dry run would.
         subscribers: number registered.
         truncations: by stream; empty: none.
+        ahead: with a limit by time, the first entries of each partition with a publish time in the future.
     """
 
     stream: str
@@ -85,6 +90,20 @@ class CycleOutcome:
     is_recorded: bool = False
     subscribers: int = 0
     truncations: Mapping[str, Truncation] = field(default_factory=dict)
+    ahead: tuple[Ahead, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """The reason for the decision, or for there being none, in words."""
+        if self.decision is None:
+            return "the stream has no entry" if not self.tail.offsets else Rule.NO_POLICY.value
+        if self.decision.cut is None and self.ahead:
+            first = self.ahead[0]
+            return (
+                f"{self.decision.why}; {first.first} to {first.last} have a publish time in the future, "
+                f"{time_text(first.time_ms)}"
+            )
+        return self.decision.why
 
     @property
     def bytes_truncated(self) -> int:
@@ -295,8 +314,12 @@ class RetentionCycle:
         total, read = own.total(), own.size_before(unread_from)
         cuts = {begin, tail, unread_from, *(record.cut for record in records.records)}
         cuts |= {candidate.cut for candidate in decision.candidates} | {lag.cut for lag in decision.lags}
+        by_time = policy is not None and any(limits.unit is Unit.TIME for limits in policy.all_limits)
+        looked = snapshot.scope.partitions if by_time else ()
+        ahead = (published_ahead(own.partitions[each].state, snapshot.now_ms + _AHEAD_MS_MIN) for each in looked)
         return replace(
             outcome,
+            ahead=tuple(each for each in ahead if each is not None),
             decision=decision if policy is not None or follows else None,
             lags=decision.lags,
             sizes={cut: measure.bytes_before(cut) for cut in cuts},

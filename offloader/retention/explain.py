@@ -9,6 +9,7 @@ from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome
 from offloader.retention.policy import Unit, limits_text, policy_text, size_text, span_text
 from offloader.retention.state import Candidate, Decision, Lag, Role, Rule
+from offloader.times import time_text
 
 WIDTH = 79
 #: Indentation of each text.
@@ -46,6 +47,13 @@ def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
     if decision.is_fallback and decision.limits is not None:
         yield from _said("fallback", limits_text(decision.limits))
     yield from _said("rule", decision.rule.value)
+    for each in outcome.ahead:
+        where = "" if each.stream == outcome.stream else f" of {each.stream}"
+        yield from _said(
+            "future",
+            f"entries in {each.first} to {each.last}{where} have a publish time in the future, "
+            f"{time_text(each.time_ms)}. By publish time nothing from there on is old enough before then",
+        )
     if decision.ruled is not None:
         yield from _said("limit", f"of both limits the one by {decision.ruled.value} was reached first")
     if decision.is_held:
@@ -127,6 +135,11 @@ def outcome_facts(outcome: CycleOutcome, *, done: bool) -> dict[str, object]:
         "unread_entries": outcome.unread_entries,
         "unread_bytes": outcome.unread_bytes,
         "rule": None if decision is None else decision.rule.value,
+        "why": outcome.why,
+        "published_ahead": [
+            {"stream": each.stream, "first": str(each.first), "last": str(each.last), "publish_time_ms": each.time_ms}
+            for each in outcome.ahead
+        ],
         "broker": [] if decision is None or decision.broker is None else list(decision.broker.words),
         "new_head": None if decision is None or decision.cut is None else cut_words(decision.cut),
         "entries": 0 if decision is None else decision.removed_entries or 0,

@@ -304,8 +304,10 @@ class Decision:
         if self.is_held:
             rest = "up to where the stream is offloaded" if self.cut else "but nothing of it is offloaded yet"
             return f"{self.rule.value}; {rest}"
-        is_there = self.cut is None and self.rule not in _NOTHING
-        return f"{self.rule.value}; the head is there already" if is_there else self.rule.value
+        if self.cut is not None or self.rule in _NOTHING:
+            return self.rule.value
+        holding = ", ".join(lag.name for lag in self.lags if lag.is_counted and lag.cut == self.bound == self.head)
+        return f"{self.rule.value}; the head is there already{holding and f', and {holding} holds back the rest'}"
 
     def as_json(self) -> dict[str, Any]:
         """JSON form, stored and for ``--json``: enumerations by lower-case names, cuts by their segments."""

@@ -471,7 +471,7 @@ class ServiceView:
             {
                 "stream": stream,
                 "at_ms": cycle.at_ms,
-                "why": None if decision is None else decision.why,
+                "why": None if cycle.outcome is None else cycle.outcome.why,
                 "bytes": None if cycle.outcome is None else cycle.outcome.bytes_truncated,
                 "overridden": [] if decision is None else [each.name for each in decision.overridden],
                 "error": None if cycle.error is None else cycle.error.message,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from formats.entries import Position
-from offloader.retention.explain import WIDTH, explain
-from tests.retention.retained_streams import Bench, mb
+from offloader.retention.explain import WIDTH, explain, outcome_facts
+from offloader.times import time_text
+from tests.retention.retained_streams import ENTRIES, STREAM, Bench, mb
+from tests.support.streams import batch_of
 
 
 def test_explain_shows_cut_rule_and_losing_subscribers() -> None:
@@ -59,3 +61,43 @@ def test_explain_reports_missing_policy_and_subscribers() -> None:
     assert lines[1] == "policy   no policy: nothing goes by itself"
     assert lines[-1] == "nobody subscribes"
     assert not [line for line in lines if line.startswith(("rule", "result"))]
+
+
+def test_reason_without_a_decision_is_the_missing_policy_or_entry() -> None:
+    bench = Bench()
+    bench.grow(ledgers=0)
+    assert bench.run().why == "the stream has no entry"
+    bench.grow()
+    assert bench.run().why == "no policy: nothing goes by itself"
+
+
+def test_entries_published_in_the_future_are_named() -> None:
+    bench = Bench(keep_seconds=3600)
+    bench.grow(ledgers=0)
+    now_ms, writer = bench.clock.now_ms(), bench.writers[STREAM]
+    old_ms, ahead_ms = now_ms - 10**8, now_ms + 30 * 86_400_000
+    for number, time_ms in ((2, old_ms), (3, ahead_ms), (4, old_ms), (5, ahead_ms + 1)):
+        writer.add([batch_of(number, 0, ENTRIES, times=time_ms)], closes=[number])
+    assert not bench.cycle().plan(STREAM).why.count("future"), "up to there entries go"
+    bench.run()
+    plan = bench.cycle().plan(STREAM)
+    assert plan.why == (
+        "no part of the stream that could go is beyond what is kept; 3:0 to 3:9 have a publish time in the future, "
+        f"{time_text(ahead_ms)}"
+    )
+    said = " ".join(" ".join(explain(plan)).split())
+    assert f"future entries in 3:0 to 3:9 have a publish time in the future, {time_text(ahead_ms)}." in said
+    assert outcome_facts(plan, done=False)["published_ahead"] == [
+        {"stream": STREAM, "first": "3:0", "last": "3:9", "publish_time_ms": ahead_ms}
+    ]
+
+
+def test_subscriber_that_holds_everything_back_is_named() -> None:
+    bench = Bench(policy="consumption")
+    bench.grow(ledgers=2)
+    for name, position in (("billing", Position(1, 0)), ("search", Position(2, 0))):
+        bench.subscribe(name)
+        bench.publish(name, position)
+    assert bench.cycle().plan(STREAM).why == (
+        "everything that all subscribers have read goes; the head is there already, and billing holds back the rest"
+    )

@@ -579,6 +579,25 @@ def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: E
 
 
 @pytest.mark.slow
+def test_cycle_of_a_stream_without_a_policy_names_that_as_its_reason(
+    store: FaultyStore, database: EmbeddedLedgers
+) -> None:
+    feed = HeldFeed()
+    source = database.open_stream(ORDERS)
+    append(source)
+    file = settings_file(serve__maintenance=True, retention__cycle_minutes=0.002)
+    with serving(store, file, feed) as assembled:
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, source, feed="held")
+        assembled.process.streams.require(ORDERS).offload(None, timeout_s=PATIENCE_S)
+
+        def reasons() -> set[str]:
+            return {each["why"] for each in assembled.view.recent_decisions()}
+
+        eventually(lambda: reasons() == {"no policy: nothing goes by itself"})
+
+
+@pytest.mark.slow
 def test_cleanup_of_more_than_half_waits_for_the_approval_of_its_plan(
     store: FaultyStore, database: EmbeddedLedgers
 ) -> None:

@@ -416,7 +416,6 @@ export function errorList(items) {
 /** A cycle of retention in one sentence. */
 function decisionWords({ why, bytes: size, overridden, error }) {
   if (error) return `Failed: ${error}`;
-  if (why === null) return "Nothing to decide: the stream has no entry.";
   const went = size ? `${bytes(size)} went: ` : "";
   const lost = overridden.length ? ` Unread data went of: ${overridden.join(", ")}.` : "";
   return `${went}${why}.${lost}`;
