@@ -34,7 +34,7 @@ from offloader.cli.output import (
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
 from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place
-from offloader.gc.plan import AwaitedApproval, CleanupPlan
+from offloader.gc.plan import Action, AwaitedApproval, CleanupPlan, PlannedDeletion
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally, known_entry
 from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, read_batches, undo_retirements
 from offloader.maintenance import awaited_approval
@@ -265,6 +265,7 @@ _PLAN_COLUMNS = [
     Column("rule", "WHY", wraps=True),
     Column("when", "WHEN", wraps=True),
 ]
+_SUM_COLUMNS = [Column("segments", "SEGMENTS", right=True) if each.key == "segment" else each for each in _PLAN_COLUMNS]
 
 
 def plan(given: StoreArguments, stream: _Stream = "", prefix: _Prefix = "", json: Json = False) -> int:
@@ -281,12 +282,14 @@ def run(
     prefix: _Prefix = "",
     yes: Annotated[bool, typer.Option("--yes", help="Also when more than half of a stream would be retired.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List every segment first, as plan does.")] = False,
     json: Json = False,
 ) -> int:
     """Run one round: retire what nobody needs, purge what was retired and is over its grace period and readers.
 
-    The objects of a segment go only after the manifest has recorded that it is purged. Interrupted, the next round goes
-    on. Objects that can't be deleted are tried again by later rounds, for ever.
+    Prints sums by action first, with --list or --json every segment. The objects of a segment go only after the
+    manifest has recorded that it is purged. Interrupted, the next round goes on. Objects that can't be deleted are
+    tried again by later rounds, for ever.
     """
     if stream and prefix:
         raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
@@ -297,7 +300,10 @@ def run(
         print(f"all deletion is stopped by {stop.by}: {stop.reason}: nothing of this happens")
 
     def show(planned: CleanupPlan) -> None:
-        print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=json)
+        if json or dry_run or listing:
+            print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=json)
+        else:
+            print_rows(_plan_sums(planned), _SUM_COLUMNS)
 
     def one(name: str) -> None:
         if name:
@@ -336,9 +342,31 @@ def _print_reports(store: ObjectStore, reports: Iterable[CleanupReport], *, as_j
 
 def _plan_rows(planned: CleanupPlan) -> Iterator[Mapping[str, object]]:
     for line in planned.lines():
-        until = "" if line.until_ms is None else f" until {time_text(line.until_ms)}"
-        when = f"waits for {line.waits_for}{until}" if line.waits_for else "now"
-        yield {"stream": planned.state.stream, **line.as_json(), "when": when}
+        yield {"stream": planned.state.stream, **line.as_json(), "when": _when(line.waits_for, line.until_ms)}
+
+
+def _when(waits_for: str, until_ms: int | None) -> str:
+    until = "" if until_ms is None else f" until {time_text(until_ms)}"
+    return f"waits for {waits_for}{until}" if waits_for else "now"
+
+
+def _plan_sums(planned: CleanupPlan) -> Iterator[Mapping[str, object]]:
+    """The lines of a plan, summed by action and by what they wait for."""
+    groups: dict[tuple[Action, str], list[PlannedDeletion]] = {}
+    for line in planned.lines():
+        groups.setdefault((line.action, line.waits_for), []).append(line)
+    for (action, waits_for), lines in groups.items():
+        rules, untils = {line.rule for line in lines}, [line.until_ms for line in lines if line.until_ms is not None]
+        yield {
+            "stream": planned.state.stream,
+            "action": action.value,
+            "segments": len(lines),
+            "first": min((line.first for line in lines if line.first is not None), default=None),
+            "last": max((line.last for line in lines if line.last is not None), default=None),
+            "object_bytes": sum(line.object_bytes for line in lines),
+            "rule": lines[0].rule + (f", and {counted(len(rules) - 1, 'other reason')}" if len(rules) > 1 else ""),
+            "when": _when(waits_for, min(untils, default=None)),
+        }
 
 
 def _facts(report: CleanupReport, awaited: AwaitedApproval | None) -> Mapping[str, object]:

@@ -51,9 +51,24 @@ def test_plan_and_run_print_the_same_list(offloader: Offloader, store: ObjectSto
         ("retire", "2:0", "it lies before the stream's head 3:0", "now"),
     ]
     assert (planned[-1]["retired"], done[-1]["retired"], done[-1]["dry_run"]) == (0, 2, False)
-    waiting = offloader("cleanup", "plan", "orders")
+    waiting = offloader("cleanup", "plan", "orders", "--wide")
     assert waiting.out.count("waits for the grace period until ") == 2
     assert waiting.out.splitlines()[-1] == "orders: nothing was done"
+
+
+@pytest.mark.slow
+def test_run_prints_sums_unless_the_list_is_asked_for(offloader: Offloader, store: ObjectStore) -> None:
+    for stream in ("orders", "payments"):
+        written(store, stream)
+        assert offloader("truncate", stream, "--before", "3:0").code == 0
+    heading, row, done = offloader("cleanup", "run", "orders", "--wide").out.splitlines()
+    assert heading.split() == ["STREAM", "ACTION", "SEGMENTS", "FIRST", "LAST", "BYTES", "WHY", "WHEN"]
+    assert row.split()[:5] == ["orders", "retire", "2", "1:0", "2:9"]
+    assert done.startswith("orders: 2 segments retired")
+    listed = offloader("cleanup", "run", "payments", "--list").out.splitlines()
+    assert [line.split()[:2] for line in listed if line.startswith("payments ")] == [["payments", "retire"]] * 2
+    [heading, row, _] = offloader("cleanup", "run", "orders", "--wide").out.splitlines()
+    assert (row.split()[1:3], "waits for the grace period until" in row) == (["purge", "2"], True)
 
 
 @pytest.mark.slow

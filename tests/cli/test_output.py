@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import shutil
@@ -132,6 +133,19 @@ def test_a_position_is_parsed_or_refused_with_the_options_name() -> None:
     for text in ("7", "7:", "a:b", "7:12:1", "", os.linesep):
         with pytest.raises(InvalidCall, match="--from: a position is written LEDGER:ENTRY"):
             position_of(text, option="--from")
+
+
+def test_first_rows_of_a_long_table_are_printed_before_the_last_are_made() -> None:
+    made, printed_after = itertools.count(), list[int]()
+
+    class Out(io.StringIO):
+        def write(self, text: str) -> int:
+            printed_after.append(next(made))
+            return super().write(text)
+
+    rows = ({"n": next(made)} for _ in range(2 * TABLE_ROWS_MAX))
+    print_rows(rows, [Column("n", "N")], stream=Out())
+    assert printed_after[0] == TABLE_ROWS_MAX
 
 
 WIDE_COLUMNS = [
