@@ -49,7 +49,7 @@ def url(bucket: ObjectStore) -> str:
 @pytest.mark.slow
 def test_adopt_prints_a_table_and_a_summary_line(offloader: Offloader, bucket: ObjectStore, url: str) -> None:
     put_golden(bucket)
-    done = offloader("adopt", "--store", url)
+    done = offloader("adopt", "--store", url, "--wide")
     assert (done.code, done.err) == (0, "")
     heading, row, last = done.out.splitlines()
     assert heading.split() == ["STREAM", "ADOPTED", "ALREADY", "LEFT", "OUT", "ENTRIES", "PAYLOAD", "FIRST", "LAST"]

@@ -59,7 +59,7 @@ def test_plan_matches_the_run_and_only_the_run_truncates(offloader: Offloader, s
     assert done["truncated"] == [orders]
     assert done["rule"] == planned[orders]["rule"]
     assert load_manifest(store, orders).head == Position(2, 5)
-    table = offloader("retention", "run").out.splitlines()
+    table = offloader("retention", "run", "--wide").out.splitlines()
     assert table[0].split() == ["STREAM", "BEGINS", "AT", "ENTRIES", "GO", "BYTES", "GO", "LOSES", "BOUNDARY", "RULE"]
     assert len(table) == 4
 
@@ -102,7 +102,7 @@ def test_failing_stream_is_reported_and_others_are_truncated(offloader: Offloade
     offloader("subscribers", "add", "a/b/persistent/orders", "audit")
     key = next(info.key for info in store.list("").objects if info.key.endswith("/subscribers"))
     store.put(key, b"{}")
-    done = offloader("retention", "run")
+    done = offloader("retention", "run", "--wide")
     assert done.code == 6
     assert len(done.out.splitlines()) == 4
     assert "persistent/orders" in done.err
@@ -166,7 +166,7 @@ def test_plan_by_keep_names_the_boundary_and_why(aged: Offloader, store: ObjectS
     assert row["policy"] == "keep: what is older than 1 d goes"
     [chosen] = [each for each in row["decision"]["candidates"] if each["role"] == "chosen"]
     assert chosen["is_boundary"]
-    assert "a segment's end" in aged("retention", "plan", "orders", "--keep", "1d").out
+    assert "a segment's end" in aged("retention", "plan", "orders", "--keep", "1d", "--wide").out
     lines = aged("retention", "explain", "orders", "--keep", "1d", "--keep-size", "1KiB").out
     assert "limit    of both limits the one by size was reached first" in lines
     assert "boundary a segment's end" in lines

@@ -40,7 +40,7 @@ def test_a_subscriber_from_registering_to_going(offloader: Offloader) -> None:
     assert (done.code, done.out) == (0, "audit has consumed orders up to 1:20\n")
     [row] = offloader("subscribers", "ack", "orders", "audit", "--at", "latest", "--json").rows
     assert row["cut"] == {"0.0": "1:50"}
-    table = offloader("subscribers", "list", "orders", "--timeout", "0.001").out.splitlines()
+    table = offloader("subscribers", "list", "orders", "--timeout", "0.001", "--wide").out.splitlines()
     # It has consumed all there is: there is nothing that it could say.
     assert table[1].split()[:5] == ["audit", "active", "1:50", "0", "0"]
     removed = offloader("subscribers", "remove", "orders", "audit")

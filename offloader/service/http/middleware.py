@@ -296,7 +296,8 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         head = Head(scope)
         if problem := self._problem(head):
-            await answer.problem(problem)
+            # Where the head is ambiguous, the rest of the connection is too: what follows may be no request.
+            await answer.problem(problem, closes=problem["status"] == HTTPStatus.BAD_REQUEST)
             return
         scope["state"][CALLER] = caller = self._caller(head, scope["state"].get(CERTIFICATE_NAMES))
         if is_frames(head):
@@ -427,12 +428,18 @@ class _Answer:
         await self._send(message)
         self.pieces += 1
 
-    async def problem(self, document: Mapping[str, Any]) -> None:
+    async def problem(self, document: Mapping[str, Any], *, closes: bool = False) -> None:
+        """Answers with a problem.
+
+        Args:
+            closes: the connection after it.
+        """
         body = json.dumps(document, ensure_ascii=False).encode()
         headers = {
             "content-type": PROBLEM_JSON,
             "content-length": str(len(body)),
             **PROBLEM_HEADERS.get(document["status"], {}),
+            **({"connection": "close"} if closes else {}),
         }
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": document["status"], "headers": pairs})

@@ -117,6 +117,25 @@ def test_a_body_is_as_long_as_allowed_and_no_longer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 400\r\n",
+        b"Host: 127.0.0.2\r\nTransfer-Encoding: chunked\r\n",
+    ],
+)
+def test_request_with_two_lengths_is_refused_and_its_connection_closed(tmp_path: Path, headers: bytes) -> None:
+    """What follows could be its body, or a request that somebody else put there."""
+    with http_process(tmp_path, streams=()) as (http, _):
+        start = b"POST /v1/streams/s/pause HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        found = exchange(http, start + headers + b"\r\n0\r\n\r\n" + HEAD + b"\r\n")
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in found.lower()
+    assert found.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.slow
 def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path) -> None:
     with http_process(tmp_path, {"http": {"idle_seconds_max": BEGUN_WITHIN_S}}, streams=()) as (http, _):
         with connected(http) as connection:
