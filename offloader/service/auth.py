@@ -240,6 +240,19 @@ class NotAllowed(AccessDenied):
     """A known caller with an insufficient role."""
 
 
+#: URLs of stores and databases, and paths of files; not topics, web addresses, and paths of this interface.
+_PLACE = re.compile(
+    r"(?:(?<![\w+.-])(?!https?:|(?:non-)?persistent:)[a-z][a-z0-9+.-]*://|"
+    r"(?<![\w/.:%-])/(?!v1/|dashboard/|healthz|readyz|metrics))"
+    r"[^\s'\"`,;()]*[^\s'\"`,;():.]"
+)
+
+
+def without_places(text: str) -> str:
+    """A text for callers who are bound to some streams: without URLs of stores and paths of this machine."""
+    return _PLACE.sub("(a place on the server)", text)
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """An authenticated or anonymous caller.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -38,6 +38,7 @@ from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
 from offloader.service.answers import ASKERS_MAX, STORE_WAIT_S_MAX, KeptAnswers
+from offloader.service.auth import without_places
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
 from offloader.service.view_documents import (
@@ -184,6 +185,7 @@ class ServiceView:
 
     #: Whether a stream is shown where several are; ``None``: all are.
     sees: Callable[[str], bool] | None = None
+    told: Callable[[str], str] = str
 
     def __init__(
         self, store: ObjectStore, *, clock: Clock, process: ServingProcess, last_hour: LastHour | None = None
@@ -199,10 +201,9 @@ class ServiceView:
         )
 
     def limited(self, sees: Callable[[str], bool]) -> ServiceView:
-        """This view, whose answers about the process and several streams show only those that ``sees`` is true of.
-        Queries about one stream aren't limited: their caller is checked before."""
+        """This view with only the streams that ``sees`` is true of. A query about one is checked by its caller."""
         found = copy(self)
-        found.sees = sees
+        found.sees, found.told = sees, without_places
         return found
 
     def _shows(self, stream: str) -> bool:
@@ -250,14 +251,16 @@ class ServiceView:
         """Current problems of the process, its providers and streams."""
         found = sorted(self._process.problems(), key=lambda each: not each.blocks_ready)
         # Other problems than a stream's own may name any stream.
-        shown = tuple(each for each in found if self._shows(each.where.partition("stream ")[2]))
-        return Readiness(not any(each.blocks_ready for each in found), shown)
+        shown = [each for each in found if self._shows(each.where.partition("stream ")[2])]
+        problems = tuple(replace(each, what=self.told(each.what), hint=self.told(each.hint)) for each in shown)
+        return Readiness(not any(each.blocks_ready for each in found), problems)
 
     def errors(self, *, stream: str | None = None, limit: int = LIMIT_MAX) -> list[dict[str, Any]]:
         """The newest warnings and errors, the newest first; ``stream``: only of that stream or topic."""
         found = [each for each in self._process.recent.newest() if self._shows(each.stream)]
         wanted = None if stream is None else resolve_name(stream, {each.stream for each in found}).streams
-        return [asdict(each) for each in found if wanted is None or each.stream in wanted][:limit]
+        rows = [asdict(each) for each in found if wanted is None or each.stream in wanted][:limit]
+        return [{**row, "message": self.told(row["message"]), "hint": self.told(row["hint"])} for row in rows]
 
     def status(self) -> Mapping[str, Any]:
         """The status document of the process (as ``offloader status --status-file`` reads it)."""

@@ -23,6 +23,7 @@ from offloader.service.auth import (
     Role,
     covers,
     open_credentials,
+    without_places,
 )
 from offloader.service.http.server import OffloadHttp
 from offloader.service.streams import ProviderProblem
@@ -158,7 +159,9 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OffloadH
             ProviderProblem(where=f"stream {MINE}", what="is stalled"),
         ]
         for stream in (MINE, OTHER):
-            record = logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": f"of {stream}"})
+            record = logging.makeLogRecord(
+                {"levelno": logging.WARNING, "levelname": "WARNING", "msg": f"of {stream} in /srv/l.db"}
+            )
             record.stream = stream
             served.recent.emit(record)
         served.recent.emit(
@@ -211,6 +214,35 @@ def test_a_bound_token_names_its_streams_as_topics(
 ) -> None:
     for what in ("", "/entries", "/timeline"):
         assert said(process[0], f"GET /v1/streams/{{stream}}{what}", topic, token).status == status
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("stream a/b isn't in file:///srv/store", "stream a/b isn't in (a place on the server)"),
+        ("s3://bucket/root: no answer", "(a place on the server): no answer"),
+        ("says /srv/l.db.acked, and (/srv/l.db)", "says (a place on the server), and ((a place on the server))"),
+        ("sqlite:////srv/l.db is locked.", "(a place on the server) is locked."),
+        ("`/v1/streams` lists persistent://a/b/c, a/b/persistent/c", None),
+        ("ask http://host:8750/v1/x, 3/4 of 7:12", None),
+    ],
+)
+def test_bound_callers_are_told_no_places(text: str, told: str | None) -> None:
+    assert without_places(text) == (text if told is None else told)
+
+
+@pytest.mark.slow
+def test_errors_name_the_store_to_unbound_tokens_only(process: tuple[OffloadHttp, HttpProcess]) -> None:
+    http, served = process
+    absent = "shop/eu/persistent/none"
+    team, admin = (said(http, "GET /v1/streams/{stream}/timeline", absent, each).json() for each in ("TEAM", "ADMIN"))
+    assert (team["status"], team["detail"]) == (404, f"stream {absent} isn't in (a place on the server)")
+    assert served.store.url in admin["detail"]
+    found = {
+        each: ask(f"{http.url}/v1/errors?stream={quoted(MINE)}", token=TOKENS[each]).json()["items"][0]["message"]
+        for each in ("TEAM", "ADMIN")
+    }
+    assert found == {"TEAM": f"of {MINE} in (a place on the server)", "ADMIN": f"of {MINE} in /srv/l.db"}
 
 
 @pytest.mark.slow

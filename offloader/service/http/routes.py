@@ -18,10 +18,10 @@ from starlette.exceptions import HTTPException
 from formats.errors import FormatError
 from offloader.errors import OffloaderError
 from offloader.service import dashboard
-from offloader.service.auth import Caller, Role
+from offloader.service.auth import Caller, Role, without_places
 from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.http.broker_routes import WAIT_SHARE, BrokerThreads, broker_routes
-from offloader.service.http.middleware import BUG, PROBLEM_HEADERS, PROBLEM_JSON, problem_document, problem_of
+from offloader.service.http.middleware import BUG, CALLER, PROBLEM_HEADERS, PROBLEM_JSON, problem_document, problem_of
 from offloader.service.http.schemas import (
     CURSOR_CHARS_MAX,
     POSITION,
@@ -452,8 +452,11 @@ def _http_problem(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(document, error.status_code, error.headers, PROBLEM_JSON)
 
 
-def _refused(_: Request, error: Exception) -> JSONResponse:
+def _refused(request: Request, error: Exception) -> JSONResponse:
     document = problem_of(error) or BUG
+    caller: Caller | None = getattr(request.state, CALLER, None)
+    if caller is not None and caller.streams is not None:
+        document = {**document, **{name: without_places(document[name]) for name in ("detail", "hint")}}
     return JSONResponse(document, document["status"], PROBLEM_HEADERS.get(document["status"]), PROBLEM_JSON)
 
 
