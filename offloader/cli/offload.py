@@ -469,12 +469,13 @@ def _accepted(done: accepting.Acceptance, *, dry_run: bool) -> Mapping[str, obje
 
 def _accepted_lines(done: accepting.Acceptance, *, dry_run: bool) -> Sequence[str]:
     would = "would be " if dry_run else ""
+    database = "the ledger database" if str(done.source) in done.why else f"ledger database {done.source}"
     lines = [f"missing from now on: {gap.first} up to {gap.last}: {gap.reason}" for gap in done.gaps]
     lines += [f"ledger {each} {would}left aside: never offloaded, released or deleted" for each in done.aside]
     lines += [f"segment {each} was complete and is kept" for each in done.adopted]
     if dry_run:
         lines += [f"segment {each} is on its way: kept if it is complete, else missing" for each in done.failed]
-        lines.append(f"ledger database {done.source} would be the stream's hot tier")
+        lines.append(f"{database} would be the stream's hot tier")
     else:
-        lines.append(f"ledger database {done.source} is the stream's hot tier, since record {done.record_id}")
+        lines.append(f"{database} is the stream's hot tier, since record {done.record_id}")
     return lines

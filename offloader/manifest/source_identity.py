@@ -62,7 +62,7 @@ def source_mismatch(known: KnownSource | None, facts: SourceFacts) -> str | None
     if known is None:
         return None
     if facts.uuid != known.uuid:
-        return f"it is another database, {facts.uuid}"
+        return f"it is another database, {facts.uuid} instead of {known.uuid}"
     if not facts.has_token:
         return "it doesn't have the start that the manifest recorded last: it is an older copy"
     if known.reach is not None and (facts.reached is None or facts.reached < known.reach):

@@ -538,8 +538,8 @@ def open_source(
             raise
         done = accept_source(log, source, settings=settings, clock=clock, reserve=True)
         _log.error(
-            "stream %s goes on with ledger database %s, as accepted: %s; missing: %s; left aside: %s",
-            *(log.stream, done.source, done.why),
+            "stream %s goes on, as accepted: %s; missing: %s; left aside: %s",
+            *(log.stream, done.why),
             ", ".join(f"{gap.first} up to {gap.last}" for gap in done.gaps) or "nothing that is known of",
             ", ".join(map(str, done.aside)) or "no ledger",
         )
