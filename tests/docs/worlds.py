@@ -131,7 +131,7 @@ def _readme(folder: Path, request: pytest.FixtureRequest) -> _Made:
         assert f"{ORDERS} " in commands
         assert spark.splitlines()[3].split("|")[2].strip() == "3"
 
-    yield World(names={"store_url": f"file://{folder}/offloader-data/store", "stream": ORDERS}, check=check)
+    yield World(check=check)
 
 
 @world("docs/tutorials/beside-pulsar.md", "process")
