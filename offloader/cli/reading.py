@@ -11,7 +11,7 @@ import threading
 import unicodedata
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -72,7 +72,7 @@ from offloader.read.fetch import Fetcher
 from offloader.read.partitions import follow_all, merge_published, open_topic
 from offloader.read.reader import Reader, load_stream, open_stream_reader
 from offloader.runtime.clock import Clock, SystemClock
-from offloader.settings import ReadSettings
+from offloader.settings import ReadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
 
@@ -97,7 +97,14 @@ class ReadStreams:
     numbers: list[int]
 
     @classmethod
-    def opened(cls, store: ObjectStore, name: str, source_of: SourceOf, asked: AskedRange) -> ReadStreams:
+    def opened(
+        cls,
+        store: ObjectStore,
+        name: str,
+        source_of: SourceOf,
+        asked: AskedRange,
+        settings_of: Callable[[str], Settings] = lambda _: Settings(),
+    ) -> ReadStreams:
         """Opens what ``name`` means in the store, with the hot tier where ``source_of`` has one.
 
         Raises:
@@ -106,7 +113,9 @@ class ReadStreams:
         """
 
         def opened(stream: str, settings: ReadSettings | None) -> Reader:
-            return open_stream_reader(store, stream, settings=settings, source=source_of(stream))
+            own = settings_of(stream).read
+            chosen = own if settings is None else replace(settings, relocate=own.relocate)
+            return open_stream_reader(store, stream, settings=chosen, source=source_of(stream))
 
         named = named_streams(store, name)
         if not named.partitions:
@@ -405,7 +414,7 @@ def read(
         source_of: SourceOf = ledgers_of
         if following:
             source_of = owners = OwnersHotTiers(opened, ledgers_of, given.settings().access.owner_hosts, SystemClock())
-        part = ReadStreams.opened(opened, stream, source_of, asked)
+        part = ReadStreams.opened(opened, stream, source_of, asked, given.settings_of())
         stack.callback(part.close)
         decoder = MessageReader(decoding, part.streams, part.numbers) if messages else None
         if following:
@@ -524,11 +533,16 @@ def verify(
     """
     opened = given.open()
     named = [each for name in streams for each in named_streams(opened, name).streams]
-    return run_on_each(named, partial(_verify, opened, deep=deep, as_json=json), as_json=json)
+    settings_of = given.settings_of()
+
+    def one(stream: str) -> int:
+        return _verify(opened, stream, settings_of(stream).read, deep=deep, as_json=json)
+
+    return run_on_each(named, one, as_json=json)
 
 
-def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> int:
-    totals = CheckTotals()
+def _verify(store: ObjectStore, stream: str, settings: ReadSettings, *, deep: bool, as_json: bool) -> int:
+    totals, fetcher = CheckTotals(), Fetcher(store, settings)
     try:
         state = load_stream(store, stream)
     except Corrupt as error:
@@ -539,7 +553,7 @@ def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> in
         print_totals(stream, 0, totals, deep=deep, as_json=as_json)
         return ErrorKind.DATA_CORRUPTION.value
     progress = TransientLine(sys.stderr)
-    for finding in _findings(store, state, totals, progress, deep=deep):
+    for finding in _findings(fetcher, state, totals, progress, deep=deep):
         totals.count([finding])
         progress.clear()
         print_finding(finding, as_json=as_json)
@@ -549,21 +563,21 @@ def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> in
 
 
 def _findings(
-    store: ObjectStore, state: ManifestState, totals: CheckTotals, progress: TransientLine, *, deep: bool
+    fetcher: Fetcher, state: ManifestState, totals: CheckTotals, progress: TransientLine, *, deep: bool
 ) -> Iterator[Finding]:
     yield from check_order(state)
     clock, of = SystemClock(), len(state.offloaded())
     shown_s = clock.monotonic_s()
-    for check in check_segments(Fetcher(store, ReadSettings()), state, deep=deep):
+    for check in check_segments(fetcher, state, deep=deep):
         totals.add(check)
         if clock.monotonic_s() - shown_s >= PROGRESS_EVERY_S:
             shown_s = clock.monotonic_s()
             progress.show(f"{totals.segments:,} of {of:,} segments, {bytes_text(totals.data_bytes)} read")
         yield from check.findings
-    yield from check_fills(store, state, deep=deep)
+    yield from check_fills(fetcher.store, state, deep=deep)
     if deep:
-        yield from check_history(store, state)
-    yield from find_unexpected(store, state)
+        yield from check_history(fetcher.store, state)
+    yield from find_unexpected(fetcher.store, state)
 
 
 def print_finding(finding: Finding, *, as_json: bool) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
-from functools import partial
+from contextlib import closing, suppress
+from functools import lru_cache, partial
 from typing import TypeVar
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import numpy as np
@@ -38,6 +39,10 @@ NOT_MOVED = Pairs()
 
 _T = TypeVar("_T")
 _PLACE = ("managedLedgerOffloadDriver", "bucket", "serviceEndpoint")
+#: Endpoints whose common spelling is remembered.
+_ENDPOINTS_MAX = 64
+_PORTS = {"http": 80, "https": 443}
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class ColdTier:
@@ -224,10 +229,11 @@ def objects_of(stream: str, record: SegmentRecord, store: ObjectStore, relocate:
 def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore, relocate: Pairs = NOT_MOVED) -> None:
     """Raise ``InvalidCall`` when recorded driver metadata names another location than ``store``; ``what`` was written.
 
-    A bucket that ``relocate`` maps to the store's counts as the store's, whatever its server.
+    A bucket that ``relocate`` maps to the store's counts as the store's, whatever its server. Spellings of one endpoint
+    are equal: a slash at the end, a default port, and the names of this machine.
     """
     here = store.driver_metadata
-    if not driver or all(driver.get(name, "") == here.get(name, "") for name in _PLACE):
+    if not driver or _compared(driver) == _compared(here):
         return
     if relocate.get(driver.get("bucket", "")) != here.get("bucket", ""):
         raise InvalidCall(
@@ -241,6 +247,23 @@ def first_at(batch: EntryBatch, publish_time_ms: int) -> Position | None:
     times = batch.publish_times_ms
     later = np.flatnonzero((times >= publish_time_ms) & (times != TIME_UNKNOWN_MS))
     return Position(batch.ledger_id, int(batch.entry_ids[later[0]])) if len(later) else None
+
+
+def _compared(driver: Mapping[str, str]) -> tuple[str, str, str]:
+    """What says where objects are, in one spelling. The name of an S3 driver depends on the endpoint."""
+    name, bucket, endpoint = (driver.get(each, "") for each in _PLACE)
+    return "aws-s3" if name.lower() == "s3" else name, bucket, _same_endpoint(endpoint)
+
+
+@lru_cache(maxsize=_ENDPOINTS_MAX)
+def _same_endpoint(url: str) -> str:
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        scheme, host = parts.scheme.lower(), (parts.hostname or "").rstrip(".")
+        port = parts.port or _PORTS.get(scheme)
+        if host:
+            return f"{scheme}://{'127.0.0.1' if host in _THIS_MACHINE else host}:{port}{parts.path.rstrip('/')}"
+    return url
 
 
 def _place(driver: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from offloader.read.cold import read_fill
 from offloader.read.fetch import Cache, Fetcher
 from offloader.read.ledger_plan import CHUNK_BYTES, LedgerIncomplete, LedgerStanding, fill_runs
 from offloader.read.reader import Reader
-from offloader.settings import ReadSettings
+from offloader.settings import Pairs, ReadSettings
 from offloader.store.base import ObjectStore
 
 #: Entries of a range up to this size are read through the cache.
@@ -28,10 +29,18 @@ class LedgerEntries:
     Args:
         settings: of the cold tier's reader; its ``read_priority`` has no effect.
         cache: for fills and short ranges.
+        relocate_of: ``read.relocate`` of a stream; default: that of ``settings``.
     """
 
-    def __init__(self, store: ObjectStore, settings: ReadSettings, cache: Cache) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: ReadSettings,
+        cache: Cache,
+        relocate_of: Callable[[str], Pairs] | None = None,
+    ) -> None:
         self._store, self._settings, self._cache = store, settings, cache
+        self._relocate_of = relocate_of or (lambda _: settings.relocate)
 
     def batches(
         self,
@@ -83,7 +92,8 @@ class LedgerEntries:
     ) -> Iterator[EntryBatch]:
         """Entries in segments."""
         ends = Position(standing.ledger_id, first), Position(standing.ledger_id, last)
-        fetcher = Fetcher(self._store, self._settings, cache=self._cache)
+        settings = replace(self._settings, relocate=self._relocate_of(state.stream))
+        fetcher = Fetcher(self._store, settings, cache=self._cache)
         reader = Reader(fetcher, state)
         about_bytes = standing.payload_bytes * (last - first + 1) // standing.entries
         if about_bytes <= CACHED_BYTES_MAX:

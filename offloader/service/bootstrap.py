@@ -251,6 +251,7 @@ def assemble(
         recorder=metrics,
         control=None if read_only else control,
         environ=os.environ,
+        settings_of=process.streams.settings_of,
     )
     process.more_problems.append(ledgers.refusals.problems)
     made = Assembled(process, view, control, ledgers, metrics, settings, store, clock, credentials)

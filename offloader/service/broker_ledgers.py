@@ -63,7 +63,7 @@ from offloader.runtime.clock import Clock
 from offloader.service.answers import ManifestViews, View
 from offloader.service.broker_refusals import BrokerRefusals, is_refusal
 from offloader.service.queries import ServiceControl
-from offloader.settings import Settings
+from offloader.settings import Pairs, Settings
 from offloader.store.base import ObjectStore
 from offloader.telemetry.recorder import Recorder
 from offloader.write.backfill_service import fill_gaps
@@ -122,6 +122,7 @@ class BrokerLedgers:
         settings: of the process.
         control: offloads streams of this process; ``None``: it has none, and writes nothing.
         environ: may have a file of authorities for the owners' certificates, and hosts.
+        settings_of: those of a stream, which a reload may change; default: those of the process.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class BrokerLedgers:
         recorder: Recorder,
         control: ServiceControl | None,
         environ: Mapping[str, str],
+        settings_of: Callable[[str], Settings] | None = None,
     ) -> None:
         self._store, self._settings, self._clock, self._recorder = store, settings, clock, recorder
         self._control, self._environ = control, environ
@@ -145,13 +147,17 @@ class BrokerLedgers:
         )
         self._cache = Cache(settings.broker.cache_bytes_max)
         self._fetcher = Fetcher(store, self._read, cache=self._cache)
-        self._entries = LedgerEntries(store, self._read, self._cache)
+        self._settings_of = settings_of or (lambda _: settings)
+        self._entries = LedgerEntries(store, self._read, self._cache, self._relocate_of)
         #: Streams whose ledgers brokers are refused.
         self.refusals = BrokerRefusals(clock)
         self._unwatch = recorder.watch(self.refusals.readings)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._brokers: set[str] = set()
+
+    def _relocate_of(self, stream: str) -> Pairs:
+        return self._settings_of(stream).read.relocate
 
     def close(self) -> None:
         """Ends all waits. Idempotent."""
@@ -193,7 +199,7 @@ class BrokerLedgers:
                     hint="an offload by the broker completes it",
                 )
             expires_ms = self._clock.now_ms() + int(self._settings.broker.url_seconds * 1000)
-            objects = [objects_of(stream, each, self._store, self._read.relocate) for each in standing.records]
+            objects = [objects_of(stream, each, self._store, self._relocate_of(stream)) for each in standing.records]
             maps = at_once(self._fetcher.index, objects)
             urls = [self._store.signed_url(each.data_key, self._settings.broker.url_seconds) for each in objects]
             known = [number for number, url in enumerate(urls) if url is not None]

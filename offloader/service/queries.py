@@ -409,7 +409,7 @@ class ServiceView:
         """
         now_ms = self._clock.now_ms()
         return entry_page(
-            *(self._store, name, self._streams.source_of),
+            *(self._store, name, self._streams.source_of, self._streams.settings_of),
             first=_position(first, "from") if first else None,
             from_ms=time_ms_of(from_time, option="from_time", now_ms=now_ms) if from_time else None,
             to_ms=time_ms_of(to_time, option="to_time", now_ms=now_ms) if to_time else None,

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from offloader.parallel_map import IN_FLIGHT_MAX, at_once
 from offloader.plot import StreamTimeline, thinned
 from offloader.read.partitions import timed_batch
 from offloader.read.reader import Reader, open_stream_reader
-from offloader.settings import ReadSettings
+from offloader.settings import ReadSettings, Settings
 from offloader.store.base import ObjectStore
 
 #: Bars of ledgers, and of segments; above it neighbours are merged.
@@ -166,6 +166,7 @@ def entry_page(
     store: ObjectStore,
     name: str,
     source_of: Callable[[str], LedgerSource | None],
+    settings_of: Callable[[str], Settings],
     *,
     first: Position | None,
     from_ms: int | None,
@@ -176,6 +177,7 @@ def entry_page(
     """A page's rows, and the place of the next page; ``None``: there is nothing more now.
 
     Args:
+        settings_of: a stream's settings, for its relocated buckets.
         first: of one stream; ``None``: by ``from_ms``, else the first there is.
         from_ms, to_ms: publish times, the end excluded; ``None``: no bound.
         after: place of the page; empty: the first page.
@@ -196,7 +198,7 @@ def entry_page(
         raise InvalidCall("from and from_time both say where to begin", hint="leave one of them out")
     if len(named.partitions) > PARTITIONS_MAX:
         raise InvalidCall(f"{named.name} has more than {PARTITIONS_MAX} partitions", hint="ask for one of them")
-    asked = _Asked(store, source_of, first, from_ms, to_ms, _places(after))
+    asked = _Asked(store, source_of, settings_of, first, from_ms, to_ms, _places(after))
     streams = list(enumerate(zip(named.partitions or [None], named.streams, strict=True)))
     begins: list[Position | None] = []
     page: list[_PageEntry] = []
@@ -237,6 +239,7 @@ class _Asked:
 
     store: ObjectStore
     source_of: Callable[[str], LedgerSource | None]
+    settings_of: Callable[[str], Settings]
     first: Position | None
     from_ms: int | None
     to_ms: int | None
@@ -247,8 +250,9 @@ class _Asked:
     ) -> tuple[Position | None, Iterable[_PageEntry]]:
         """Where a stream begins, and its entries, of which the first are fetched; ``stack`` closes its reader."""
         at, (number, stream) = given
+        settings = replace(_SETTINGS, relocate=self.settings_of(stream).read.relocate)
         reader = stack.enter_context(
-            open_stream_reader(self.store, stream, settings=_SETTINGS, source=self.source_of(stream), executor=threads)
+            open_stream_reader(self.store, stream, settings=settings, source=self.source_of(stream), executor=threads)
         )
         begin = self.places.get(number) or self.first
         if begin is None and self.from_ms is not None:

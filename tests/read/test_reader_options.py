@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Mapping
 
 import pytest
 
@@ -12,9 +13,10 @@ from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavailable, Unsupported
 from offloader.manifest.log import load_manifest
 from offloader.manifest.protection import leases_of, take_lease
+from offloader.read.cold import require_same_place
 from offloader.read.fetch import Cache, process_cache
 from offloader.read.reader import open_stream_reader
-from offloader.settings import Settings
+from offloader.settings import Pairs, Settings
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -126,6 +128,29 @@ def test_moved_bucket_is_read_where_the_setting_names_it(store: FaultyStore, wri
     settings = Settings.of({"read": {"relocate": {"old": here, "older": here}}}).read
     with open_stream_reader(store, writer.stream, settings=settings) as reader:
         assert [entry for batch in reader.scan() for entry in batch.entries()] == writer.entries
+
+
+def test_spellings_of_one_endpoint_are_one_place() -> None:
+    def place(endpoint: str, driver: str = "S3", bucket: str = "b") -> Mapping[str, str]:
+        return {"managedLedgerOffloadDriver": driver, "bucket": bucket, "region": "", "serviceEndpoint": endpoint}
+
+    store = MemoryStore("same-place", "", ManualClock())
+    store.driver_metadata = place("http://127.0.0.1:9000")
+    for same in ("http://localhost:9000", "http://LOCALHOST:9000/", "http://127.0.0.1:9000/", "http://[::1]:9000"):
+        require_same_place("x", place(same), store)
+        require_same_place("x", place(same, "aws-s3"), store)
+    for other in ("http://localhost:9001", "https://localhost:9000", "http://other:9000", ""):
+        with pytest.raises(InvalidCall, match="was written to"):
+            require_same_place("x", place(other), store)
+    for different in (
+        place("http://127.0.0.1:9000", bucket="c"),
+        place("http://127.0.0.1:9000", "google-cloud-storage"),
+    ):
+        with pytest.raises(InvalidCall, match="was written to"):
+            require_same_place("x", different, store)
+    require_same_place("x", place("http://other:9000"), store, Pairs({"b": "b"}))
+    store.driver_metadata = place("https://s3.example")
+    require_same_place("x", place("https://s3.example:443/"), store)
 
 
 def test_invalid_relocate_setting_is_refused() -> None:

@@ -63,7 +63,7 @@ from offloader.service.flight.sessions import (
 )
 from offloader.service.queries import ServiceControl
 from offloader.service.streams import ProviderProblem, ServedStreams
-from offloader.settings import AccessSettings, FlightSettings, ReadSettings, Settings
+from offloader.settings import AccessSettings, FlightSettings, Settings
 from offloader.store.base import ObjectStore
 
 #: Longest wait of one ``offload``.
@@ -203,13 +203,17 @@ class Gets:
 
     Args:
         store: open for writing, for the leases.
+        settings_of: a stream's settings, which a reload may change.
         source_of: the hot tier of a stream with local ledgers: its newest entries are read from there.
     """
 
     def __init__(
-        self, store: ObjectStore, settings: ReadSettings, source_of: Callable[[str], LedgerSource | None]
+        self,
+        store: ObjectStore,
+        settings_of: Callable[[str], Settings],
+        source_of: Callable[[str], LedgerSource | None],
     ) -> None:
-        self._store, self._settings, self._source_of = store, settings, source_of
+        self._store, self._settings_of, self._source_of = store, settings_of, source_of
 
     def entries(self, request: GetRequest) -> fl.FlightDataStream:
         """The entries of a ticket, a batch at a time. Raises ``NotFound``, ``Trimmed``, ``BeyondEnd``, ``InvalidCall``
@@ -219,7 +223,7 @@ class Gets:
                 open_stream_reader(
                     self._store,
                     request.stream,
-                    settings=self._settings,
+                    settings=self._settings_of(request.stream).read,
                     source=self._source_of(request.stream),
                     lease_seconds=LEASE_S,
                 )
@@ -233,7 +237,8 @@ class Gets:
         stream."""
         source = self._source_of(name)
         state = load_stream(self._store, name, may_be_absent=source is not None)
-        with open_stream_reader(self._store, name, settings=self._settings, source=source, state=state) as reader:
+        settings = self._settings_of(name).read
+        with open_stream_reader(self._store, name, settings=settings, source=source, state=state) as reader:
             first, last = reader.first_position, reader.last_position
         known = {"first": first and str(first), "last": last and str(last)}
         return _info(name, state.sums.entries, state.sums.payload_bytes, encoded(known))
@@ -253,8 +258,8 @@ class Gets:
                 return iter(())
         if first is None and last is None and reader.last_position is None:
             return iter(())
-        batch_bytes = min(request.batch_bytes or self._settings.batch_bytes, self._settings.batch_bytes)
-        return reader.scan(first, last, batch_bytes)
+        most = self._settings_of(request.stream).read.batch_bytes
+        return reader.scan(first, last, min(request.batch_bytes or most, most))
 
 
 def _sent(reader: Reader, batches: Iterator[EntryBatch]) -> Iterator[pa.RecordBatch]:
@@ -637,7 +642,7 @@ class FlightProvider:
         if flight.ledgers and self._ledgers is None:
             self._ledgers = EmbeddedLedgers(flight.ledgers, settings=self._settings.ledgers, clock=self._clock)
         seats = ProducerSessions(streams, self._store, flight, self._ledgers, self._clock)
-        gets = Gets(self._store, self._settings.read, seats.appended)
+        gets = Gets(self._store, streams.settings_of, seats.appended)
         actions = Actions(self._store, seats, self._control, self._clock)
         tls = _tls_of(self._settings.access)
         location = f"{'grpc+tls' if tls else 'grpc'}://{self._wanted}"
