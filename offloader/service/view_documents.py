@@ -166,7 +166,7 @@ def entry_page(
     store: ObjectStore,
     name: str,
     source_of: Callable[[str], LedgerSource | None],
-    settings_of: Callable[[str], Settings],
+    settings_of: Callable[[str], Settings] = lambda _: Settings(),
     *,
     first: Position | None,
     from_ms: int | None,
