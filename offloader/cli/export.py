@@ -126,7 +126,7 @@ class UpkeepArguments:
         float | None,
         amount(
             "--expire-snapshots",
-            "Then expire snapshots of what retention deleted from the streams, if they are older than this.",
+            "Then expire the table's snapshots that are older than this.",
             "seconds",
             shown="never",
         ),
@@ -152,7 +152,7 @@ class UpkeepArguments:
                 print_result(asdict(done), f"{stream}: {text}", as_json=as_json)
         if self.expire_snapshots is not None:
             before_ms = clock.now_ms() - int(self.expire_snapshots * 1000)
-            expired = expire(store, table, before_ms=before_ms, dry_run=self.dry_run)
+            expired = expire(table, before_ms=before_ms, dry_run=self.dry_run)
             if expired.snapshots:
                 name, number = ".".join(table.name()), counted(expired.snapshots, "snapshot")
                 text = f"would expire {number}" if self.dry_run else f"expired {number}, deleted {expired.files} files"

@@ -2,21 +2,18 @@
 
 The table alone decides where an export goes on: a run reads the newest exported range out of the table's history. A
 commit succeeds only if nobody committed since that was read, so that two exporters never add one range twice.
+``offloader.iceberg.commits`` has the order of a commit's durable steps.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pyarrow import DataType, types
 from pyiceberg.catalog import Catalog, load_catalog
@@ -29,10 +26,7 @@ from pyiceberg.exceptions import (
     ValidationError,
 )
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties
-from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.utils.config import Config
 from requests import PreparedRequest, Response, Session
@@ -51,13 +45,14 @@ from offloader.errors import (
     Unsupported,
     plain_reason,
 )
+from offloader.iceberg import commits
 from offloader.iceberg.columns import COLUMNS, CONTENT, MissingColumns, RowMaker, Values, content_of, require_columns
 from offloader.iceberg.files import RangeFiles
+from offloader.iceberg.history import ExportedRange, newest_range
 from offloader.manifest.state import ManifestState
 from offloader.read.ranges import PlannedRange, is_lost_after, planned_ranges
 from offloader.read.reader import Reader, load_stream, open_stream_reader
 from offloader.read.typed_values import plain_type
-from offloader.runtime.system import sync_directory
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -72,74 +67,9 @@ RESPONSE_S_MAX = 60
 #: Seconds to connect to either.
 CONNECT_S_MAX = 10
 
-_PREFIX = "offloader."
-#: Of the table: the newest range of a stream, for when the snapshot that added it has expired.
-_NEWEST = "offloader.newest."
-_SEQUENCE = "offloader.sequence-number"
 _NAME = "offloader"
 _SECRETS = ("secret", "password", "token", "credential", "access-key")
 _log = logging.getLogger("offloader.iceberg")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedRange:
-    """A range of a stream that one snapshot of the table added.
-
-    Attributes:
-        stream, incarnation: of the entries.
-        manifest: record that the range was planned from.
-        first, last: positions, inclusive.
-        after: last position of the range before it; ``None``: this is the first one.
-        entries: in the range.
-        rows: that were added: the entries, or their messages.
-        lost: whether retention deleted entries between ``after`` and ``first``.
-    """
-
-    stream: str
-    incarnation: str
-    manifest: int
-    first: Position
-    last: Position
-    after: Position | None
-    entries: int
-    rows: int
-    lost: bool
-
-    def encode(self) -> dict[str, str]:
-        """As properties of a snapshot."""
-        facts = {
-            "stream": self.stream,
-            "stream-id": self.incarnation,
-            "manifest": str(self.manifest),
-            "first": str(self.first),
-            "last": str(self.last),
-            "after": "" if self.after is None else str(self.after),
-            "entries": str(self.entries),
-            "rows": str(self.rows),
-            "lost": "true" if self.lost else "false",
-        }
-        return {_PREFIX + name: value for name, value in facts.items()}
-
-    @classmethod
-    def decode(cls, properties: Mapping[str, str]) -> ExportedRange | None:
-        """From a snapshot's properties; ``None``: another program's. Raises ``Corrupt``: they were changed."""
-        if _PREFIX + "stream" not in properties:
-            return None
-        facts = {name.removeprefix(_PREFIX): value for name, value in properties.items() if name.startswith(_PREFIX)}
-        try:
-            return cls(
-                stream=facts["stream"],
-                incarnation=facts["stream-id"],
-                manifest=int(facts["manifest"]),
-                first=Position.parse(facts["first"]),
-                last=Position.parse(facts["last"]),
-                after=Position.parse(facts["after"]) if facts["after"] else None,
-                entries=int(facts["entries"]),
-                rows=int(facts["rows"]),
-                lost=facts["lost"] == "true",
-            )
-        except (ValueError, KeyError) as cause:
-            raise _changed("a snapshot's summary", cause) from cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,67 +248,6 @@ def translated(what: str, *, hint: str) -> Iterator[None]:
         ) from error
 
 
-# -- what the table has
-
-
-def exported_ranges(metadata: TableMetadata) -> list[ExportedRange]:
-    """The ranges of all streams that the table's current state has, the newest first, as far as snapshots are kept.
-
-    Raises:
-        Corrupt: a snapshot's properties were changed.
-    """
-    return [each for each in map(range_of, history(metadata)) if each is not None]
-
-
-def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
-    """The last exported range of a stream; ``None``: nothing of it was exported.
-
-    The table's history decides: after a rollback of the table its export goes on from there. Where the history's older
-    snapshots have expired, the table's own property does.
-
-    Raises:
-        Corrupt: properties were changed, or the table was rolled back to before everything that is known of the stream.
-    """
-    snapshots = history(metadata)
-    newest = next((each for each in map(range_of, snapshots) if each is not None and each.stream == stream), None)
-    kept = metadata.properties.get(_NEWEST + stream)
-    oldest = next(reversed(snapshots), None)
-    # A table's first snapshot has number 1.
-    if newest is not None or kept is None or oldest is None or oldest.sequence_number == 1:
-        return newest
-    try:
-        properties = dict(json.loads(kept))
-        sequence = int(properties[_SEQUENCE])
-    except (ValueError, TypeError, KeyError) as cause:
-        raise _changed(f"property {_NEWEST}{stream}", cause) from cause
-    if sequence >= (oldest.sequence_number or 0):
-        raise Corrupt(
-            f"the table was rolled back, and the snapshots that say up to where stream {stream} was exported expired",
-            hint="export the stream to a new table",
-        )
-    return ExportedRange.decode(properties)
-
-
-def history(metadata: TableMetadata) -> Sequence[Snapshot]:
-    """The current snapshot and those that it follows, the newest first, as far as they are kept."""
-    # pyiceberg's own walk looks through all snapshots for each one.
-    kept: dict[int | None, Snapshot] = {each.snapshot_id: each for each in metadata.snapshots}
-    found, at = list[Snapshot](), kept.get(metadata.current_snapshot_id)
-    while at is not None:
-        found.append(at)
-        at = kept.get(at.parent_snapshot_id)
-    return found
-
-
-def range_of(snapshot: Snapshot) -> ExportedRange | None:
-    """The range that a snapshot added; ``None``: another program's. Raises ``Corrupt``: its properties were changed."""
-    return ExportedRange.decode(snapshot.summary.additional_properties if snapshot.summary else {})
-
-
-def _changed(where: str, cause: Exception) -> Corrupt:
-    return Corrupt(f"{where} isn't what an export writes: {cause!r}", hint="export to a new table")
-
-
 # -- the export
 
 
@@ -425,6 +294,7 @@ def export(
     with open_stream_reader(store, state.stream, state=state, settings=settings) as reader:
         with translated(f"table {name}", hint="run it again: it goes on after the last commit"):
             table.refresh()
+            commits.sync_metadata(table)
             require_columns(table, values)
         while True:
             newest = newest_range(table.metadata, state.stream)
@@ -487,11 +357,11 @@ def _add_range(
     )
     for _ in range(COMMIT_ATTEMPTS_MAX):
         try:
-            _commit(table, written, added)
-            sync_local_files(table, written)
+            commits.commit_range(table, written, added)
             return added
         except CommitFailedException:  # nothing was committed
             table.refresh()
+            commits.sync_metadata(table)
             newest = newest_range(table.metadata, state.stream)
             if (None if newest is None else newest.last) != after:
                 files.discard()
@@ -506,49 +376,3 @@ def _add_range(
         f"stream {state.stream}: {COMMIT_ATTEMPTS_MAX} times another program committed to the table first",
         hint="run fewer exporters for one table",
     )
-
-
-def _commit(table: Table, files: Sequence[DataFile], added: ExportedRange) -> None:
-    """One commit of files and positions; raises ``CommitFailedException`` if the table was changed since its load."""
-    metadata, properties = table.metadata, added.encode()
-    repeated_never(table)
-    transaction = table.transaction()
-    kept = json.dumps({**properties, _SEQUENCE: str(metadata.next_sequence_number())})
-    transaction.set_properties({_NEWEST + added.stream: kept})
-    with transaction.update_snapshot(snapshot_properties=properties).fast_append() as append:
-        for each in files:
-            append.append_data_file(each)
-    transaction.commit_transaction()
-
-
-def repeated_never(table: Table) -> None:
-    """Makes the next commit fail if the table was changed since its load; pyiceberg would repeat it.
-
-    Another program's commit may have added the same range, or deleted rows of a file.
-    """
-    once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
-    table.metadata = table.metadata.model_copy(update={"properties": once})
-
-
-def sync_local_files(table: Table, files: Sequence[DataFile]) -> None:
-    """Makes the files of the newest commit durable where they are in a local folder; pyiceberg leaves that out.
-
-    Retention may delete the entries of a range that is reported as exported.
-    """
-    snapshot = table.current_snapshot()
-    names = [table.metadata_location, *(each.file_path for each in files)]
-    if snapshot is not None:
-        names += [snapshot.manifest_list, *(each.manifest_path for each in snapshot.manifests(table.io))]
-    root = _local_path(table.location())
-    paths = [path for name in names if (path := _local_path(name)) is not None]
-    for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    folders = {folder for path in paths for folder in path.parents if root is None or root.parent in folder.parents}
-    for folder in sorted(folders):
-        sync_directory(folder)
-
-
-def _local_path(location: str) -> Path | None:
-    parts = urlsplit(location)
-    return Path(parts.path) if parts.scheme in ("", "file") else None

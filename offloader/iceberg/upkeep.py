@@ -1,4 +1,4 @@
-"""Upkeep of an exported table: joins small data files, and expires snapshots of what retention took from the stream.
+"""Upkeep of an exported table: joins small data files, and expires snapshots by their age.
 
 Neither changes a row of the table, nor what the table proves: joined files have the same rows, and what expired
 snapshots said of a stream's ranges stays in a property of the table.
@@ -6,11 +6,10 @@ snapshots said of a stream's ranges stays in a property of the table.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,29 +18,28 @@ from pyiceberg.exceptions import CommitFailedException, RESTError
 from pyiceberg.expressions import EqualTo, Reference
 from pyiceberg.expressions.literals import literal
 from pyiceberg.io.pyarrow import pyarrow_to_schema
-from pyiceberg.manifest import DataFile, FileFormat, ManifestFile
+from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
-from pyiceberg.table.update.snapshot import ExpireSnapshots, _OverwriteFiles
+from pyiceberg.table.update.snapshot import _OverwriteFiles
 from sqlalchemy.exc import SQLAlchemyError
 
-from formats.entries import Position
-from offloader.errors import Corrupt, NotFound, OutcomeUnknown, StoreUnavailable, Unsupported
-from offloader.iceberg import (
-    ExportedRange,
-    exported_ranges,
-    history,
-    range_of,
-    repeated_never,
-    sync_local_files,
-    translated,
-)
+from offloader.errors import Corrupt, OutcomeUnknown, StoreUnavailable, Unsupported
 from offloader.iceberg import files as data_files
-from offloader.iceberg.files import RangeFiles, delete_files
+from offloader.iceberg import translated
+from offloader.iceberg.commits import (
+    EXPIRED_SNAPSHOTS,
+    Change,
+    commit,
+    delete_expired,
+    forget,
+    may_delete_files,
+    unexpired,
+)
+from offloader.iceberg.files import RangeFiles
+from offloader.iceberg.history import history
 from offloader.read.ranges import grouped
-from offloader.read.reader import load_stream
-from offloader.store.base import ObjectStore
 
 #: Size of a data file up to which it is small.
 SMALL_BYTES_MAX = 64 * 1024**2
@@ -52,11 +50,8 @@ JOINED_BYTES_MAX = 1024**3
 #: Commits that others may get in front of, before the upkeep gives up.
 UPKEEP_ATTEMPTS_MAX = 20
 
-#: Of the table: what expired snapshots said of a stream's ranges, as one range.
-EXPIRED = "offloader.expired."
-#: Of a snapshot: the number of files that it joined, and of snapshots that expired with it.
+#: Of a snapshot: the number of files that it joined.
 JOINED_FILES = "offloader.joined-files"
-EXPIRED_SNAPSHOTS = "offloader.expired-snapshots"
 _HINT = "run it again: nothing is lost by a half"
 _Result = TypeVar("_Result")
 _log = logging.getLogger("offloader.iceberg")
@@ -134,7 +129,7 @@ def _undisturbed(table: Table, work: Callable[[], _Result]) -> _Result:
     with translated(f"table {_name(table)}", hint=_HINT):
         for _ in range(UPKEEP_ATTEMPTS_MAX):
             table.refresh()
-            with suppress(CommitFailedException):  # nothing was committed
+            with suppress(CommitFailedException), unexpired(table):  # nothing was committed
                 return work()
     raise StoreUnavailable(
         f"table {_name(table)}: {UPKEEP_ATTEMPTS_MAX} times another program committed to it first",
@@ -227,7 +222,8 @@ def _join(table: Table, stream: str, names: Sequence[str], group: Sequence[DataF
         output.discard()
         raise
     try:
-        _exchange(table, group, written)
+        with unexpired(table):
+            _exchange(table, group, written)
     except CommitFailedException:
         output.discard()
         raise
@@ -235,7 +231,6 @@ def _join(table: Table, stream: str, names: Sequence[str], group: Sequence[DataF
         raise OutcomeUnknown(
             f"table {_name(table)}: the commit of joined files may have happened: {error}", hint=_HINT
         ) from error
-    sync_local_files(table, written)
 
 
 class _ReplaceFiles(_OverwriteFiles):
@@ -252,122 +247,69 @@ def _replacement(transaction: Transaction, properties: dict[str, str]) -> _Repla
 
 def _exchange(table: Table, old: Iterable[DataFile], new: Iterable[DataFile]) -> None:
     """One commit; raises ``CommitFailedException`` if the table was changed since its load."""
-    repeated_never(table)
-    transaction, old = table.transaction(), list(old)
+    transaction, old, new = Change(table), list(old), list(new)
     with _replacement(transaction, {JOINED_FILES: str(len(old))}) as exchange:
         for each in old:
             exchange.delete_data_file(each)
         for each in new:
             exchange.append_data_file(each)
-    transaction.commit_transaction()
+    commit(table, transaction, new)
 
 
 # -- expiring snapshots
 
 
-def expire(store: ObjectStore, table: Table, *, before_ms: int, dry_run: bool = False) -> ExpiredSnapshots:
-    """Expires the oldest snapshots, as far as their ranges are deleted from the streams, and deletes their files.
+def expire(table: Table, *, before_ms: int, dry_run: bool = False) -> ExpiredSnapshots:
+    """Expires the oldest snapshots, and deletes the files that only they have.
 
     What they said of each stream's ranges is kept as the table's property ``offloader.expired.STREAM``, by the same
-    commit. Files that another snapshot has are kept.
+    commit.
 
     Args:
-        store: of the streams.
         table: of ``open_table``; it is refreshed.
         before_ms: keep snapshots from this time on, milliseconds since 1970: queries may still read them.
         dry_run: change nothing.
 
     Raises:
         Unsupported: the table's property ``gc.enabled`` forbids to delete files.
-        Corrupt: a snapshot's or the table's properties were changed.
-        StoreUnavailable: store, catalogue or warehouse gave no usable response, or others always committed first.
+        Corrupt: a snapshot's or the table's properties were changed; or the table was rolled back, and another program
+            expired the snapshots that say up to where a stream was exported.
+        StoreUnavailable: catalogue or warehouse gave no usable response, or others always committed first.
         OutcomeUnknown: the commit may have happened; its files weren't deleted.
     """
-    if table.properties.get("gc.enabled", "true").lower() == "false":
+    if not may_delete_files(table.metadata):
         raise Unsupported(
             f"table {_name(table)} has the property gc.enabled=false", hint="its files may be other tables' too"
         )
 
-    def forget() -> ExpiredSnapshots:
-        streams = {each.stream for each in exported_ranges(table.metadata)}
-        begins = {name: begin for name in streams if (begin := _begin_of(store, name)) is not None}
-        old = expirable(table.metadata, begins, before_ms)
+    def work() -> ExpiredSnapshots:
+        old = _older(table.metadata, before_ms)
         if dry_run or not old:
             return ExpiredSnapshots(snapshots=len(old), files=0)
         try:
-            _forget(table, old)
+            with unexpired(table):
+                _forget(table, old)
         except (OSError, SQLAlchemyError, RESTError) as error:
             raise OutcomeUnknown(f"table {_name(table)}: the expiry may have happened: {error}", hint=_HINT) from error
-        sync_local_files(table, [])
-        return ExpiredSnapshots(snapshots=len(old), files=delete_files(table, _files_only_of(table, old)))
+        return ExpiredSnapshots(snapshots=len(old), files=delete_expired(table, old))
 
-    return _undisturbed(table, forget)
+    return _undisturbed(table, work)
 
 
-def expirable(metadata: TableMetadata, begins: Mapping[str, tuple[str, Position]], before_ms: int) -> list[Snapshot]:
-    """The oldest snapshots of the table's history that may expire, the oldest first.
+def _older(metadata: TableMetadata, before_ms: int) -> list[Snapshot]:
+    """The oldest snapshots of the table's history that are from before a time, the oldest first.
 
-    Args:
-        metadata: of the table.
-        begins: stream -> its id and its first readable position; one that isn't there keeps its snapshots.
-        before_ms: snapshots from this time on are kept; so is the current one, and a branch's or tag's.
+    The current one is kept, and so is one that a branch or tag names, with all that follow it.
     """
     kept = {each.snapshot_id for each in metadata.refs.values()} | {metadata.current_snapshot_id}
     found = list[Snapshot]()
     for each in reversed(history(metadata)):
-        added = range_of(each)
         if each.snapshot_id in kept or each.timestamp_ms >= before_ms:
             break
-        if added is not None:
-            begin = begins.get(added.stream)
-            if begin is None or begin[0] != added.incarnation or added.last >= begin[1]:
-                break
         found.append(each)
     # A snapshot that only says that others expired isn't worth another one.
     facts = (each.summary.additional_properties if each.summary else {} for each in found)
     return found if any(EXPIRED_SNAPSHOTS not in each for each in facts) else []
-
-
-def _begin_of(store: ObjectStore, stream: str) -> tuple[str, Position] | None:
-    """The stream's id and first readable position; ``None``: it is deleted, or empty."""
-    with suppress(NotFound):
-        state = load_stream(store, stream)
-        first = state.first_position()
-        return None if first is None else (str(state.incarnation), first)
-    return None
-
-
-def expired_ranges(properties: Mapping[str, str], old: Iterable[ExportedRange]) -> dict[str, str]:
-    """The table's properties that say what its expired snapshots said; ``old`` are further ones, the oldest first.
-
-    Raises ``Corrupt``: a property was changed.
-    """
-    known: dict[str, ExportedRange] = {}
-    for each in old:
-        before = known.get(each.stream) or _expired_range(properties, each.stream)
-        follows = before is not None and before.last == each.after and before.incarnation == each.incarnation
-        known[each.stream] = each if before is None or not follows else _joined(before, each)
-    return {EXPIRED + name: json.dumps(each.encode()) for name, each in known.items()}
-
-
-def _joined(one: ExportedRange, two: ExportedRange) -> ExportedRange:
-    return replace(
-        two,
-        first=one.first,
-        after=one.after,
-        entries=one.entries + two.entries,
-        rows=one.rows + two.rows,
-        lost=one.lost or two.lost,
-    )
-
-
-def _expired_range(properties: Mapping[str, str], stream: str) -> ExportedRange | None:
-    try:
-        return ExportedRange.decode(dict(json.loads(properties.get(EXPIRED + stream, "{}"))))
-    except (ValueError, TypeError) as cause:
-        raise Corrupt(
-            f"the table's property {EXPIRED}{stream} was changed: {cause}", hint="expire snapshots with another program"
-        ) from cause
 
 
 def _forget(table: Table, old: Sequence[Snapshot]) -> None:
@@ -375,33 +317,11 @@ def _forget(table: Table, old: Sequence[Snapshot]) -> None:
 
     It has a snapshot of its own, without a change: only so it fails if another expiry came first.
     """
-    repeated_never(table)
-    transaction = table.transaction()
-    ranges = [each for each in map(range_of, old) if each is not None]
-    transaction.set_properties(expired_ranges(table.properties, ranges))
-    ExpireSnapshots(transaction).by_ids([each.snapshot_id for each in old]).commit()
+    transaction = Change(table)
+    forget(transaction, table.metadata, old)
     with _replacement(transaction, {EXPIRED_SNAPSHOTS: str(len(old))}):
         pass
-    transaction.commit_transaction()
-
-
-def _files_only_of(table: Table, old: Sequence[Snapshot]) -> set[str]:
-    """Manifest lists, manifests and data files that expired snapshots name, and none of the table's."""
-    kept_lists, kept_manifests = _manifests_of(table, table.metadata.snapshots)
-    old_lists, old_manifests = _manifests_of(table, old)
-    only_old = {path: each for path, each in old_manifests.items() if path not in kept_manifests}
-    if data := _data_files_of(table, only_old.values()):
-        data -= _data_files_of(table, kept_manifests.values())
-    return (old_lists - kept_lists) | only_old.keys() | data
-
-
-def _manifests_of(table: Table, snapshots: Sequence[Snapshot]) -> tuple[set[str], dict[str, ManifestFile]]:
-    manifests = (manifest for each in snapshots for manifest in each.manifests(table.io))
-    return {each.manifest_list for each in snapshots}, {each.manifest_path: each for each in manifests}
-
-
-def _data_files_of(table: Table, manifests: Iterable[ManifestFile]) -> set[str]:
-    return {entry.data_file.file_path for each in manifests for entry in each.fetch_manifest_entry(table.io)}
+    commit(table, transaction, [])
 
 
 def _name(table: Table) -> str:

@@ -24,7 +24,7 @@ from formats.pulsar.messages import COLUMNS, ENTRY_COLUMNS
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 from offloader.cli.main import VERBS, main
 from offloader.errors import ErrorKind
-from offloader.iceberg import ExportedRange
+from offloader.iceberg.history import ExportedRange
 from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.read.arrow import ArrowOptions, read_arrow
 from offloader.retention import reader_groups, state, subscribers

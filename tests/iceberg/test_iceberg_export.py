@@ -25,9 +25,12 @@ from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.manifest import Retire, Truncate
 from offloader import iceberg
 from offloader.errors import Corrupt, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Trimmed, Unsupported
-from offloader.iceberg import ExportedRange
+from offloader.iceberg import commits
+from offloader.iceberg import history as ranges
 from offloader.iceberg.columns import COLUMNS
-from offloader.iceberg.upkeep import EXPIRED, EXPIRED_SNAPSHOTS, JOINED_FILES
+from offloader.iceberg.commits import EXPIRED_SNAPSHOTS
+from offloader.iceberg.history import EXPIRED, ExportedRange, exported_ranges, newest_range
+from offloader.iceberg.upkeep import JOINED_FILES
 from tests.iceberg.lake import Lake, named_files, rows_by_duckdb, rows_by_polars, rows_by_pyiceberg, rows_of, sent
 from tests.support.streams import StreamWriter, batch_of, random_batch
 
@@ -169,7 +172,7 @@ def test_commit_that_comes_second_reads_the_positions_again(
     for each in {id(each): each for each in (writer, other)}.values():
         each.add([batch_of(1, 0, 10)], closes=[1])
         each.add([batch_of(2, 0, 10)], closes=[2])
-    commit, written = iceberg._commit, list[list[str]]()
+    commit, written = commits.commit_range, list[list[str]]()
 
     def overtaken(table: Table, files: Any, added: ExportedRange) -> None:
         written.append([each.file_path for each in files])
@@ -177,7 +180,7 @@ def test_commit_that_comes_second_reads_the_positions_again(
             lake.export(other, range_bytes=10**9)
         commit(table, files, added)
 
-    monkeypatch.setattr(iceberg, "_commit", overtaken)
+    monkeypatch.setattr(commits, "commit_range", overtaken)
     done = lake.export(writer, range_bytes=1)
     require_proven(lake, writer, *([] if same else [other]))
     if same:
@@ -193,13 +196,13 @@ def test_exporter_that_always_comes_second_gives_up(
 ) -> None:
     writer.add([batch_of(1, 0, 10)])
     others = lake.table()
-    commit, turns = iceberg._commit, itertools.count()
+    commit, turns = commits.commit_range, itertools.count()
 
     def overtaken(table: Table, files: Any, added: ExportedRange) -> None:
         commit_something(others.refresh(), {"turn": str(next(turns))})
         commit(table, files, added)
 
-    monkeypatch.setattr(iceberg, "_commit", overtaken)
+    monkeypatch.setattr(commits, "commit_range", overtaken)
     monkeypatch.setattr(iceberg, "COMMIT_ATTEMPTS_MAX", 3)
     with pytest.raises(StoreUnavailable, match="3 times another program committed to the table first"):
         lake.export(writer)
@@ -268,7 +271,7 @@ def test_positions_outlive_the_snapshots_that_had_them(lake: Lake, writer: Strea
     commit_something(table, {})
     old = [each.snapshot_id for each in history(table)[:-1]]
     table.maintenance.expire_snapshots().by_ids(old).commit()
-    assert iceberg.exported_ranges(lake.table().metadata) == []
+    assert exported_ranges(lake.table().metadata) == []
     for each in (writer, other):
         assert lake.export(each).end == Position(1, 9)
         each.add([batch_of(2, 0, 10)], closes=[2])
@@ -387,8 +390,8 @@ def test_long_history_is_walked_once(lake: Lake) -> None:
     )
     made = {"snapshots": snapshots, "current_snapshot_id": count}
     metadata = lake.table().metadata.model_copy(update=made)
-    assert iceberg.newest_range(metadata, "s") is None
-    assert [each.snapshot_id for each in iceberg.history(metadata)] == list(range(count, 0, -1))
+    assert newest_range(metadata, "s") is None
+    assert [each.snapshot_id for each in ranges.history(metadata)] == list(range(count, 0, -1))
     assert snapshots.looked_at <= 4 * count
 
 

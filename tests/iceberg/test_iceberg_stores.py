@@ -19,6 +19,8 @@ from formats.manifest import Retire, Truncate
 from formats.pulsar.messages import MessageDecoder, MessageOptions
 from offloader import iceberg
 from offloader.errors import StoreUnavailable, Trimmed
+from offloader.iceberg import commits
+from offloader.iceberg.history import ExportedRange
 from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import recorded
 from tests.iceberg.lake import Lake, named_files, rows_by_duckdb, sent
@@ -240,9 +242,9 @@ def test_rest_catalogue(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = lake.writer()
     for ledger in (1, 2):
         writer.add([batch_of(ledger, 0, 20)], closes=[ledger])
-    commit, others = iceberg._commit, list[str]()
+    commit, others = commits.commit_range, list[str]()
 
-    def overtaken(table: Any, files: Any, added: iceberg.ExportedRange) -> None:
+    def overtaken(table: Any, files: Any, added: ExportedRange) -> None:
         if not others:
             others.append("another exporter, by the SQL catalogue")
             lake.export(writer, range_bytes=1)
@@ -252,7 +254,7 @@ def test_rest_catalogue(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
         table = iceberg.open_table("lake.entries", catalog=url)
         assert [each.entries for each in lake.export(writer, table, range_bytes=1).ranges] == [20, 20]
         writer.add([batch_of(3, 0, 20)], closes=[3])
-        monkeypatch.setattr(iceberg, "_commit", overtaken)
+        monkeypatch.setattr(commits, "commit_range", overtaken)
         assert lake.export(writer, table).ranges == ()
     assert rows_by_duckdb(lake.foreign_table()) == sent(writer)
 

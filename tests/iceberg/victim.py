@@ -74,7 +74,7 @@ def export(store: str, catalog: str, warehouse: str, streams: str, point: str = 
         if is_more:
             upkeep.SMALL_FILES_MIN = 3
             upkeep.join_files(table, stream)
-            upkeep.expire(opened, table, before_ms=_LATER_MS)
+            upkeep.expire(table, before_ms=_LATER_MS)
 
 
 def _values(table: Table, *, one_more: bool) -> Values:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from formats.entries import EntryBatch, Position
-from formats.manifest import Retire, Truncate
+from formats.entries import EntryBatch
 from offloader.iceberg import upkeep
+from offloader.iceberg.history import EXPIRED
 from offloader.read.typed_values import typed_decoder
 from offloader.read.values import MessageSchema, VersionedDecoders
 from services.iceberg_reader import FoundTable, read_table
 from tests.iceberg.lake import COLUMNS, Lake, Row, sent
+from tests.iceberg.test_upkeep import expire_oldest
 from tests.read.test_values_avro import encoded, record
 from tests.support.streams import BASE_MS, random_batch
 
@@ -65,9 +66,7 @@ def test_java_reads_joined_files_decoded_values_and_what_expired_snapshots_said(
         lake.export(writer, values=values)
     [joined] = upkeep.join_files(lake.table(), writer.stream)
     assert joined.files == 3
-    writer.log.commit([Truncate(Position(3, 0))])
-    writer.log.commit([Retire(tuple(writer.uuids[:2]))])
-    assert upkeep.expire(writer.store, lake.table(), before_ms=10**14).snapshots == 2
+    assert expire_oldest(lake, 2).snapshots == 2
     found = read(lake)
     assert rows_of(found) == sent(writer)
     decoded = sorted((row["decoded"] for row in found.rows), key=lambda value: value["id"])
@@ -75,6 +74,6 @@ def test_java_reads_joined_files_decoded_values_and_what_expired_snapshots_said(
     assert [each["operation"] for each in found.snapshots] == ["append"] * 4 + ["replace"] * 2
     facts = [each["summary"]["offloader.after"] for each in found.snapshots[:4]]
     assert facts == ["2:0", "3:0", "4:0", "5:0"]
-    expired = json.loads(lake.foreign_table().properties[upkeep.EXPIRED + "t/a"])
+    expired = json.loads(lake.foreign_table().properties[EXPIRED + "t/a"])
     assert (expired["offloader.last"], expired["offloader.rows"]) == ("2:0", "2")
     assert rows_of(read(lake, found.snapshots[0]["id"])) == sent(writer)[:3], "of a snapshot that is kept"

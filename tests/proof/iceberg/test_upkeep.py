@@ -16,7 +16,8 @@ from pyiceberg.types import StringType
 
 from offloader.errors import OutcomeUnknown
 from offloader.iceberg import upkeep
-from offloader.iceberg.upkeep import EXPIRED, JOINED_FILES, join_files
+from offloader.iceberg.history import EXPIRED
+from offloader.iceberg.upkeep import JOINED_FILES, join_files
 from tests.cli.reading_verbs import Offloader
 from tests.iceberg.lake import Lake, named_files, rows_by_pyiceberg, sent
 from tests.iceberg.test_iceberg_export import (
@@ -26,7 +27,7 @@ from tests.iceberg.test_iceberg_export import (
     require_proven,
     victims,
 )
-from tests.iceberg.test_upkeep import expire_all, files_in, grow, offload, trim
+from tests.iceberg.test_upkeep import expire_oldest, files_in, grow, offload, trim
 from tests.iceberg.test_upkeep import lake as lake
 from tests.iceberg.test_upkeep import writer as writer
 from tests.iceberg.victim import UPKEEP_POINTS
@@ -161,22 +162,19 @@ def test_answer_of_an_exchange_that_was_lost_is_named(
     require_proven(lake, writer)
 
 
-def test_snapshots_of_what_retention_deleted_expire_and_the_proof_stays(lake: Lake, writer: StreamWriter) -> None:
+def test_snapshots_expire_and_the_proof_stays(lake: Lake, writer: StreamWriter) -> None:
     other = lake.writer("t/other")
     grow(lake, writer, 9)
     join_files(lake.table(), writer.stream)
     grow(lake, other, 1)
-    assert expire_all(lake, writer).snapshots == 0, "the stream still has everything"
-    trim(writer, 5)
     before = files_in(lake)
-    assert expire_all(lake, writer).snapshots == 5
+    assert expire_oldest(lake, 5).snapshots == 5
     facts = json.loads(lake.foreign_table().properties[EXPIRED + writer.stream])
     names = ("first", "last", "after", "entries", "rows", "lost")
     assert [facts[f"offloader.{name}"] for name in names] == ["1:0", "5:9", "", "50", "50", "false"]
     require_proven(lake, writer, other)
-    trim(writer, 7)
     grow(lake, writer, 1)
-    assert expire_all(lake, writer).snapshots == 2
+    assert expire_oldest(lake, 2).snapshots == 2
     require_proven(lake, writer, other)
     assert before - files_in(lake), "metadata of those that expired"
     assert len(lake.data_files()) == 9 + 1 + 1 + 1, "the small files are named by what is kept"
@@ -185,12 +183,10 @@ def test_snapshots_of_what_retention_deleted_expire_and_the_proof_stays(lake: La
 def test_files_go_with_the_last_snapshot_that_names_them(lake: Lake, writer: StreamWriter) -> None:
     grow(lake, writer, 8)
     join_files(lake.table(), writer.stream)
-    trim(writer, 8 - 1)
     grow(lake, writer, 1)
-    assert expire_all(lake, writer).snapshots == 7
+    assert expire_oldest(lake, 7).snapshots == 7
     assert len(lake.data_files()) == 8 + 1 + 1, "the eighth range's snapshot has them too"
-    trim(writer, 8)
-    done = expire_all(lake, writer)
+    done = expire_oldest(lake, 2)
     assert done.snapshots == 2, "the eighth range's, and that of the exchange"
     assert {str(path) for path in lake.data_files()} == set(named_files(lake.foreign_table()))
     assert done.files > 8
@@ -207,16 +203,16 @@ def test_command_joins_and_expires(lake: Lake, writer: StreamWriter, capsys: pyt
     for ledger in range(1, 9):
         offload(writer, ledger)
     assert offloader(*arguments).code == 0
-    trim(writer, 6)
     upkept = [*arguments, "--join-files", "--expire-snapshots", "0s"]
     size = sum(each.stat().st_size for each in lake.data_files())
     assert offloader(*upkept, "--dry-run").out.splitlines() == [
         f"{writer.stream}: would join 8 files of {size:,} bytes",
-        "lake.entries: would expire 6 snapshots",
+        "lake.entries: would expire 7 snapshots",
     ]
     assert offloader(*upkept).out.splitlines()[1] == f"{writer.stream}: joined 8 files of {size:,} bytes"
     assert len(named_files(lake.foreign_table())) == 1
-    assert len(history(lake.foreign_table())) == 4, "two ranges, the exchange, the expiry"
+    assert len(history(lake.foreign_table())) == 2, "the exchange, the expiry"
     require_proven(lake, writer)
+    assert offloader(*upkept).out.splitlines()[1:] == ["lake.entries: expired 1 snapshot, deleted 1 files"]
     rows = offloader(*upkept, "--json").rows
     assert rows == [{"stream": writer.stream, "ranges": 0, "entries": 0, "rows": 0, "end": "8:9"}]

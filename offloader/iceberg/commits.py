@@ -1,0 +1,286 @@
+"""Commits to an exported table: what they cost doesn't grow with the number of commits before.
+
+The order of the durable steps, where the warehouse is a local folder (pyiceberg syncs nothing):
+
+1. data files, manifests and manifest list of the commit are written and synced;
+2. the catalogue commits, if nobody committed since the table was loaded;
+3. the metadata file is synced, and only then is the range reported: retention may delete its entries;
+4. files that only expired snapshots name are deleted.
+
+A run that is killed between 2 and 3 has committed; so a run syncs the metadata file that it begins with.
+
+Three things keep a commit small. Manifests are merged as they become many: ``MERGED_AT_ONCE`` of about the same number
+of files become one, so that a file is rewritten once for each power of that. The oldest snapshots expire with the
+commit (``expirable``), and what they said of ranges stays (``offloader.iceberg.history``). Metadata files are deleted
+once enough newer ones are there (``UPKEEP_PROPERTIES``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
+from pyiceberg.table import Table, TableProperties, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update.snapshot import ExpireSnapshots, _FastAppendFiles, _ManifestMergeManager
+
+from offloader.errors import InvalidCall
+from offloader.iceberg.files import delete_files
+from offloader.iceberg.history import ExportedRange, expired_properties, history, is_whole, newest_property
+from offloader.read.ranges import grouped
+from offloader.runtime.system import sync_directory
+
+#: Manifests of about the same number of files that become one.
+MERGED_AT_ONCE = 8
+#: Files in a merged manifest.
+MANIFEST_FILES_MAX = 10_000
+#: Snapshots that stay when older ones expire, unless the table's ``history.expire.min-snapshots-to-keep`` says another
+#: number.
+SNAPSHOTS_KEPT = 20
+#: Snapshots that expire together: their files are looked for once.
+EXPIRED_AT_ONCE = 10
+#: Age up to which a snapshot stays whose data files are no longer the table's: a query may still read them. Unless the
+#: table's ``history.expire.max-snapshot-age-ms`` says another one.
+REPLACED_KEPT_MS = 3_600_000
+#: Properties that a table gets with the next commit, unless it has them.
+UPKEEP_PROPERTIES = {
+    TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
+    TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: "15",
+}
+#: Of a snapshot: the number of snapshots that expired with it; it changes no file.
+EXPIRED_SNAPSHOTS = "offloader.expired-snapshots"
+_log = logging.getLogger("offloader.iceberg")
+
+
+def commit_range(table: Table, files: Sequence[DataFile], added: ExportedRange) -> None:
+    """One commit of files and positions, with which old snapshots expire; then deletes files that only those have.
+
+    Raises ``CommitFailedException`` if the table was changed since its load.
+    """
+    metadata = table.metadata
+    old = expirable(metadata)
+    transaction = Change(table)
+    properties = {name: value for name, value in UPKEEP_PROPERTIES.items() if name not in metadata.properties}
+    properties |= newest_property(added, metadata.next_sequence_number())
+    transaction.set_properties(properties)
+    if old:
+        forget(transaction, metadata, old)
+    with (
+        unexpired(table),
+        _Append(Operation.APPEND, transaction, table.io, snapshot_properties=added.encode()) as append,
+    ):
+        for each in files:
+            append.append_data_file(each)
+    commit(table, transaction, files)
+    if old:
+        delete_expired(table, old)
+
+
+def commit(table: Table, transaction: Transaction, files: Sequence[DataFile]) -> None:
+    """Commits a snapshot that adds these files, and makes everything durable that it has written."""
+    snapshot = transaction.table_metadata.current_snapshot()
+    if snapshot is not None:
+        manifests = [each for each in snapshot.manifests(table.io) if each.added_snapshot_id == snapshot.snapshot_id]
+        written = [*(each.file_path for each in files), *(each.manifest_path for each in manifests)]
+        _sync_files(table, [*written, snapshot.manifest_list])
+    transaction.commit_transaction()
+    sync_metadata(table)
+
+
+class Change(Transaction):
+    """A transaction whose metadata is made once for each change; pyiceberg copies all of it at each look.
+
+    It fails if the table was changed since its load, where pyiceberg would repeat the commit: another program's may
+    have added the same range, or deleted rows of a file.
+    """
+
+    def __init__(self, table: Table) -> None:
+        once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+        table.metadata = table.metadata.model_copy(update={"properties": once})
+        super().__init__(table)
+        self._made: tuple[int, TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        if self._made is None or self._made[0] != len(self._updates):
+            self._made = len(self._updates), super().table_metadata
+        return self._made[1]
+
+
+@contextmanager
+def unexpired(table: Table) -> Iterator[None]:
+    """Raises ``CommitFailedException`` where a file is gone because others expired the table's current snapshot.
+
+    The block commits nothing; the table is refreshed then.
+    """
+    current = table.metadata.current_snapshot_id
+    try:
+        yield
+    except FileNotFoundError as error:
+        if table.refresh().metadata.current_snapshot_id == current:
+            raise
+        raise CommitFailedException(f"another program committed meanwhile: {error}") from error
+
+
+# -- manifests
+
+
+class _Append(_FastAppendFiles):
+    """An append that merges manifests of about the same number of files once there are ``MERGED_AT_ONCE`` of them."""
+
+    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        if self._transaction.table_metadata.format_version > 2:  # numbers of rows would be given again
+            return manifests
+        spec = self._transaction.table_metadata.default_spec_id
+        alike: dict[int, list[ManifestFile]] = {}
+        for each in manifests:
+            # Not the commit's own one, which would be left in the warehouse.
+            is_old = each.content == ManifestContent.DATA and each.added_snapshot_id != self._snapshot_id
+            if is_old and each.partition_spec_id == spec and _files_in(each) < MANIFEST_FILES_MAX // MERGED_AT_ONCE:
+                alike.setdefault(_power_of(each), []).append(each)
+        merged = list[ManifestFile]()
+        for power in sorted(alike):
+            if len(alike[power]) + bool(merged) >= MERGED_AT_ONCE:
+                merged += alike[power]
+            elif merged:
+                break
+        if not merged:
+            return manifests
+        merged = next(iter(grouped(merged, _files_in, MANIFEST_FILES_MAX)))
+        paths = {each.manifest_path for each in merged}
+        manager = _ManifestMergeManager(0, 0, merge_enabled=True, snapshot_producer=self)
+        one = manager._create_manifest(spec, merged)  # noqa: SLF001 - as pyiceberg's own operations
+        return [one, *(each for each in manifests if each.manifest_path not in paths)]
+
+
+def _files_in(manifest: ManifestFile) -> int:
+    return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+
+
+def _power_of(manifest: ManifestFile) -> int:
+    """The power of ``MERGED_AT_ONCE`` that a manifest's number of files reaches."""
+    files, power = _files_in(manifest), 0
+    while files >= MERGED_AT_ONCE ** (power + 1):
+        power += 1
+    return power
+
+
+# -- snapshots
+
+
+def expirable(metadata: TableMetadata) -> list[Snapshot]:
+    """The oldest snapshots of the table's history that expire with its next commit, the oldest first.
+
+    None unless there are ``EXPIRED_AT_ONCE`` more than are kept, and none if another program expires snapshots or if
+    files may not be deleted. The first that a branch or tag names ends it, and so does one that has data files which
+    the table has no more and a query may still read.
+    """
+    kept = _number(metadata, TableProperties.MIN_SNAPSHOTS_TO_KEEP, SNAPSHOTS_KEPT)
+    age_ms = _number(metadata, TableProperties.MAX_SNAPSHOT_AGE_MS, REPLACED_KEPT_MS)
+    snapshots = history(metadata)[::-1]
+    if len(snapshots) < kept + EXPIRED_AT_ONCE or not is_whole(metadata) or not may_delete_files(metadata):
+        return []
+    named = {each.snapshot_id for each in metadata.refs.values()}
+    found = list[Snapshot]()
+    for each, following in pairwise(snapshots[: len(snapshots) - kept + 1]):
+        is_read = _removes_files(following) and metadata.last_updated_ms - following.timestamp_ms < age_ms
+        if each.snapshot_id in named or is_read:
+            break
+        found.append(each)
+    return found
+
+
+def may_delete_files(metadata: TableMetadata) -> bool:
+    """Whether files that no snapshot names are this table's own."""
+    return metadata.properties.get("gc.enabled", "true").lower() != "false"
+
+
+def forget(transaction: Transaction, metadata: TableMetadata, old: Sequence[Snapshot]) -> None:
+    """In a transaction: the table's oldest snapshots go, and what they said of ranges stays; raises ``Corrupt``."""
+    transaction.set_properties(expired_properties(metadata, old))
+    ExpireSnapshots(transaction).by_ids([each.snapshot_id for each in old]).commit()
+
+
+def delete_expired(table: Table, old: Sequence[Snapshot]) -> int:
+    """Deletes the files that only expired snapshots have, as far as possible; the number of those that are gone."""
+    try:
+        return delete_files(table, _files_only_of(table, old))
+    except OSError as error:  # others may have expired the next ones meanwhile
+        _log.info("files of %d expired snapshots weren't deleted: %s", len(old), error)
+        return 0
+
+
+def _files_only_of(table: Table, old: Sequence[Snapshot]) -> set[str]:
+    """Files that these expired snapshots name, the oldest of the history before, and none of the table's."""
+    kept_lists, kept_manifests = _manifests_of(table, table.metadata.snapshots)
+    old_lists, old_manifests = _manifests_of(table, old)
+    only_old = {path: each for path, each in old_manifests.items() if path not in kept_manifests}
+    data = set[str]()
+    if any(map(_removes_files, [*old[1:], history(table.metadata)[-1]])):  # else merged manifests name them
+        data = _data_files_of(table, only_old.values())
+    if data:
+        data -= _data_files_of(table, kept_manifests.values())
+    return (old_lists - kept_lists) | only_old.keys() | data
+
+
+def _number(metadata: TableMetadata, name: str, default: int) -> int:
+    text = metadata.properties.get(name, str(default))
+    if not text.isdecimal():
+        raise InvalidCall(f"the table's property {name} is {text!r}", hint="set it to a number")
+    return max(int(text), 1)
+
+
+def _removes_files(snapshot: Snapshot) -> bool:
+    """Whether a snapshot may lack data files that the one before it has."""
+    summary = snapshot.summary
+    return summary is None or (
+        summary.operation != Operation.APPEND and EXPIRED_SNAPSHOTS not in summary.additional_properties
+    )
+
+
+def _manifests_of(table: Table, snapshots: Sequence[Snapshot]) -> tuple[set[str], dict[str, ManifestFile]]:
+    manifests = (manifest for each in snapshots for manifest in each.manifests(table.io))
+    return {each.manifest_list for each in snapshots}, {each.manifest_path: each for each in manifests}
+
+
+def _data_files_of(table: Table, manifests: Iterable[ManifestFile]) -> set[str]:
+    return {entry.data_file.file_path for each in manifests for entry in each.fetch_manifest_entry(table.io)}
+
+
+# -- a warehouse in a local folder
+
+
+def sync_metadata(table: Table) -> None:
+    """Makes the table's current metadata file durable."""
+    if (path := _local_path(table.metadata_location)) is not None:
+        _sync([path], path.parent)
+
+
+def _sync_files(table: Table, names: Iterable[str]) -> None:
+    """Makes files of the table durable, with the folders of the table, of its namespace and of the warehouse."""
+    location = _local_path(table.location())
+    _sync(filter(None, map(_local_path, names)), None if location is None else location.parent.parent)
+
+
+def _sync(paths: Iterable[Path], top: Path | None) -> None:
+    """Syncs files, and the folders that they are in up to the top one; ``None``: all."""
+    folders = set[Path]()
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        folders |= {each for each in path.parents if top is None or each == top or top in each.parents}
+    for folder in sorted(folders):
+        sync_directory(folder)
+
+
+def _local_path(location: str) -> Path | None:
+    parts = urlsplit(location)
+    return Path(parts.path) if parts.scheme in ("", "file") else None
