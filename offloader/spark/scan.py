@@ -9,8 +9,8 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -24,6 +24,7 @@ from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position, repeated_text
 from formats.segment_map import SegmentMap
 from formats.summary import LedgerSpan, SegmentSummary
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
+from offloader.manifest.load import refreshed
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.names import named_streams
 from offloader.manifest.protection import take_lease
@@ -179,17 +180,33 @@ def _is_wanted(options: SourceOptions, stream: str) -> bool:
     return options.bounds is None or options.bounds.streams is None or stream in options.bounds.streams
 
 
-def load_streams(names: Iterable[str], store: ObjectStore, *, may_be_gone: bool = False) -> list[ManifestState]:
+def load_streams(
+    names: Iterable[str],
+    store: ObjectStore,
+    *,
+    may_be_gone: bool = False,
+    known: Mapping[str, ManifestState] | None = None,
+) -> list[ManifestState]:
     """The newest view of each stream, several loaded concurrently, with the errors of ``load_stream``.
 
-    With ``may_be_gone`` deleted streams are left out.
+    Args:
+        may_be_gone: leave deleted streams out.
+        known: older views by name: of such a stream only newer records are read.
     """
-    load = _load_or_none if may_be_gone else load_stream
-    return [state for state in at_once(partial(load, store), names, sequential_max=1) if state is not None]
+    found = at_once(partial(_newest, store, known or {}, may_be_gone), names, sequential_max=1)
+    return [state for state in found if state is not None]
 
 
-def _load_or_none(store: ObjectStore, name: str) -> ManifestState | None:
-    with suppress(NotFound):
+def _newest(
+    store: ObjectStore, known: Mapping[str, ManifestState], may_be_gone: bool, name: str
+) -> ManifestState | None:
+    before = known.get(name)
+    if before is not None and before.record_id:
+        state, boundary = refreshed(store, before)
+        if boundary is not None and not state.stream_deleted:
+            return state
+    # New, or deleted: there may be another stream of that name by now.
+    with suppress(NotFound) if may_be_gone else nullcontext():
         return load_stream(store, name)
     return None
 

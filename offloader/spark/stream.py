@@ -310,8 +310,9 @@ def _end_of_bytes(
 
 _log = logging.getLogger("offloader.spark")
 
-#: TTL of the manifests' views: an idle query polls a hundred times a second.
-POLL_SECONDS = 1.0
+#: Age up to which manifests' views are used: Spark asks an idle query a hundred times a second. It doubles from the
+#: first to the second while nothing new is found.
+POLL_SECONDS, IDLE_POLL_SECONDS = 1.0, 10.0
 _TO_GO_ON = "option failOnDataLoss=false goes on where the stream begins now; a new checkpoint begins anew"
 
 _Json = dict[str, dict[str, object]]
@@ -327,6 +328,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock = clock or SystemClock()
         self._views: dict[str, ManifestState] = {}
         self._looked_s: float | None = None
+        self._poll_s = POLL_SECONDS
         self._targets: dict[str, Position | None] | None = None
         self._planned: dict[str, StreamOffset] = {}
         self._subscription: Subscription | None = None
@@ -447,14 +449,17 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._subscription.needs({name: at for name, at in first.items() if name in self._views})
 
     def _look(self, *, anew: bool = False) -> dict[str, ManifestState]:
-        """The streams and their manifests, at most ``POLL_SECONDS`` old."""
+        """The streams and their manifests, at most ``POLL_SECONDS`` old; ``IDLE_POLL_SECONDS`` if nothing comes."""
         now_s = self._clock.monotonic_s()
-        if anew or self._looked_s is None or now_s - self._looked_s >= POLL_SECONDS:
-            store = self.options.open_store()
-            loaded = load_streams(
-                streams_named(self.options, store), store, may_be_gone=is_pattern(self.options.stream)
-            )
+        if anew or self._looked_s is None or now_s - self._looked_s >= self._poll_s:
+            options, store, before = self.options, self.options.open_store(), self._views
+            # A stream that was found isn't a topic.
+            names = list(before) if list(before) == [options.stream] else streams_named(options, store)
+            loaded = load_streams(names, store, may_be_gone=is_pattern(options.stream), known=before)
             self._views = {state.stream: state for state in loaded}
+            self._poll_s = (
+                min(2 * self._poll_s, IDLE_POLL_SECONDS) if _ends(self._views) == _ends(before) else POLL_SECONDS
+            )
             self._looked_s = now_s
         return self._views
 
@@ -552,6 +557,11 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _index(self, stream: str, record: SegmentRecord) -> SegmentMap | None:
         store = self.options.open_store()
         return index_or_none(Fetcher(store, ReadSettings()), objects_of(stream, record, store, self.options.relocate))
+
+
+def _ends(views: Mapping[str, ManifestState]) -> dict[str, tuple[UUID, int]]:
+    """The newest record of each stream."""
+    return {name: (state.incarnation, state.record_id) for name, state in views.items()}
 
 
 def _offset(state: ManifestState, position: Position | None, since: Position | None) -> StreamOffset:

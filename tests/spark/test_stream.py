@@ -14,7 +14,7 @@ from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.manifest import Purged, Retire, StreamDeleted, Truncate
 from offloader.errors import BeyondEnd, InvalidCall, NotFound, Trimmed
 from offloader.spark.options import SourceOptions
-from offloader.spark.stream import POLL_SECONDS, StreamingReader
+from offloader.spark.stream import IDLE_POLL_SECONDS, POLL_SECONDS, StreamingReader
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -42,7 +42,7 @@ class Query:
         self.offset: Any = self.reader.initialOffset()
 
     def latest(self) -> Any:
-        self.clock.advance(POLL_SECONDS)
+        self.clock.advance(IDLE_POLL_SECONDS)
         return self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())
 
     def rows(self, start: Any, end: Any) -> list[tuple[str, int, int]]:
@@ -212,7 +212,7 @@ def test_entries_deleted_unread_are_an_error_that_names_the_head(writer: StreamW
     assert caught.value.first_available == Position(1, 50)
     with pytest.raises(Trimmed, match="begins at 1:50"):
         query.rows(query.offset, planned)
-    lenient.clock.advance(POLL_SECONDS)
+    lenient.clock.advance(IDLE_POLL_SECONDS)
     assert lenient.rows(query.offset, planned) == []
     assert lenient.batch() == ids(1, 50, 70)
 
@@ -304,7 +304,56 @@ def test_idle_query_limits_its_store_requests(writer: StreamWriter, monkeypatch:
         assert query.reader.latestOffset(query.offset, ALL) == query.offset
     assert len(store.calls) == calls
     query.latest()
-    assert calls < len(store.calls) <= calls + 12
+    assert [verb for verb, *_ in store.calls[calls:]] == ["get", "list", "get"], (
+        "the next record, a listing, the boundary"
+    )
+
+
+@pytest.mark.slow
+def test_idle_look_costs_three_requests_a_stream_and_one_listing(
+    writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a stream with a checkpoint of many segments."""
+    for ledger in range(1, 41):
+        writer.add([batch_of(ledger, 0, 2)], closes=[ledger])
+    writer.log.checkpoint()
+    others = [StreamWriter(writer.store, f"public/default/persistent/orders-{each}") for each in range(3)]
+    for each in others:
+        each.add([batch_of(1, 0, 5)])
+    store = FaultyStore(writer.store)
+    monkeypatch.setattr(SourceOptions, "open_store", lambda *_, **__: store)
+    query = Query(writer, stream="public/default/persistent/orders*")
+    query.batch()
+    calls = len(store.calls)
+    query.latest()
+    verbs = [verb for verb, *_ in store.calls[calls:]]
+    assert (verbs.count("get"), verbs.count("list"), len(verbs)) == (2 * 4, 4 + 1, 3 * 4 + 1)
+    others[0].add([batch_of(1, 5, 5)])
+    assert query.named_batch() == [(others[0].stream, 1, each) for each in range(5, 10)]
+
+
+def test_query_looks_less_often_while_nothing_comes(writer: StreamWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.add([batch_of(1, 0, 50)])
+    store = FaultyStore(writer.store)
+    monkeypatch.setattr(SourceOptions, "open_store", lambda *_, **__: store)
+    query = Query(writer)
+    query.batch()
+
+    def looks(seconds: int) -> list[int]:
+        """Seconds at which the store is asked."""
+        found = []
+        for second in range(seconds):
+            query.clock.advance(POLL_SECONDS)
+            calls = len(store.calls)
+            query.reader.latestOffset(query.offset, ALL)
+            found += [second + 1] if len(store.calls) > calls else []
+        return found
+
+    looks(20)
+    assert len(looks(60)) == 6
+    writer.add([batch_of(1, 50, 1)])
+    assert query.batch() == ids(1, 50, 51)
+    assert looks(20) == [1, 3, 7, 15]
 
 
 @pytest.mark.parametrize(
