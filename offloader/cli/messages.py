@@ -16,8 +16,6 @@ import pyarrow as pa
 import typer
 
 from formats.entries import EntryBatch
-from formats.errors import ChecksumMismatch, FormatError
-from formats.pulsar.entry import decode_frame
 from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder, MessageOptions
 from offloader.cli.options import ADMIN_TOKEN_VARIABLE, named_file, number_of, option
 from offloader.cli.output import base64_text, counted, json_line, utf8_text
@@ -36,8 +34,6 @@ _COUNTED = ("batch_index",)
 _REMEDY = "--on-bad-message null prints lines that say what is wrong"
 #: Keys of a row besides the columns: its partition's number, and its value by the schema.
 PARTITION, DECODED = "partition", "decoded"
-#: Entries at the beginning that decide whether a stream is Pulsar's.
-_LOOKED_AT_MAX = 100
 _SCHEMA_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -156,7 +152,6 @@ class MessageReader:
         keys = dict(named_file(text) for text in given.private_key or [])
         self._decrypt = Decryptor(keys) if keys else None
         self._decoders: dict[int, MessageDecoder] = {}
-        self._found = False
 
     def count(self, batches: Iterable[tuple[int, EntryBatch]], limit: int) -> int:
         """Number of messages; at most ``limit``, 0: all."""
@@ -188,7 +183,6 @@ class MessageReader:
             decoder = self._decoders.setdefault(number, MessageDecoder(options, source=source))
             try:
                 for batch in decode_messages(entries, decoder, remedy=_REMEDY):
-                    self._found = True
                     yield number, batch.slice(0, left)
                     left -= batch.num_rows
                     if left <= 0:
@@ -196,11 +190,6 @@ class MessageReader:
             except Corrupt as error:
                 if isinstance(error.__cause__, WrongKey):
                     raise InvalidCall(error.message, hint=f"is it the reader's private key? {_REMEDY}") from error
-                if not self._found and is_foreign(entries):
-                    raise InvalidCall(
-                        f"stream {self._streams[number]} has no messages of Pulsar's: entry {entries.first} isn't one",
-                        hint="read the entries as they are: leave out --messages",
-                    ) from error
                 raise
 
     def _completed(self, number: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -232,19 +221,6 @@ class MessageReader:
                 f"note: left out {counted(incomplete, 'message')}, of which chunks are missing in this range",
                 file=sys.stderr,
             )
-
-
-def is_foreign(entries: EntryBatch) -> bool:
-    """Whether none of the first entries is anything that Pulsar stored, not even damaged."""
-    for entry in entries.slice(0, min(len(entries), _LOOKED_AT_MAX)).entries():
-        try:
-            decode_frame(entry.payload)
-        except ChecksumMismatch:
-            return False
-        except FormatError:
-            continue
-        return False
-    return True
 
 
 def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
-from formats.errors import FormatError, LimitExceeded, UnsupportedVersion
+from formats.errors import ChecksumMismatch, FormatError, LimitExceeded, UnsupportedVersion, one_line
 from formats.index import LedgerGroup
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
 from formats.segment_map import SegmentMap
@@ -97,6 +97,8 @@ class Entries:
 NO_INCARNATION = UUID(int=0)
 #: Stream names suggested by an error about an unknown stream.
 SUGGESTIONS_MAX = 3
+#: Entries of a batch that decide whether they are Pulsar's.
+FOREIGN_ENTRIES_MAX = 100
 
 
 def load_stream(
@@ -555,7 +557,8 @@ def decode_messages(batch: EntryBatch, decoder: MessageDecoder, *, remedy: str) 
     """Messages of ``batch``: see ``MessageDecoder.decode``; ``remedy``, how to skip bad entries, is the errors' hint.
 
     Raises:
-        Corrupt: an entry isn't a message, or is damaged.
+        InvalidCall: these are no entries of Pulsar's: none of the first ones is a message, not even a damaged one.
+        Corrupt: an entry is damaged.
         LimitReached: an entry is larger, once decompressed, than the options allow.
         Unsupported: a compression unknown to this release.
     """
@@ -566,7 +569,27 @@ def decode_messages(batch: EntryBatch, decoder: MessageDecoder, *, remedy: str) 
     except UnsupportedVersion as error:
         raise Unsupported(str(error), hint=f"use a newer release; {remedy}") from error
     except FormatError as error:
+        if _is_foreign(batch):
+            raise InvalidCall(
+                one_line(f"{error.object_name} isn't a message of Pulsar's: {error.described()}"),
+                hint=f"read the entries as they are, without decoding messages; or {remedy}",
+            ) from error
         raise Corrupt(str(error), hint=f"are these entries that Pulsar wrote? {remedy}") from error
+
+
+def _is_foreign(entries: EntryBatch) -> bool:
+    """Whether none of the first entries is anything that Pulsar stored, not even damaged."""
+    from formats.pulsar.entry import decode_frame  # protobuf, which most readers don't need
+
+    for entry in entries.slice(0, min(len(entries), FOREIGN_ENTRIES_MAX)).entries():
+        try:
+            decode_frame(entry.payload)
+        except ChecksumMismatch:
+            return False
+        except FormatError:
+            continue
+        return False
+    return True
 
 
 def published_between(batch: EntryBatch, start_ms: int | None, end_ms: int | None) -> NDArray[np.bool_]:
