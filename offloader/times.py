@@ -14,8 +14,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Eight digits are a date in ISO's compact form, not a time of 1 January 1970.
 _MILLISECONDS = re.compile(r"(?!\d{8}$)-?\d{1,18}")
 _UNIT = "ms"
-#: Publish times further from 1970, before or after it, are null in tables: engines count microseconds in 64 bits.
-TABLE_TIME_MS_MAX = (2**63 - 1) // 1000
+#: First millisecond of the year 1, and last one of the year 9999: other publish times are null in tables of every kind,
+#: since Python and most engines can't show them.
+TABLE_TIME_MS_MIN, TABLE_TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 #: What every message and help text about times names.
 TIME_FORMS = "2013-07-04T12:00:00Z, 2013-07-04 (UTC without a zone), -1h (an hour ago) or ms since 1970"
 

@@ -20,6 +20,7 @@ from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
 from offloader.read.reader import decode_messages
 from offloader.read.typed_values import TypedDecoder, fitting_column, merged_type, plain_type
 from offloader.read.values import VersionedDecoders
+from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 
 #: Changes of a table's columns that others may get in front of, before the export gives up.
 COLUMN_ATTEMPTS_MAX = 20
@@ -54,8 +55,6 @@ COLUMNS = {
     ),
 }
 _US_PER_MS, US_PER_DAY = 1000, 86_400_000_000
-#: First millisecond of the year 1, and last one of the year 9999: other times are null, since readers can't show them.
-_TIME_MS_MIN, _TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 #: Stands for the day of entries without a publish time.
 NO_DAY = -(10**7)
 _REMEDY = "--on-bad-message null (bad_messages=BadEntry.NULL) adds rows that say what is wrong"
@@ -248,5 +247,5 @@ def _key_bytes(row: dict[str, Any]) -> bytes | None:
 def micros(times: pa.Array) -> pa.Array:
     """Times in milliseconds as those of a table; null outside of the years 1 to 9999."""
     values = times.view(pa.int64())
-    shown = pc.and_(pc.greater_equal(values, _TIME_MS_MIN), pc.less_equal(values, _TIME_MS_MAX))
+    shown = pc.and_(pc.greater_equal(values, TABLE_TIME_MS_MIN), pc.less_equal(values, TABLE_TIME_MS_MAX))
     return pc.multiply(pc.if_else(shown, values, None), _US_PER_MS).view(TIME)

@@ -21,7 +21,7 @@ from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
-from offloader.times import TABLE_TIME_MS_MAX, moment_ms
+from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN, moment_ms
 
 #: Bytes up to which small batches are joined: the partitions of a topic interleave entry by entry.
 JOINED_BYTES_MAX = 1024 * 1024
@@ -71,8 +71,8 @@ def read_arrow(
         start, end: first and last position, both included. Of one stream.
         from_time, to_time: instead of ``start`` and ``end``: from the earliest entry published then or later, and
             before the earliest one of then. Times as of ``Reader.position_at``.
-        columns: of stream, ledger_id, entry_id, publish_time (ms, UTC, null = unknown, or beyond what microseconds in
-            64 bits hold) and payload, in the wanted order; default: all.
+        columns: of stream, ledger_id, entry_id, publish_time (ms, UTC, null = unknown, or outside of the years 1 to
+            9999) and payload, in the wanted order; default: all.
         settings, source, lease_seconds, clock: as of ``open_reader``. The lease ends when the result is dropped.
 
     Raises:
@@ -228,7 +228,7 @@ class _Snapshot:
     def _table(self, stream: str, batch: EntryBatch) -> pa.RecordBatch:
         columns = [repeated_text(stream, len(batch)), *batch.to_arrow().columns]
         times_ms = batch.publish_times_ms
-        beyond = (times_ms > TABLE_TIME_MS_MAX) | (times_ms < -TABLE_TIME_MS_MAX)
+        beyond = (times_ms > TABLE_TIME_MS_MAX) | (times_ms < TABLE_TIME_MS_MIN)
         if beyond.any():
             number = SCHEMA.get_field_index("publish_time")
             columns[number] = pc.if_else(pa.array(beyond), None, columns[number])

@@ -41,7 +41,7 @@ from offloader.spark.where import Bounds
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import VerbCount, requests_of
 from offloader.stream_names import is_pattern, literal_prefix, matches
-from offloader.times import TABLE_TIME_MS_MAX
+from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 
 #: Indexes that planning reads. Further segments are split by their number of blocks alone, and pruned by the tasks.
 INDEXES_READ_MAX = 1000
@@ -702,7 +702,8 @@ def _entry_column(name: str, rows: _Rows) -> pa.Array:
         case "publish_time":
             times_ms = rows.publish_times_ms
             assert times_ms is not None
-            unknown = (times_ms == TIME_UNKNOWN_MS) | (times_ms > TABLE_TIME_MS_MAX) | (times_ms < -TABLE_TIME_MS_MAX)
+            beyond = (times_ms > TABLE_TIME_MS_MAX) | (times_ms < TABLE_TIME_MS_MIN)
+            unknown = beyond | (times_ms == TIME_UNKNOWN_MS)
             micros = pa.array(times_ms * US_PER_MS, mask=unknown if unknown.any() else None)
             return micros.view(pa.timestamp("us", tz="UTC"))
         case _:

@@ -42,7 +42,7 @@ from offloader.spark.options import (
 from offloader.spark.scan import facts_of, pinned_states, plan_slices, read_slices
 from offloader.spark.session import work_begins
 from offloader.store.base import ObjectStore
-from offloader.times import TABLE_TIME_MS_MAX
+from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 
 if TYPE_CHECKING:
     from offloader.spark.stream import StreamingReader
@@ -76,7 +76,7 @@ def segment_row(stream: str, record: SegmentRecord) -> _Row:
 
 
 def _micros(time_ms: int | None) -> int | None:
-    if time_ms is None or time_ms == TIME_UNKNOWN_MS or abs(time_ms) > TABLE_TIME_MS_MAX:
+    if time_ms is None or time_ms == TIME_UNKNOWN_MS or not TABLE_TIME_MS_MIN <= time_ms <= TABLE_TIME_MS_MAX:
         return None
     return time_ms * US_PER_MS
 

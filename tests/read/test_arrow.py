@@ -25,6 +25,7 @@ from offloader.read import arrow
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 from tests.support.streams import BASE_MS, StreamWriter, batch_of, random_batch
 from tests.support.waiting import PATIENCE_S
 
@@ -180,15 +181,16 @@ def test_relation_of_duckdb_answers_every_query_from_its_snapshot(store: ObjectS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_publish_time_beyond_64_bits_of_microseconds_is_null(store: ObjectStore, kind: str) -> None:
-    writer, in_nanoseconds = StreamWriter(store, STREAM), BASE_MS * 1_000_000
-    times_ms = [BASE_MS, in_nanoseconds, -in_nanoseconds, TIME_MS_MIN, TIME_MS_MAX]
-    writer.add([EntryBatch.build(1, 0, [b"a", b"b", b"c", b"d", b"e"], times_ms)])
+def test_publish_time_outside_of_the_calendar_is_null(store: ObjectStore, kind: str) -> None:
+    writer, in_microseconds = StreamWriter(store, STREAM), BASE_MS * 1_000
+    times_ms = [BASE_MS, in_microseconds, -in_microseconds, TIME_MS_MIN, TIME_MS_MAX]
+    times_ms += [TABLE_TIME_MS_MIN - 1, TABLE_TIME_MS_MAX + 1]
+    writer.add([EntryBatch.build(1, 0, [b"abcdefg"[each : each + 1] for each in range(7)], times_ms)])
     try:
         found = rows(table_of(kind, store, STREAM))
     except Exception as error:  # of the engine
         pytest.fail(str(error))
-    assert found == [(STREAM, 1, number, None if number else BASE_MS, b"abcde"[number:][:1]) for number in range(5)]
+    assert found == [(STREAM, 1, number, None if number else BASE_MS, b"abcdefg"[number:][:1]) for number in range(7)]
 
 
 def test_entries_of_the_hot_tier_are_read_up_to_the_end_at_the_call(tmp_path: Path, store: ObjectStore) -> None:

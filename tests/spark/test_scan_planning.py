@@ -24,6 +24,7 @@ from offloader.spark.source import OffloaderReader, Pinned
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
+from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 from tests.spark.reading import planned
 from tests.support.streams import StreamWriter, batch_of
 
@@ -152,13 +153,13 @@ def test_publish_times_read_a_fraction_of_the_bytes_and_positions_none(writer: S
     assert 0 < read["publish_time"] < read["payload"] / 10
 
 
-def test_times_beyond_sparks_are_null(writer: StreamWriter) -> None:
+def test_times_outside_of_the_calendar_are_null(writer: StreamWriter) -> None:
     from pyspark.sql.types import StructType, TimestampType
 
-    last_ms = (2**63 - 1) // 1000
-    times = [TIME_MS_MIN, -last_ms - 1, -last_ms, -5, TIME_UNKNOWN_MS, last_ms, last_ms + 1, TIME_MS_MAX]
+    first_ms, last_ms = TABLE_TIME_MS_MIN, TABLE_TIME_MS_MAX
+    times = [TIME_MS_MIN, first_ms - 1, first_ms, -5, TIME_UNKNOWN_MS, last_ms, last_ms + 1, TIME_MS_MAX]
     writer.add([batch_of(1, 0, len(times), times=times)])
-    wanted = [None, None, -last_ms, -5, None, last_ms, None, None]
+    wanted = [None, None, first_ms, -5, None, last_ms, None, None]
     schema = pa.schema([("publish_time", pa.timestamp("us", tz="UTC")), ("payload", pa.binary())])
     for needs, columns in ((Needs.ENTRY_TABLES, schema.remove(1)), (Needs.PAYLOADS, schema)):
         [slices] = planned(options(writer), needs, writer.store)
