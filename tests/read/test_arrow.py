@@ -25,6 +25,7 @@ from offloader.read import arrow
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.testing.faulty_store import FaultyStore
 from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 from tests.support.streams import BASE_MS, StreamWriter, batch_of, random_batch
 from tests.support.waiting import PATIENCE_S
@@ -177,6 +178,31 @@ def test_relation_of_duckdb_answers_every_query_from_its_snapshot(store: ObjectS
     for each in writer.entries:
         expected[each.ledger_id] += len(each.payload)
     assert sizes.fetchall() == sorted(expected.items())
+
+
+@pytest.mark.slow
+def test_arguments_bound_what_is_read_and_filters_of_duckdb_do_not(store: ObjectStore) -> None:
+    import duckdb
+
+    writer = StreamWriter(store, STREAM)
+    for ledger in range(1, 11):
+        writer.add([batch_of(ledger, 0, 50)], closes=[ledger])
+    counted = FaultyStore(store)
+    hour: dict[str, Any] = {"from_time": BASE_MS + 7_000_000, "to_time": BASE_MS + 8_000_000}
+
+    def objects_read(relation: Any) -> int:
+        """Data objects that one query reads."""
+        before = len(counted.calls)
+        relation.fetchall()
+        keys = {key for verb, key in counted.calls[before:] if verb == "get"}
+        return sum(any(data_key(STREAM, uuid) == key for key in keys) for uuid in writer.uuids)
+
+    whole = offloader.to_duckdb(counted, STREAM, connection=duckdb.connect())
+    assert objects_read(whole.filter("ledger_id = 7")) == 10
+    assert objects_read(whole.aggregate("count(*)")) == 10
+    bound = offloader.to_duckdb(counted, STREAM, connection=duckdb.connect(), **hour)
+    assert bound.aggregate("count(*)").fetchall() == [(50,)]
+    assert objects_read(bound.filter("entry_id < 5")) == 1
 
 
 @pytest.mark.slow
