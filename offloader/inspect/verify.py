@@ -46,7 +46,7 @@ from offloader.manifest.load import check_checkpoints, load_manifest_view
 from offloader.manifest.lost_records import Survivors, Unnamed, newest_ms, survivors_of, unnamed_objects
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import objects_of, read_fill
-from offloader.read.fetch import BlockRun, Fetcher, SegmentObjects, block_runs
+from offloader.read.fetch import BlockRun, Fetcher, SegmentObjects, Sized, block_runs
 from offloader.store.base import ObjectStore
 
 
@@ -353,7 +353,7 @@ def _check_blocks(
     runs = block_runs(objects, segment_map, numbers, fetcher.settings.request_bytes)
     checksum = entries = payload_bytes = decoded = position = 0
     damaged = len(found) > 0
-    results = fetcher.workers.in_order(partial(_read_run, fetcher, run) for run in runs)
+    results = fetcher.workers.in_order(Sized(partial(_read_run, fetcher, run), run.held_bytes) for run in runs)
     with closing(results):
         try:
             for run, data, counted, errors in results:

@@ -16,7 +16,6 @@ from formats.entries import EntryBatch, Position, repeated_text
 from offloader.errors import InvalidCall, Unsupported
 from offloader.ledgers.base import ReadableLedgers
 from offloader.read.partitions import TopicReader, merge_published, open_reader
-from offloader.read.ranges import grouped
 from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
 from offloader.settings import ReadSettings
@@ -238,5 +237,20 @@ class _Snapshot:
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows; small neighbours in one batch. A batch above ``JOINED_BYTES_MAX`` isn't copied."""
     row_bytes_min = JOINED_BYTES_MAX // JOINED_ROWS_MAX  # rows count at least as much, so both limits hold
-    for together in grouped(batches, lambda each: max(each.nbytes, row_bytes_min * each.num_rows), JOINED_BYTES_MAX):
-        yield together[0] if len(together) == 1 else pa.concat_batches(together)
+    waiting, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        own = max(batch.nbytes, row_bytes_min * batch.num_rows)
+        if waiting and size + own > JOINED_BYTES_MAX:
+            yield _one(waiting)
+            waiting, size = [], 0
+        if own >= JOINED_BYTES_MAX:  # not only when the next one is there as well
+            yield batch
+            continue
+        waiting.append(batch)
+        size += own
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -20,7 +20,7 @@ from formats.keys import fill_key
 from formats.manifest import GapFilled
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
 from offloader.manifest.state import ManifestState, SegmentRecord
-from offloader.read.fetch import Fetcher, SegmentObjects, block_runs, newest_view, request_sizes
+from offloader.read.fetch import Fetcher, SegmentObjects, Sized, block_runs, newest_view, request_sizes
 from offloader.read.ranges import readable_segments, segments_between, whole_range
 from offloader.settings import Pairs
 from offloader.store.base import ByteRange, ObjectStore
@@ -89,7 +89,7 @@ class ColdTier:
             for run in block_runs(objects, segment_map, segment_map.find(first, last), sizes)
         )
         found = fetcher.workers.in_order(
-            partial(self._unless_missing, run.objects, partial(fetcher.run, run)) for run in runs
+            Sized(partial(self._unless_missing, run.objects, partial(fetcher.run, run)), run.held_bytes) for run in runs
         )
         with closing(maps), closing(found) as results:
             for batches in results:

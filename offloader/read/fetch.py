@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -159,6 +160,8 @@ def process_cache(bytes_max: int) -> Cache:
 
 #: The first ranged GETs of a scan, and their size.
 FIRST_REQUESTS, FIRST_REQUEST_BYTES = 3, 4 << 20
+#: Compression up to which a ranged GET is as long as the settings say.
+COMPRESSED_SHARE = 4
 #: Growth of the window whenever the consumer waits. A request takes about as long alone as beside others, so each step
 #: takes effect a whole request later: few large steps.
 GROWTH = 4
@@ -191,6 +194,17 @@ class PrefetchWindow:
             self.tasks = max(self.tasks - 1, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Sized(Generic[_T]):
+    """A task that holds about so many bytes, from its start until its result is taken."""
+
+    call: Callable[[], _T]
+    held_bytes: int
+
+    def __call__(self) -> _T:
+        return self.call()
+
+
 class ReaderThreads:
     """Bounded thread pool of one reader.
 
@@ -200,10 +214,12 @@ class ReaderThreads:
     Args:
         in_flight_max: tasks that run at once, over all users of this object.
         executor: a pool to use instead of own threads; it stays the caller's, and its size is the bound.
+        held_bytes_max: of the ``Sized`` tasks of one iterator that are started and whose results aren't taken.
     """
 
-    def __init__(self, in_flight_max: int, executor: Executor | None = None) -> None:
+    def __init__(self, in_flight_max: int, executor: Executor | None = None, held_bytes_max: int = sys.maxsize) -> None:
         self.in_flight_max = in_flight_max
+        self._held_bytes_max = held_bytes_max
         self._given = executor
         self._lock = threading.Lock()
         self._own: ThreadPoolExecutor | None = None
@@ -213,11 +229,13 @@ class ReaderThreads:
         """Run ``tasks`` in parallel and yield their results in order.
 
         ``tasks`` is read lazily in the consumer's thread, ahead of the yielded result by ``PrefetchWindow``:
-        ``in_flight_max`` + 1 results at most are held. An error raised by ``tasks`` itself follows all results of the
-        tasks before it. Closing the generator cancels unstarted tasks and waits for running ones.
+        ``in_flight_max`` + 1 results at most are held, of ``held_bytes_max``, or one larger. An error raised by
+        ``tasks`` itself follows all results of the tasks before it. Closing the generator cancels unstarted tasks and
+        waits for running ones.
         """
-        pending: deque[Future[_T]] = deque()
-        source = iter(tasks)
+        pending: deque[tuple[Future[_T], int]] = deque()
+        held_bytes = 0
+        source, waiting = iter(tasks), list[Callable[[], _T]]()
         ahead = PrefetchWindow(self.in_flight_max)
         failure: Exception | None = None
         exhausted = False
@@ -225,23 +243,32 @@ class ReaderThreads:
             try:
                 while True:
                     if pending:
-                        ahead.asked(waits=not pending[0].done())
-                    while not exhausted and len(pending) <= ahead.tasks:
+                        ahead.asked(waits=not pending[0][0].done())
+                    while (waiting or not exhausted) and len(pending) <= ahead.tasks:
                         try:
-                            pending.append(executor.submit(next(source)))
+                            task = waiting.pop() if waiting else next(source)
                         except StopIteration:
                             exhausted = True
+                            break
                         except Exception as error:
                             exhausted, failure = True, error
+                            break
+                        size = task.held_bytes if isinstance(task, Sized) else 0
+                        if pending and held_bytes + size > self._held_bytes_max:
+                            waiting.append(task)
+                            break
+                        pending.append((executor.submit(task), size))
+                        held_bytes += size
                     if not pending:
                         break
-                    yield pending.popleft().result()
+                    held_bytes -= pending[0][1]
+                    yield pending.popleft()[0].result()
                 if failure is not None:
                     raise failure
             finally:
-                for future in pending:
+                for future, _ in pending:
                     future.cancel()
-                wait(pending)
+                wait([future for future, _ in pending])
                 if isinstance(source, Generator):
                     source.close()
 
@@ -330,6 +357,13 @@ class BlockRun:
     start: int
     stop: int
 
+    @property
+    def held_bytes(self) -> int:
+        """About how much memory it takes to fetch and decode the run: the entries, and a stored block beside them."""
+        blocks = self.segment_map.blocks
+        lengths, decoded = blocks.length[self.numbers], blocks.uncompressed_bytes[self.numbers]
+        return int(np.where(decoded < 0, lengths, decoded).sum() + lengths.max())
+
 
 def newest_view(store: ObjectStore, stream: str) -> ManifestState | None:
     """The newest view of a stream's manifest; ``None``: it has none, or no more."""
@@ -353,7 +387,8 @@ def block_runs(
 ) -> Iterator[BlockRun]:
     """Group blocks into runs for one ranged GET each: adjacent, together at most ``request_bytes`` long.
 
-    A larger block is a run of its own: it is decoded as a whole anyway.
+    A larger block is a run of its own: it is decoded as a whole anyway. A block that is compressed to less than a
+    ``COMPRESSED_SHARE``-th counts as that part of its entries, so that few requests don't become much memory.
 
     Args:
         numbers: the wanted blocks in the wanted order, int64, shape (n,).
@@ -363,12 +398,15 @@ def block_runs(
     starts = segment_map.blocks.offset[numbers]
     stops = starts + segment_map.blocks.length[numbers]
     needed = starts + segment_map.blocks.read_bytes[numbers]
+    # -1 where the length of the entries is unknown.
+    counted = np.maximum(stops - starts, segment_map.blocks.uncompressed_bytes[numbers] // COMPRESSED_SHARE)
+    sums = np.concatenate(([0], np.cumsum(counted)))
     # Indexes where a run must begin because the block isn't adjacent to the previous one.
     breaks = np.append(np.flatnonzero(starts[1:] != stops[:-1]) + 1, len(numbers))
     first = 0
     while first < len(numbers):
         end = int(breaks[np.searchsorted(breaks, first, side="right")])
-        fitting = int(np.searchsorted(stops[first:end], starts[first] + next(sizes), side="right"))
+        fitting = int(np.searchsorted(sums[first + 1 : end + 1], sums[first] + next(sizes), side="right"))
         end = first + max(fitting, 1)
         yield BlockRun(objects, segment_map, numbers[first:end], int(starts[first]), int(needed[end - 1]))
         first = end
@@ -464,7 +502,7 @@ class Fetcher:
         self.store = store
         self.settings = settings
         self.cache = cache or Cache(settings.cache_bytes_max)
-        self.workers = ReaderThreads(settings.requests_in_flight_max, executor)
+        self.workers = ReaderThreads(settings.requests_in_flight_max, executor, settings.ahead_bytes_max)
         # Two servers may have buckets of the same name.
         self._place = (store.url, store.driver_metadata.get("serviceEndpoint", ""))
         self._recorder = recorder_of(store)
@@ -527,7 +565,7 @@ class Fetcher:
 
     def runs(self, runs: Iterable[BlockRun]) -> Generator[list[EntryBatch], None, None]:
         """``run`` of each, in parallel, in order."""
-        return self.workers.in_order(partial(self.run, run) for run in runs)
+        return self.workers.in_order(Sized(partial(self.run, run), run.held_bytes) for run in runs)
 
     def kept_blocks(
         self, objects: SegmentObjects, segment_map: SegmentMap, numbers: NDArray[np.int64]

@@ -99,7 +99,7 @@ def open_topic(
     opened: Callable[[str, ReadSettings], Reader],
     settings: ReadSettings | None = None,
 ) -> TopicReader:
-    """A reader of some partitions, which share the bytes in flight of the settings.
+    """A reader of some partitions, which share the bytes in flight and ahead of the settings.
 
     Args:
         opened: opens the reader of one stream.
@@ -116,7 +116,12 @@ def open_topic(
     at_once = max(chosen.requests_in_flight_max // len(partitions), 1)
     bytes_in_flight = chosen.requests_in_flight_max * chosen.request_bytes
     request_bytes = max(bytes_in_flight // (at_once * len(partitions)), min(_REQUEST_BYTES_MIN, chosen.request_bytes))
-    shared = replace(chosen, requests_in_flight_max=at_once, request_bytes=min(request_bytes, chosen.request_bytes))
+    shared = replace(
+        chosen,
+        requests_in_flight_max=at_once,
+        request_bytes=min(request_bytes, chosen.request_bytes),
+        ahead_bytes_max=max(chosen.ahead_bytes_max // len(partitions), 1),
+    )
     readers: dict[int, Reader] = {}
     with ExitStack() as stack:
         for number, stream in partitions.items():

@@ -95,6 +95,13 @@ class ReadSettings:
     )
     request_bytes: int = size(16 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB, key="request_size")
     requests_in_flight_max: int = setting(4, "ranged GETs of one reader at once", low=1, high=64)
+    ahead_bytes_max: int = size(
+        256 * MIB,
+        "bytes that a scan fetches and decodes ahead of its reader; a larger block is fetched alone",
+        low=1,
+        high=2**40,
+        key="ahead_size_max",
+    )
     cache_bytes_max: int = size(
         64 * MIB, "decoded blocks kept for single reads", low=0, high=2**40, key="cache_size_max"
     )

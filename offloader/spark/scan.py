@@ -31,7 +31,7 @@ from offloader.manifest.protection import take_lease
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
 from offloader.read.cold import objects_of
-from offloader.read.fetch import BlockRun, Cache, Fetcher, SegmentObjects, block_runs, request_sizes
+from offloader.read.fetch import BlockRun, Cache, Fetcher, SegmentObjects, Sized, block_runs, request_sizes
 from offloader.read.ranges import readable_segments, segments_between, whole_range
 from offloader.read.reader import decode_messages, load_manifest_at, load_stream, published_between, require_inside
 from offloader.runtime.clock import SystemClock
@@ -524,7 +524,7 @@ class _Task:
         workers = self._fetcher.workers
         maps = workers.in_order(partial(self._index, each) for each in slices)
         steps = (
-            partial(self._bounded, each, step)
+            Sized(partial(self._bounded, each, step.call), step.held_bytes)
             for each, segment_map in zip(slices, maps, strict=True)
             if segment_map is not None
             for step in self._steps(each, segment_map)
@@ -543,7 +543,7 @@ class _Task:
             self._skip(error)
             return None
 
-    def _steps(self, piece: SegmentSlice, segment_map: SegmentMap) -> Iterator[Callable[[], list[_Rows]]]:
+    def _steps(self, piece: SegmentSlice, segment_map: SegmentMap) -> Iterator[Sized[list[_Rows]]]:
         """The steps of a slice, in order: at most one storage call each."""
         numbers = wanted_blocks(self._options, segment_map, piece.first, piece.last)
         own = np.zeros(len(segment_map.blocks), dtype=bool)
@@ -554,13 +554,13 @@ class _Task:
         self.done["ruled_out"] += int(own.sum()) - len(numbers)
         if not segment_map.has_extension or self._needs is Needs.PAYLOADS:
             for run in block_runs(piece.objects, segment_map, numbers, self._sizes):
-                yield partial(self._whole_blocks, run)
+                yield Sized(partial(self._whole_blocks, run), run.held_bytes)
         elif self._needs is Needs.ENTRY_TABLES:
             for number in numbers.tolist():
-                yield partial(self._entry_table, piece, segment_map, number)
+                yield Sized(partial(self._entry_table, piece, segment_map, number), 0)
         else:
             for start in range(0, len(numbers), _BLOCKS_PER_STEP):
-                yield partial(_positions, piece, segment_map, numbers[start : start + _BLOCKS_PER_STEP])
+                yield Sized(partial(_positions, piece, segment_map, numbers[start : start + _BLOCKS_PER_STEP]), 0)
 
     def _whole_blocks(self, run: BlockRun) -> list[_Rows]:
         return [

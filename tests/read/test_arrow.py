@@ -7,6 +7,7 @@ import itertools
 import random
 import subprocess
 import sys
+import tracemalloc
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -268,6 +269,24 @@ def test_one_batch_is_in_memory_at_a_time(store: ObjectStore) -> None:
 
 
 @pytest.mark.slow
+def test_large_entries_are_in_memory_as_far_as_the_settings_say(tmp_path: Path) -> None:
+    """What is fetched ahead, the batch that the caller has and the one that follows it."""
+    size = 4 << 20
+    writer = StreamWriter(open_store(f"file://{tmp_path}"), STREAM, block_bytes=size + 1024)
+    for number in range(12):
+        writer.add([EntryBatch.build(1, number, [bytes(size)], BASE_MS)])
+    settings = ReadSettings(ahead_bytes_max=2 * size, requests_in_flight_max=8)
+    list(offloader.read_arrow(writer.store, STREAM, end=Position(1, 0), settings=settings))  # loads what it needs
+    tracemalloc.start()
+    try:
+        reader = offloader.read_arrow(writer.store, STREAM, settings=settings)
+        assert sum(batch.num_rows for batch in reader) == 12
+        assert tracemalloc.get_traced_memory()[1] < settings.ahead_bytes_max + 2 * size + (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
 def test_small_batches_are_joined_and_large_ones_are_not_copied() -> None:
     small = [EntryBatch.build(1, number, [b"x"]).to_arrow() for number in range(1000)]
     large = EntryBatch.build(1, 1000, [b"y" * (2 * arrow.JOINED_BYTES_MAX)]).to_arrow()
@@ -333,6 +352,7 @@ def test_error_of_duckdb_has_the_text_of_the_reader(store: ObjectStore, writer: 
 def test_missing_package_is_named_with_what_to_install(package: str) -> None:
     code = f"""
 import sys
+import tracemalloc
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name == {package!r}:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import Position
-from formats.segment import SegmentMap
-from offloader.read.fetch import SegmentObjects, block_runs, request_sizes
+from formats.segment import Codec, SegmentMap
+from offloader.read.fetch import COMPRESSED_SHARE, SegmentObjects, block_runs, request_sizes
 from offloader.read.ranges import readable_segments, segments_between, whole_range
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of, build, random_batch
@@ -64,6 +64,21 @@ def test_a_block_longer_than_a_request_is_a_run_of_its_own() -> None:
     found = segment_map(50, 4000)
     runs = list(block_runs(objects(), found, np.arange(len(found.blocks)), 1))
     assert [run.numbers.tolist() for run in runs] == [[n] for n in range(len(found.blocks))]
+
+
+def test_runs_of_compressed_blocks_are_bounded_by_their_entries_too() -> None:
+    finished, _ = build([batch_of(1, 0, 256, size=4000)], 64 * 1024, codec=Codec.ZSTD)
+    found = SegmentMap.parse(finished.index)
+    decoded = found.blocks.uncompressed_bytes
+    assert found.data_bytes < decoded.sum() // (4 * COMPRESSED_SHARE)
+    request_bytes = 100_000
+    runs = list(block_runs(objects(), found, np.arange(len(found.blocks)), request_bytes))
+    sizes = [int(decoded[run.numbers].sum()) for run in runs]
+    assert len(runs) > 2
+    assert max(sizes) <= COMPRESSED_SHARE * request_bytes
+    assert [run.held_bytes for run in runs] == [
+        size + int(found.blocks.length[run.numbers].max()) for run, size in zip(runs, sizes, strict=True)
+    ]
 
 
 def test_neighbouring_blocks_are_one_request() -> None:

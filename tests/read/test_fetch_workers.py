@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 
-from offloader.read.fetch import ReaderThreads
+from offloader.read.fetch import ReaderThreads, Sized
 from tests.support.waiting import PATIENCE_S
 
 
 def reading_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("offloader-read")]
+
+
+class Now(Executor):
+    """Runs each task when it is submitted."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **more: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(call(*arguments, **more))
+        return future
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +72,27 @@ def test_limit_of_running_tasks_covers_all_iterators_of_one_object() -> None:
     for thread in threads:
         thread.join(PATIENCE_S)
     assert most == 3
+
+
+def test_started_tasks_hold_bounded_bytes_until_their_results_are_taken() -> None:
+    started = list[int]()
+
+    def task(number: int) -> int:
+        started.append(number)
+        return number
+
+    def taken(*sizes: int) -> list[int]:
+        """Number of tasks that were started by the time each result is taken."""
+        started.clear()
+        tasks = (Sized(partial(task, number), size) for number, size in enumerate(sizes))
+        results = ReaderThreads(8, Now(), held_bytes_max=100).in_order(tasks)
+        found = [len(started) - number for number in results]
+        assert started == list(range(len(sizes)))
+        return found
+
+    assert taken(*[50] * 6) == [2, 2, 2, 2, 2, 1]
+    assert taken(*[51] * 4) == [1] * 4
+    assert taken(300, 300, 10, 10) == [1, 1, 2, 1], "one larger than the bound at a time"
 
 
 def test_error_is_raised_at_its_place_and_ends_the_iterator() -> None:
