@@ -161,19 +161,28 @@ def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
 
 @dataclass(frozen=True, slots=True)
 class GetRequest:
-    """Range of a DoGet: all of a stream, or from a position or a time up to a position.
+    """Range of a DoGet: all of a stream, or from a position or a time up to one of both.
 
     Attributes:
         first, last: inclusive; ``None``: the first and the last available.
-        from_time_ms: instead of ``first``: the first entry published then or later.
+        from_time_ms, to_time_ms: instead of ``first`` and ``last``: from the first entry published then or later, and
+            before the first one of then.
         batch_bytes: payload bytes of one batch; ``None``: by the settings.
+        columns: those that are sent, in their order; empty: all.
     """
 
     stream: str
     first: Position | None = None
     last: Position | None = None
     from_time_ms: int | None = None
+    to_time_ms: int | None = None
     batch_bytes: int | None = None
+    columns: tuple[str, ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the batches that are sent."""
+        return pa.schema([ENTRY_SCHEMA.field(name) for name in self.columns or ENTRY_SCHEMA.names])
 
     def encode(self) -> bytes:
         """The ticket, as ``get_request`` takes it."""
@@ -182,7 +191,9 @@ class GetRequest:
             "from": self.first and str(self.first),
             "to": self.last and str(self.last),
             "from_time_ms": self.from_time_ms,
+            "to_time_ms": self.to_time_ms,
             "batch_bytes": self.batch_bytes,
+            "columns": list(self.columns) or None,
         }
         return encoded({name: value for name, value in values.items() if value is not None})
 
@@ -195,14 +206,30 @@ def get_request(ticket: bytes) -> GetRequest:
         fields.position("from"),
         fields.position("to"),
         fields.whole("from_time_ms"),
+        fields.whole("to_time_ms"),
         fields.whole("batch_bytes"),
+        _columns(fields.any("columns")),
     )
     fields.end()
     if request.first is not None and request.from_time_ms is not None:
         raise InvalidCall("ticket: from and from_time_ms: one of the two")
+    if request.last is not None and request.to_time_ms is not None:
+        raise InvalidCall("ticket: to and to_time_ms: one of the two")
     if request.batch_bytes == 0:
         raise InvalidCall("ticket: batch_bytes = 0 holds nothing")
     return request
+
+
+def _columns(given: object) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    names = given if isinstance(given, list) else []
+    if not names or len(set(map(str, names))) < len(names) or not set(map(str, names)) <= set(ENTRY_SCHEMA.names):
+        raise InvalidCall(
+            f"ticket: columns = {ascii(given)[:80]} is no list of columns, each once",
+            hint=f"the columns are {', '.join(ENTRY_SCHEMA.names)}; leave the field out for all",
+        )
+    return tuple(map(str, names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class Gets:
             )
             batches = self._scan(reader, request)
             stack.pop_all()
-        return fl.GeneratorStream(ENTRY_SCHEMA, _sent(reader, batches))
+        return fl.GeneratorStream(request.schema, _sent(reader, batches, request.schema.names))
 
     def info(self, name: str) -> fl.FlightInfo:
         """One stream's first and last position, entries and bytes in the cold tier. Raises ``NotFound``: no such
@@ -251,21 +251,17 @@ class Gets:
                     yield _info(name, _UNKNOWN, _UNKNOWN, b"")
 
     def _scan(self, reader: Reader, request: GetRequest) -> Iterator[EntryBatch]:
-        first, last = request.first, request.last
-        if request.from_time_ms is not None:
-            first = reader.position_at(request.from_time_ms)
-            if first is None or (last is not None and first > last):
-                return iter(())
-        if first is None and last is None and reader.last_position is None:
+        chosen = reader.range_of(request.first, request.last, request.from_time_ms, request.to_time_ms)
+        if chosen is None or (chosen == (None, None) and reader.last_position is None):
             return iter(())
         most = self._settings_of(request.stream).read.batch_bytes
-        return reader.scan(first, last, min(request.batch_bytes or most, most))
+        return reader.scan(*chosen, min(request.batch_bytes or most, most))
 
 
-def _sent(reader: Reader, batches: Iterator[EntryBatch]) -> Iterator[pa.RecordBatch]:
+def _sent(reader: Reader, batches: Iterator[EntryBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with contextlib.closing(reader), refusing("DoGet"):
         for batch in batches:
-            yield batch.to_arrow()
+            yield batch.to_arrow().select(columns)
 
 
 def _info(name: str, entries: int, size_bytes: int, known: bytes) -> fl.FlightInfo:

@@ -53,7 +53,7 @@ def word_seeds() -> list[bytes]:
     documents: list[Any] = [
         {"stream": STREAM, "mode": "append", "producer": "p"},
         {"stream": STREAM, "from": "7:0", "to": "7:99", "batch_bytes": 1000},
-        {"stream": STREAM, "from_time_ms": 1_700_000_000_000},
+        {"stream": STREAM, "from_time_ms": 1_700_000_000_000, "to_time_ms": 1_800_000_000_000, "columns": ["payload"]},
         {"closed": {"7": 99, "9": -1}},
         {"sequence": 17},
         {"stream": STREAM, "until": "7:12", "timeout_s": 0.5},

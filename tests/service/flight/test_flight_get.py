@@ -24,6 +24,10 @@ from tests.support.flight_door import APPEND_SCHEMA, Door, Producer, act, flight
 
 ORDERS, BILLS = "shop/eu/persistent/orders", "shop/eu/persistent/bills"
 _names = itertools.count()
+BAD_COLUMNS = [
+    json.dumps({"stream": "a/b", "columns": columns}).encode()
+    for columns in ([], "payload", ["colour"], ["payload", "payload"], [7], [["payload"]])
+]
 
 
 @pytest.fixture
@@ -61,6 +65,14 @@ def test_entries_are_read_by_position_by_time_and_in_small_batches(store: Memory
         first = broker.entries[0][0].ledger_id
         assert read(client, from_time_ms=1_700_000_000_000 + 100, to=f"{first}:119") == broker.entries[100:120]
         assert read(client, from_time_ms=2_000_000_000_000) == []
+        interval = {"from_time_ms": 1_700_000_000_000, "to_time_ms": 1_700_000_000_000 + 100}
+        assert read(client, **interval) == broker.entries[:100]
+        assert read(client, **{"from": f"{first}:7"}, to_time_ms=1_700_000_000_000 + 1) == broker.entries[7:100]
+        assert read(client, to_time_ms=1_700_000_000_000) == []
+        assert read(client, to_time_ms=2_000_000_000_000) == broker.entries
+        some = client.do_get(fl.Ticket(json.dumps({"stream": ORDERS, "columns": ["payload", "entry_id"]}).encode()))
+        assert some.schema.names == ["payload", "entry_id"]
+        assert some.read_all()["payload"].to_pylist() == [payload for _, payload in broker.entries]
         chunks = list(client.do_get(fl.Ticket(json.dumps({"stream": ORDERS, "batch_bytes": 500}).encode())))
         assert len(chunks) > 20
         info = client.get_flight_info(fl.FlightDescriptor.for_path(ORDERS))
@@ -88,7 +100,9 @@ def test_appended_entries_are_readable_before_they_are_offloaded(store: MemorySt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ticket", [b"", b"x", b'{"stream": 1}', b'{"strom": "a/b"}', b'{"stream": "a/b", "from": 7}'])
+@pytest.mark.parametrize(
+    "ticket", [b"", b"x", b'{"stream": 1}', b'{"strom": "a/b"}', b'{"stream": "a/b", "from": 7}', *BAD_COLUMNS]
+)
 def test_bad_tickets_are_refused_by_name(ticket: bytes, store: MemoryStore) -> None:
     with flight_door(store) as door, pytest.raises(fl.FlightServerError, match="ticket") as refused:
         door.client().do_get(fl.Ticket(ticket))
@@ -134,6 +148,8 @@ def test_missing_stream_or_position_is_an_error_by_name(store: MemoryStore) -> N
             read(client, **{"from": "99:0"})
         with pytest.raises(fl.FlightServerError, match="one of the two"):
             read(client, **{"from": str(broker.end), "from_time_ms": 5})
+        with pytest.raises(fl.FlightServerError, match="to and to_time_ms: one of the two"):
+            read(client, to=str(broker.end), to_time_ms=5)
         with pytest.raises(fl.FlightServerError, match="no such action: 'drop'"):
             act(client, "drop")
         with pytest.raises(fl.FlightServerError, match="no such field: 'force'"):
