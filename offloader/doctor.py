@@ -26,7 +26,7 @@ from offloader.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from offloader.inspect.saving import COST, SAMPLE_BYTES_MAX, Saving, measure_saving, saving_of
+from offloader.inspect.saving import SAMPLE_BYTES_MAX, Saving, measure_saving, saving_of
 from offloader.ledgers.base import LedgerInfo, LostRange
 from offloader.ledgers.pulsar.consumer import first_entries
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
@@ -684,8 +684,7 @@ def check_compression_of_topics(store: ObjectStore, file: SettingsFile, clock: C
 
 
 def _compression(stream: str, found: Saving) -> Finding:
-    hint = f'offload.codec = "zstd" for new segments; {COST}' if found.is_worth_it else ""
-    return replace(fine(f"compression of {stream}", str(found)), hint=hint)
+    return replace(fine(f"compression of {stream}", str(found)), hint=found.advice)
 
 
 #: Streams whose manifests are loaded; the rest is only counted.

@@ -232,6 +232,8 @@ def _print_outcome(result: DemoResult) -> None:
     print(
         f"Verified:   {found.events:,} of {found.expected.events:,} events, SHA-256 {found.sha256}\n{' ' * 12}{verdict}"
     )
+    if result.saving is not None and result.saving.advice:
+        print(f"Codec:      {result.saving};\n{' ' * 12}{result.saving.advice}")
 
 
 def _print_scan(scan: ScanResult, seconds: float, *, digits: int) -> None:

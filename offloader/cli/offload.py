@@ -45,7 +45,7 @@ from offloader.cli.output import (
     print_rows,
 )
 from offloader.errors import BucketMissing, NotFound, OffloaderError
-from offloader.inspect.saving import COST, Saving, measure_saving
+from offloader.inspect.saving import Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
@@ -310,8 +310,8 @@ def _print_result(
         return
     print_rows(rows, STORED_COLUMNS)
     print(f"{totals_text(totals, store)}; committed is {result.committed or 'nothing'}")
-    if saving is not None and saving.is_worth_it:
-        print(f'compression: {saving}; offload.codec = "zstd" does that, but {COST}')
+    if saving is not None and saving.advice:
+        print(f"compression: {saving}; {saving.advice}")
 
 
 def _saving(store: ObjectStore, stream: str, segments: Iterable[tuple[UUID, SegmentSummary]]) -> Saving | None:

@@ -14,9 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from formats.entries import Position
+from formats.errors import FormatError
 from formats.keys import catalog_key, stream_prefix
 from offloader.demo.input import EventDigest, Events, InputSummary, Source, open_input, survey
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.inspect.saving import Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
@@ -192,7 +194,11 @@ class Verification:
 
 @dataclass(slots=True, kw_only=True)
 class DemoResult:
-    """Result of a run. ``problems``: steps that failed without affecting others, the gravest first."""
+    """Result of a run.
+
+    ``problems``: steps that failed without affecting others, the gravest first. ``saving``: of compression, by a sample
+    of the largest segment.
+    """
 
     request: DemoRequest
     summary: InputSummary
@@ -204,6 +210,7 @@ class DemoResult:
     scan: ScanResult | None = None
     scan_seconds: float = 0.0
     picture: Path | None = None
+    saving: Saving | None = None
     problems: list[OffloaderError] = field(default_factory=list)
     removed_objects: int | None = None
     seconds: float = 0.0
@@ -440,6 +447,11 @@ def _read_back(result: DemoResult, store: ObjectStore, clock: Clock) -> None:
         tuple(timeline),
         _requests_since(before, store),
     )
+    largest = max(result.segments, key=lambda each: each.content.data_bytes, default=None)
+    if largest is not None:
+        with suppress(OffloaderError, FormatError):  # this is only advice
+            key = largest.object_keys(STREAM)[0]
+            result.saving = measure_saving(store, key, largest.content, clock=clock)
     if not found.ok:
         text = (
             f"{store.url}: {found.events:,} events with SHA-256 {found.sha256} were read back, "

@@ -22,8 +22,8 @@ SAMPLE_BYTES_MIN = 64 * 1024
 PART_BYTES = SAMPLE_BYTES_MAX
 #: Share of the stored bytes below which compression isn't worth a word.
 SAVING_MIN = 0.1
-#: What a reader of Pulsar's own does with such an object.
-COST = "Pulsar's own readers refuse compressed objects"
+#: Who reads such an object.
+READERS = "offloader and a broker with its plugin read compressed objects, Pulsar's own offloader refuses them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,11 @@ class Saving:
     def is_worth_it(self) -> bool:
         """Whether it saves at least ``SAVING_MIN`` of the stored bytes."""
         return self.zstd_bytes <= self.sample_bytes * (1 - SAVING_MIN)
+
+    @property
+    def advice(self) -> str:
+        """How to save it, and who reads the result; empty: it isn't worth it."""
+        return f'offload.codec = "zstd" for new segments; {READERS}' if self.is_worth_it else ""
 
     def __str__(self) -> str:
         speed = "" if self.bytes_per_s is None else f", at {self.bytes_per_s / 1e6:,.0f} MB/s on one core"

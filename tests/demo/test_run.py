@@ -15,6 +15,7 @@ from offloader.errors import (
     ObjectMissing,
     OffloaderError,
 )
+from offloader.inspect.saving import READERS
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.reader import open_stream_reader
 from offloader.store.open import open_store
@@ -49,6 +50,8 @@ def test_a_run_imports_offloads_verifies_and_draws(tmp_path: Path, input_file: P
     assert stored(result.request.url) == events(EVENTS)
     assert len(result.ledgers) >= 3
     assert len(result.segments) >= 6
+    assert there(result.saving).then < there(result.saving).now / 2, "of text that repeats"
+    assert READERS in there(result.saving).advice
     assert there(result.picture).read_bytes().startswith(b"\x89PNG")
     assert [step.split()[0] for step in observer.steps] == ["Looking", "Appending", "Reading"]
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
