@@ -25,7 +25,8 @@ HOME = Path(pyspark.__file__).parent
 
 
 def test_job_runs_by_spark_submit(tmp_path: Path) -> None:
-    (job,) = [each for each in blocks_of((HOW_TO / "spark.md").read_text(encoding="utf-8")) if each.file]
+    blocks = blocks_of((HOW_TO / "spark.md").read_text(encoding="utf-8"))
+    (job,) = [each for each in blocks if each.file == "scrub.py"]
     (tmp_path / job.file).write_text(job.body)
     StreamWriter(open_store(f"file://{tmp_path}/store"), "shop/orders").add([batch_of(1, 0, 10)])
     command = [
