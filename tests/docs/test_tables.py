@@ -56,8 +56,8 @@ from tests.support.pages import fences
 from tests.test_architecture import FUNCTION_LINES_MAX, MODULE_LINES_MAX
 
 DOCS = ROOT / "docs"
-#: Options of Spark and Docker, and the one that every verb has beside its own.
-OTHERS = {"--conf", "--properties-file", "--py-files", "--profile", "--volumes", "--debug"}
+#: Options of Spark and Docker, and those that every verb has beside its own.
+OTHERS = {"--conf", "--properties-file", "--py-files", "--profile", "--volumes", "--debug", "--wide"}
 
 
 def page(name: str) -> str:
