@@ -367,11 +367,8 @@ def accept_registry_loss(
     with _retention(stream, given, ledgers="", read_only=dry_run) as retention:
         revision, named = retention.accept_registry(dry_run=dry_run)
     facts = {"stream": stream, "dry_run": dry_run, "revision": revision, "named_revision": named}
-    if revision >= named:
-        text = f"the registry of {stream} is the newest one: nothing to do"
-    else:
-        would = "would go on" if dry_run else "goes on"
-        text = f"{stream} {would} with revision {revision} of its registry, without what revision {named} had more"
+    text = f"{stream} {'would go' if dry_run else 'goes'} on without revision {named} of its registry"
+    text = text if revision < named else f"the registry of {stream} is the newest one: nothing to do"
     print_result(facts, text, as_json=json)
 
 

@@ -413,13 +413,10 @@ def rebuild_manifest(
     if dry_run:
         return looked
     incarnation = UUID(bytes=entropy(16), version=4)
-    create_boundary(store, stream, incarnation)
+    _create_boundary(store, stream, incarnation, old)
     open_log = partial(
         ManifestLog, store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=incarnation
     )
-    if any(store.list(document_key(Subscribers, stream, each), limit=1).objects for each in old):
-        # Subscribers are registered in an old incarnation: until that is accepted as lost, nothing goes as consumed.
-        change_boundary(store, stream, incarnation, lambda found: replace(found, subscribers_revision=1))
     log = open_log(writer_name=REBUILDING)
     epoch = log.open_epoch()
     _put_indexes(store, stream, chosen.recorded, incarnation, epoch)
@@ -428,14 +425,20 @@ def rebuild_manifest(
     log.open_epoch()
     state = log.checkpoint()
     # Last step: until here the old entry is valid, and no entry names the new incarnation.
-    replaces = sorted({*old, *(entry.replaces if entry is not None else ())})[-REPLACED_MAX:]
-    new_entry = CatalogEntry(stream, incarnation, clock.now_ms(), tuple(replaces))
-    if not replace_entry(store, new_entry, expected=entry):
+    replaces = (*(entry.replaces if entry is not None else ()), *old)[-REPLACED_MAX:]
+    if not replace_entry(store, CatalogEntry(stream, incarnation, clock.now_ms(), replaces), expected=entry):
         raise StoreUnavailable(
             f"stream {stream}: its catalogue entry changed meanwhile",
             hint="another process rebuilds it too: check the stream and try again",
         )
     return replace(looked, state=state)
+
+
+def _create_boundary(store: ObjectStore, stream: str, incarnation: UUID, old: Sequence[UUID]) -> None:
+    create_boundary(store, stream, incarnation)
+    if any(store.list(document_key(Subscribers, stream, each), limit=1).objects for each in old):
+        # Subscribers are registered in an old incarnation: until that is accepted as lost, nothing goes as consumed.
+        change_boundary(store, stream, incarnation, lambda found: replace(found, subscribers_revision=1))
 
 
 def _record(log: ManifestLog, looked: Rebuild, gaps: Sequence[Gap], head: Position | None) -> None:

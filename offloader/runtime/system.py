@@ -151,3 +151,11 @@ def open_plain_file(path: Path) -> int | None:
             closing.pop_all()
             return descriptor
     return None
+
+
+def directory_identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a directory; ``None``: there is none."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        status = path.stat()
+        return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
+    return None

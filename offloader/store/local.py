@@ -42,6 +42,7 @@ from offloader.errors import (
 from offloader.runtime.clock import Clock
 from offloader.runtime.system import (
     RACES_MAX,
+    directory_identity,
     is_plain_file,
     make_directories,
     open_plain_file,
@@ -538,14 +539,6 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
     return store
 
 
-def _place_of(directory: Path) -> tuple[int, int] | None:
-    """Device and inode of a directory; ``None``: there is none."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        status = directory.stat()
-        return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
-    return None
-
-
 class LocalStore(checks.CheckedStore):
     """See ``ObjectStore``. Several processes on one machine may share a directory.
 
@@ -556,7 +549,7 @@ class LocalStore(checks.CheckedStore):
     def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
         super().__init__(f"file://{quote(str(directory))}", "", driver="file", bucket=str(directory))
         self._directory = directory
-        self._opened = _place_of(directory)
+        self._opened = directory_identity(directory)
         self._temporaries = Temporaries(directory / HIDDEN / "tmp")
         self._files = VersionedFiles(directory, self._temporaries)
         self._uploads = directory / HIDDEN / "uploads"
@@ -596,7 +589,7 @@ class LocalStore(checks.CheckedStore):
                     raise OutcomeUnknown(f"{what}: {error.message}", hint=error.hint) from error
 
     def _require_same_directory(self) -> None:
-        found = _place_of(self._directory)
+        found = directory_identity(self._directory)
         if self._opened is None:
             self._opened = found
         elif found != self._opened:
