@@ -170,7 +170,7 @@ def test_every_verb_that_takes_a_stream_is_in_a_table() -> None:
     tested = {each.strip() for table in (EACH, WHOLE, REFUSED) for each in table}
     # `export`, `replay` and `spark` have theirs in tests/iceberg, tests/replay and tests/spark.
     below = {"export", "offload", "replay", "spark", "adopt", "cleanup audit", "rollback export", "cleanup undo"}
-    below |= {"reader-groups set"} | {f"subscribers {action}" for action in ("add", "ack", "remove")}
+    below |= {"reader-groups set"} | {f"subscribers {action}" for action in ("add", "ack", "remove", "accept-loss")}
     assert set(verbs_with_streams()) - tested - below == set()
 
 
