@@ -54,7 +54,9 @@ def sent(*payloads: bytes) -> pa.BinaryArray:
     return pa.array([b"before", *payloads, b"after"], pa.binary())[1:-1]
 
 
-@pytest.mark.parametrize("other", [sent(b"B1"), sent(b"A1", b""), sent(b"A", b"1"), sent()], ids=["other", "one more", "split", "none"])
+@pytest.mark.parametrize(
+    "other", [sent(b"B1"), sent(b"A1", b""), sent(b"A", b"1"), sent()], ids=["other", "one more", "split", "none"]
+)
 def test_other_payloads_under_a_used_number_are_refused_and_logged(
     source: AppendedLedgers, other: pa.BinaryArray, caplog: pytest.LogCaptureFixture
 ) -> None:
