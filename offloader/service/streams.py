@@ -19,6 +19,7 @@ from offloader.errors import (
     NotFound,
     OffloaderError,
     SourceMismatch,
+    StoreMismatch,
     StoreUnavailable,
 )
 from offloader.ledgers.base import LedgerSource, newest_given
@@ -357,8 +358,8 @@ class StreamSupervisor:
         status = offload.status()
         if status.mode is not Mode.STOPPED or status.error_kind in (Closed.__name__, Fenced.__name__):
             return None
-        kind = SourceMismatch if status.error_kind == SourceMismatch.__name__ else StoreUnavailable
-        return kind(status.error)
+        kinds = {kind.__name__: kind for kind in (SourceMismatch, StoreMismatch)}
+        return kinds.get(status.error_kind, StoreUnavailable)(status.error)
 
     def _after_failure(self, error: OffloaderError) -> None:
         with self._lock:

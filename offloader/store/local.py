@@ -549,7 +549,9 @@ class LocalStore(checks.CheckedStore):
     def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
         super().__init__(f"file://{quote(str(directory))}", "", driver="file", bucket=str(directory))
         self._directory = directory
-        self._opened = directory_identity(directory)
+        self._opened: tuple[int, int] | None = None
+        with contextlib.suppress(OSError):  # each operation says why
+            self._opened = directory_identity(directory)
         self._temporaries = Temporaries(directory / HIDDEN / "tmp")
         self._files = VersionedFiles(directory, self._temporaries)
         self._uploads = directory / HIDDEN / "uploads"

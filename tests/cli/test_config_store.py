@@ -51,6 +51,7 @@ COMMANDS: dict[str, list[str]] = {
     "spark": ["export", STREAM],
     "status": [],
     "subscribers ack": [STREAM, "billing", "--at", "latest"],
+    "subscribers accept-loss": [STREAM],
     "subscribers add": [STREAM, "billing"],
     "subscribers list": [STREAM],
     "subscribers remove": [STREAM, "billing"],

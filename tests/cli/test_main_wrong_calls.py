@@ -213,7 +213,7 @@ def test_verb_without_an_action_is_refused_with_its_help(offloader: Offloader, v
 ACTIONS = {
     "manifest": "show, rebuild, checkpoint, expire",
     "retention": "explain, plan, run",
-    "subscribers": "list, add, remove, ack",
+    "subscribers": "list, add, remove, ack, accept-loss",
     "reader-groups": "list, set, remove, publish-checkpoint",
     "cleanup": "plan, run, undo, orphans, hold, audit",
     "rollback": "plan, apply, export",

@@ -95,7 +95,8 @@ def reconcile(store: ObjectStore, clock: ManualClock, *, delete: bool = True) ->
         store, clock=clock, settings_of=lambda _: ManifestSettings(), failed=failures.__setitem__, delete=delete
     )
     found = list(run.leftovers())
-    assert failures == {}
+    # Partitions that may return have no entry.
+    assert [error for error in failures.values() if "no catalogue entry" not in str(error)] == []
     return found, run.needed[Place.RETENTION].objects if Place.RETENTION in run.needed else 0
 
 

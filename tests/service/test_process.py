@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.errors import Closed, Corrupt, Fenced, InvalidCall, LimitReached, NotFound, StoreUnavailable
+from offloader.errors import (
+    Closed,
+    Corrupt,
+    Fenced,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    StoreMismatch,
+    StoreUnavailable,
+)
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.monitor import read_status_file
@@ -739,3 +748,24 @@ def test_process_without_a_feed_says_that_it_offloads_nothing(
             found = [each for each in caplog.records if each.__dict__.get("event") == "no_feed"]
         assert len(found) == told
         assert all("pulsar.topics, serve.ledgers or flight.listen" in each.getMessage() for each in found)
+
+
+@pytest.mark.slow
+def test_stream_whose_store_is_another_one_is_a_problem_and_begins_nothing(database: EmbeddedLedgers) -> None:
+    first, other = (MemoryStore(f"served-{next(_names)}", "", SystemClock()) for _ in range(2))
+    source = database.open_stream(ORDERS)
+    append(source)
+    file = settings_file(offload__max_offload_segment_rollover_time_minutes=60)
+    feed = HeldFeed("one")
+    with serving(first, file, feed):
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, source, feed="one")
+        eventually(lambda: source.noted_manifests())
+    feed = HeldFeed("one")
+    with serving(other, file, feed):
+        assert feed.streams is not None
+        control = feed.streams.add(ORDERS, source, feed="one")
+        eventually(lambda: control.error is not None)
+        assert isinstance(control.error, StoreMismatch)
+    assert list_streams(other) == []
+    assert other.list("").objects == ()

@@ -49,6 +49,9 @@ class AdminTopic(Protocol):
     def offload(self, before: Position) -> None:
         """The closed ledgers before a position are offloaded."""
 
+    def subscription_properties(self, subscription: str) -> dict[str, str] | None:
+        """``None``: there is no such subscription."""
+
     def note(self, subscription: str, properties: Mapping[str, str]) -> None:
         """A subscription has these properties from now on."""
 
@@ -211,6 +214,9 @@ class FakeAdmin:
             names = {name.removeprefix(_PERSISTENT) for name in (*topics, *self.partitioned)}
             namespaces = {name.rpartition("/")[0] for name in names} | set(self.policies)
         match method, parts:
+            case "GET", ["persistent", *name, "subscription", subscription, "properties"]:
+                topic = topics.get(f"{_PERSISTENT}{'/'.join(name)}")
+                return None if topic is None else topic.subscription_properties(subscription)
             case "GET", ["brokers", "version"]:
                 return self.version
             case "GET", ["brokers", "configuration", "runtime"]:

@@ -248,9 +248,11 @@ class FakeTopic:
             self.offloads.append(before)
             self.offloaded |= {each[0].ledger_id for each in self.entries if each[0].ledger_id < before.ledger_id}
 
-    def subscription_properties(self, subscription: str) -> dict[str, str]:
+    def subscription_properties(self, subscription: str) -> dict[str, str] | None:
+        """``None``: there is no such subscription."""
         with self._lock:
-            return dict(self._subscriptions[subscription].properties)
+            found = self._subscriptions.get(subscription)
+            return None if found is None else dict(found.properties)
 
     def note(self, subscription: str, properties: Mapping[str, str]) -> None:
         """A subscription has these properties from now on."""

@@ -192,13 +192,18 @@ class AdminClient:
         why = str(found.get("lastError") or "it gives no reason").rpartition("PluginError: ")[2]
         return "" if _UNDER_WAY in why.lower() else why[:OFFLOAD_ERROR_CHARS]
 
+    def properties(self, topic: str, subscription: str) -> Mapping[str, str]:
+        """Properties of a subscription; ``NotFound``: there is no such topic or subscription."""
+        found = self._json(_properties_path(topic, subscription))
+        if not isinstance(found, dict):
+            raise Corrupt(f"{self.url} didn't answer the properties of subscription {subscription} of {topic}")
+        return {str(name): str(value) for name, value in found.items()}
+
     def note(self, topic: str, subscription: str, changes: Mapping[str, str]) -> None:
-        """Sets properties of a subscription, and keeps its others; ``NotFound``: there is no such subscription."""
+        """Sets properties of a subscription, and keeps its others; ``NotFound`` as ``properties``."""
         with self._noting:
-            if (found := self.stats(topic).subscriptions.get(subscription)) is None:
-                raise NotFound(f"{topic} has no subscription {subscription}")
-            where = f"{_path(topic)}/subscription/{quote(subscription, safe='')}/properties"
-            self._ask("PUT", where, {**found.properties, **changes})
+            found = self.properties(topic, subscription)
+            self._ask("PUT", _properties_path(topic, subscription), {**found, **changes})
 
     def broker_settings(self) -> Mapping[str, str]:
         """The effective settings of the broker that answers; only a superuser may ask."""
@@ -335,6 +340,10 @@ def host_of(url: str) -> str:
 def _without_brackets(host: str) -> str:
     """``[::1]`` -> ``::1``."""
     return host.strip("[]") if ":" in host else host
+
+
+def _properties_path(topic: str, subscription: str) -> str:
+    return f"{_path(topic)}/subscription/{quote(subscription, safe='')}/properties"
 
 
 def _path(topic: str) -> str:

@@ -472,8 +472,8 @@ class PulsarSource:
     def noted_manifests(self) -> list[tuple[UUID, int]]:
         """As ``NotingSource``: asks the admin interface; raises as that."""
         with suppress(NotFound):
-            found = self._cluster.admin.stats(self.topic).subscriptions.get(self._cluster.settings.subscription)
-            return [] if found is None else list(_noted_in(found.properties.get(NOTED_PROPERTY, "")))
+            found = self._cluster.admin.properties(self.topic, self._cluster.settings.subscription)
+            return list(_noted_in(found.get(NOTED_PROPERTY, "")))
         return []
 
     def watch_releases(self, released: Callable[[], object]) -> None:

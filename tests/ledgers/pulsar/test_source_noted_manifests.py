@@ -47,6 +47,7 @@ def test_notes_outlive_the_process_and_leave_other_properties(bench: PulsarBench
     source.close()
     assert bench.open().noted_manifests() == [(UUID(int=1), 3), (UUID(int=2), 4)]
     properties = bench.topic.subscription_properties(NAME)
+    assert properties is not None
     assert properties[SINCE_PROPERTY] == "7"
 
 
