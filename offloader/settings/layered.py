@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,6 +31,8 @@ def _plain(key: str) -> str:
 
 #: PIP-76's switch, an alias of ``offload.method``.
 STREAMING = "streaming_offload"
+#: The same as a broker's offload policies spell it.
+_SWITCHES = (STREAMING, "offload.streamingOffload")
 #: Every setting.
 FIELDS: Mapping[str, Field[Any]] = {
     f"{section.name}.{each.name}": each
@@ -71,6 +73,32 @@ PULSARS: Mapping[str, str] = {
     "s3managedledgeroffloadserviceendpoint": "serve.endpoint_url",
     "s3managedledgeroffloadregion": "serve.region",
 }
+
+
+def _same(given: Any) -> Any:
+    return given
+
+
+def _minutes(given: Any) -> Any:
+    return given / 60_000 if isinstance(given, int | float) and not isinstance(given, bool) else given
+
+
+def _words(given: Any) -> Any:
+    return given.lower().replace("_", "-") if isinstance(given, str) else given
+
+
+#: Pulsar's and PIP-76's own names, aliases in these sections -> the setting, and its value in the setting's unit.
+PULSAR_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "offload.maxSizePerOffloadSegmentMbytes": ("offload.max_size_per_offload_segment_mbytes", _same),
+    "offload.maxOffloadSegmentRolloverTimeMinutes": ("offload.max_offload_segment_rollover_time_minutes", _same),
+    "offload.managedLedgerOffloadThresholdInBytes": ("offload.offload_threshold_bytes", _same),
+    "offload.managedLedgerOffloadAutoTriggerSizeThresholdBytes": ("offload.offload_threshold_bytes", _same),
+    "offload.managedLedgerOffloadThresholdInSeconds": ("offload.offload_threshold_seconds", _same),
+    "offload.managedLedgerOffloadDeletionLagMs": ("offload.deletion_lag_minutes", _minutes),
+    "offload.managedLedgerOffloadDeletionLagInMillis": ("offload.deletion_lag_minutes", _minutes),
+    "read.managedLedgerOffloadedReadPriority": ("read.read_priority", _words),
+    "read.managedLedgerDataReadPriority": ("read.read_priority", _words),
+}
 #: Every key without what spellings differ in -> the key.
 _PLAIN_KEYS: Mapping[str, str] = {_plain(name): name for name in (*SETTINGS, *ALIASES, STREAMING)}
 #: How alike an unknown key and the suggested one are at least, as ``difflib`` measures it.
@@ -98,6 +126,7 @@ def value_of_alias(name: str, value: object) -> Any:
 
 
 _METHOD = "offload.method"
+_TOPIC = "persistent://"
 _SECTIONS = tuple(each.name for each in fields(Settings))
 #: Sections of the whole process: all streams share what they describe.
 PROCESS_SECTIONS = frozenset(
@@ -307,6 +336,13 @@ def _scopes_of(stream: str) -> list[str]:
     return ["", *namespace, *(f"topics.{name}" for name in topics)]
 
 
+def _stream_of(topic: str) -> str:
+    """The stream of ``persistent://tenant/namespace/topic``; any other name stays."""
+    tenant, _, rest = topic.removeprefix(_TOPIC).partition("/")
+    namespace, _, name = rest.partition("/")
+    return f"{tenant}/{namespace}/persistent/{name}" if topic.startswith(_TOPIC) and name else topic
+
+
 def raw_layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The document's values by scope and key, and what is no table."""
     problems: list[str] = []
@@ -316,7 +352,11 @@ def raw_layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], lis
         if not isinstance(named, dict):
             problems.append(f"{kind}: not a table of names")
             continue
-        tables |= {f"{kind}.{name}": table for name, table in named.items()}
+        for name, table in named.items():
+            scope = f"{kind}.{_stream_of(name) if kind == 'topics' else name}"
+            if scope in tables:
+                problems.append(f"{_place(scope, '').removesuffix('.')}: is there twice, by the topic's name too")
+            tables[scope] = table
     layers: dict[str, dict[str, Any]] = {}
     for scope, table in tables.items():
         if not isinstance(table, dict):
@@ -348,14 +388,16 @@ def _translated(
             except ValueError as cause:
                 section = key.partition(".")[0]
                 problems.append(f"{_place(scope, key if section in _SECTIONS else section)}: {cause}")
-                unclear |= set(tables) if key in (STREAMING, _METHOD) else set()
+                unclear |= set(tables) if key in (*_SWITCHES, _METHOD) else set()
                 continue
             if name in layer and (layer[name] == "streaming") != (value == "streaming"):
-                switch = f"{_place(scope, STREAMING)} = {str(table[STREAMING]).lower()}"
+                switch = next(
+                    f"{_place(scope, each)} = {str(table[each]).lower()}" for each in _SWITCHES if each in table
+                )
                 problems.append(f"{switch} contradicts {_METHOD} = {table[_METHOD]!r}")
                 unclear.add(scope)
             # The switch says less than the method.
-            if key != STREAMING or name not in layer:
+            if key not in _SWITCHES or name not in layer:
                 layer[name] = value
     return layers, list(dict.fromkeys(problems)), unclear
 
@@ -375,20 +417,24 @@ def _no_scope(scope: str) -> str:
 
 def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
     """The setting that a key of a layer means, and its value; raises ``ValueError`` that says what is wrong."""
-    if key == STREAMING:
+    if key in _SWITCHES:
         if not isinstance(given, bool):
             raise ValueError(f"{given!r} is neither true nor false")
         return _METHOD, "streaming" if given else "ledger"
     section = key.partition(".")[0]
     if is_old(key):
         raise ValueError(f"is now {key_of(OLD[key])}")
-    name = key if key in ALIASES else SETTINGS.get(key)
+    pulsar = PULSAR_NAMES.get(key)
+    name = pulsar[0] if pulsar else key if key in ALIASES else SETTINGS.get(key)
     if name is None:
         if section in _SECTIONS or section == key:
             raise ValueError(f"no such setting{_meant(scope, _similar(key))}")
         close = get_close_matches(section, _SECTIONS, 1)
         raise ValueError(f"no such section (sections: {', '.join(_SECTIONS)}){_meant(scope, *close)}")
-    value = value_of_alias(name, given) if key in ALIASES else value_of(name, given)
+    if pulsar:
+        value = value_of_alias(name, pulsar[1](given))
+    else:
+        value = value_of_alias(name, given) if key in ALIASES else value_of(name, given)
     if scope and is_of_process(name):
         raise ValueError("holds for the whole process, set it at the top of the file")
     return name, value

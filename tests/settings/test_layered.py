@@ -72,10 +72,6 @@ def problems_of(directory: Path, text: str) -> list[str]:
         ('store = "x"', "serve.store"),
         ('[ofload]\ncodec = "zstd"', "offload"),
         ('[topics."a/b/persistent/c".offload]\nblok_size = "1MiB"', 'topics."a/b/persistent/c".offload.block_size'),
-        ("[offload]\nmaxSizePerOffloadSegmentMbytes = 512", "offload.max_size_per_offload_segment_mbytes"),
-        ("[offload]\nstreamingOffload = true", "streaming_offload"),
-        ("[offload]\nmanagedLedgerOffloadDeletionLagMs = 1", "offload.deletion_lag"),
-        ("[offload]\nmanagedLedgerOffloadThresholdInSeconds = 1", "offload.offload_threshold_age"),
     ],
 )
 def test_misspelt_settings_are_refused_with_the_name_that_is_meant(text: str, meant: str) -> None:
@@ -343,7 +339,7 @@ def test_every_named_setting_exists() -> None:
 @pytest.mark.parametrize(
     ("scope", "why"),
     [
-        ('topics."persistent://a/b/orders"', "an empty level"),
+        ('topics."persistent://a/orders"', "an empty level"),
         ('topics."a/b/persistent/orders/"', "an empty level"),
         ('namespaces."public"', "namespaces look like public/default"),
         ('namespaces."persistent://public/default"', "namespaces look like public/default"),
