@@ -154,8 +154,8 @@ def open_plain_file(path: Path) -> int | None:
 
 
 def directory_identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a directory; ``None``: there is none."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    """Device and inode of a directory; ``None``: there is none, or it can't be looked at."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         status = path.stat()
         return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
     return None

@@ -1,8 +1,8 @@
 """``file:///directory``: one file per object, durable and atomic: written whole, then linked or renamed into place.
 
-The directory has to stay the one that was opened, by device and inode: an unmounted file system leaves an empty
-directory behind, which looks like a store without streams. Each operation checks that first, and each change again
-afterwards, when its outcome is unknown if the directory changed meanwhile.
+The directory has to stay the one that was opened, by device and inode: an unmounted file system leaves an empty one
+behind, like a store without streams. Each operation checks that before and after; a change in between is of unknown
+outcome.
 """
 
 from __future__ import annotations
@@ -549,9 +549,7 @@ class LocalStore(checks.CheckedStore):
     def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
         super().__init__(f"file://{quote(str(directory))}", "", driver="file", bucket=str(directory))
         self._directory = directory
-        self._opened: tuple[int, int] | None = None
-        with contextlib.suppress(OSError):  # each operation says why
-            self._opened = directory_identity(directory)
+        self._opened = directory_identity(directory)
         self._temporaries = Temporaries(directory / HIDDEN / "tmp")
         self._files = VersionedFiles(directory, self._temporaries)
         self._uploads = directory / HIDDEN / "uploads"
@@ -596,7 +594,7 @@ class LocalStore(checks.CheckedStore):
             self._opened = found
         elif found != self._opened:
             raise StoreUnavailable(
-                f"{self.url} isn't the directory that was opened: it is {'gone' if found is None else 'another one'}",
+                f"{self.url} isn't the directory that was opened: it is {'out of reach' if found is None else 'another one'}",
                 hint="is its file system mounted? Mount it again; if another directory is to be used, restart",
             )
 
