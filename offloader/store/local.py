@@ -593,9 +593,8 @@ class LocalStore(checks.CheckedStore):
         if self._opened is None:
             self._opened = found
         elif found != self._opened:
-            what = "out of reach" if found is None else "another one"
             raise StoreUnavailable(
-                f"{self.url} isn't the directory that was opened: it is {what}",
+                f"{self.url} isn't the directory that was opened{': it is out of reach' if found is None else ''}",
                 hint="is its file system mounted? Mount it again; if another directory is to be used, restart",
             )
 
