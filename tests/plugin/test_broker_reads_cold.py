@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from uuid import UUID
 
 import pulsar
 import pytest
@@ -185,3 +186,11 @@ def until_nothing(consumer: pulsar.Consumer) -> list[Message]:
             return plain(found)
         consumer.acknowledge(message)
         found.append(message)
+
+
+def test_broker_keeps_which_store_the_topic_was_committed_to(cold: Cold) -> None:
+    """Noted before the first acknowledgement, and kept over an unload of the topic."""
+    noted = cold.world.admin("GET", f"{path_of(cold.topic)}/subscription/offloader/properties")
+    incarnation, _, record_id = noted["offloader-manifests"].partition(":")
+    assert str(UUID(incarnation)) == incarnation
+    assert int(record_id) > 0
