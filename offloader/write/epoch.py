@@ -471,7 +471,7 @@ class Ownership:
         """
         # Measure silence up to the request: the owner may have written while the response was in flight.
         asked_s = self._clock.monotonic_s()
-        state = self._log.load(create=True, source=self._source)
+        state = self._log.load(create=True)
         committed = state.committed_end()
         if state.record_id != self._seen_record or state.paused:
             self._seen_record, self._silent_since_s = state.record_id, self._clock.monotonic_s()
