@@ -17,6 +17,7 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.catalog import mode_of_new, not_listed, read_entry, read_intent, require_entry
 from offloader.manifest.log import ManifestLog, checked
+from offloader.manifest.noted import noted_by, require_absence_noted
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.source_identity import closed_edit, first_not_held
 from offloader.manifest.state import EditRefused, ManifestState, follows, require_takeable
@@ -186,13 +187,16 @@ def truncate_stream(
         NotFound: no such stream, neither in the store nor in the hot tier, or it was deleted since ``log`` was loaded.
         SourceMismatch: the hot tier isn't the one in the manifest; nothing was changed.
         InvalidCall, EditRefused: as ``plan_truncation``.
+        StoreMismatch: the store lacks what ``source`` has noted of it.
         Fenced: forced, and an active writer owns the stream.
         StoreUnavailable, OutcomeUnknown: call it again.
     """
     require_no_global_hold(log.store)
     if source is not None:
         source = checked(source, log)
+    noted = noted_by(source)  # before the manifest, which may only get newer
     if read_entry(log.store, log.stream) is None:
+        require_absence_noted(log.store, log.stream, source, noted)
         plan = _planned_without_manifest(log, before, source, force=force, method=method)
         if dry_run:
             return plan
@@ -201,7 +205,7 @@ def truncate_stream(
         if log.load(create=True).method != method:
             log.commit_as_maintainer([SetMethod(method)])
     for _ in range(ATTEMPTS_MAX):
-        state = log.load()
+        state = log.load(source=source)
         if state.stream_deleted:
             raise NotFound(f"stream {log.stream} was deleted")
         ledgers = [] if source is None else source.ledgers()

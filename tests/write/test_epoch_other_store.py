@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from formats.entries import Position
 from formats.manifest import Pause
 from offloader.cli.main import main
 from offloader.errors import Corrupt, NotFound, StoreMismatch
@@ -20,6 +21,7 @@ from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.read.partitions import open_reader
+from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -176,6 +178,25 @@ def test_no_hot_copy_is_released(replaced: Place) -> None:
                 source, ManifestLog(replaced.store, STREAM, clock=clock), now_ms=clock.now_ms(), lag_ms=0
             )
         assert source.ledgers() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["streaming", "none"])
+def test_no_hot_copy_is_truncated(replaced: Place, method: str) -> None:
+    before = replaced.files()
+    with closing(EmbeddedLedgers(replaced.database)) as ledgers:
+        stream = ledgers.open_stream(STREAM)
+        stream.append([b"kept"] * 5)
+        ledgers.open_stream(STREAM)  # closes the ledger
+        source = ledgers.view_stream(STREAM, may_delete=True)
+        found = source.ledgers()
+        log = ManifestLog(replaced.store, STREAM, clock=SystemClock())
+        with pytest.raises(StoreMismatch):
+            truncate_stream(
+                log, Position(10**6, 0), clock=SystemClock(), source=source, force=True, take_over=True, method=method
+            )
+        assert source.ledgers() == found
+    assert replaced.files() == before
 
 
 @pytest.mark.slow
