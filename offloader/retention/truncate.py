@@ -185,18 +185,16 @@ def truncate_stream(
 
     Raises:
         NotFound: no such stream, neither in the store nor in the hot tier, or it was deleted since ``log`` was loaded.
-        SourceMismatch: the hot tier isn't the one in the manifest; nothing was changed.
+        SourceMismatch: the hot tier, or the store, isn't the one that the other knows; nothing was changed.
         InvalidCall, EditRefused: as ``plan_truncation``.
-        StoreMismatch: the store lacks what ``source`` has noted of it.
         Fenced: forced, and an active writer owns the stream.
         StoreUnavailable, OutcomeUnknown: call it again.
     """
     require_no_global_hold(log.store)
     if source is not None:
         source = checked(source, log)
-    noted = noted_by(source)  # before the manifest, which may only get newer
     if read_entry(log.store, log.stream) is None:
-        require_absence_noted(log.store, log.stream, source, noted)
+        require_absence_noted(log.store, log.stream, source, noted_by(source))
         plan = _planned_without_manifest(log, before, source, force=force, method=method)
         if dry_run:
             return plan
