@@ -28,7 +28,7 @@ LAYERS = [
         "offloader.telemetry",
         "offloader.times",
     },
-    {"offloader.store", "offloader.ledgers"},
+    {"offloader.store", "offloader.ledgers", "offloader.coverage"},
     {"offloader.manifest"},
     {
         "offloader.adopt",

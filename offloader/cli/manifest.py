@@ -16,12 +16,12 @@ from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import Json, StoreArguments, Stream, StreamOrTopic, option, position_of
 from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows, yes_or_no
+from offloader.coverage import Range, unheld
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.manifest.catalog import is_released, read_entry, require_entry
 from offloader.manifest.compaction import plan_checkpoint
 from offloader.manifest.load import LoadedManifest, kept_records, load_manifest_view
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.lost_records import Range, missing_ranges
 from offloader.manifest.maintenance import expire_records, sweep_dead_incarnations
 from offloader.manifest.names import named_streams
 from offloader.manifest.protection import require_no_global_hold
@@ -112,7 +112,7 @@ def rebuild(
         settings=settings.manifest,
     )
     _print_rebuild(done, as_json=json)
-    lost = missing_ranges(done.missing, accepted, None)
+    lost = unheld(done.missing, accepted, None)
     if lost:
         names = " ".join(f"--accept-loss {first}..{last}" for first, last in lost)
         sys.stderr.write(f"offloader: entries are missing; they are gaps from now on. Known and accepted: {names}\n")

@@ -16,9 +16,9 @@ from formats.checkpoint import ReplacedSegment
 from formats.documents import AwaitedReaders, awaited_key, awaited_number, awaited_prefix
 from formats.entries import Position
 from formats.keys import record_key
+from offloader.coverage import ENTRY_ID_MAX
 from offloader.errors import NotFound
 from offloader.manifest.boundary import decoded, delete_keys, list_manifest, listed, read_record
-from offloader.manifest.ledger_table import ENTRY_ID_MAX
 from offloader.manifest.protection import live_readers
 from offloader.manifest.segment_table import SegmentRecord, SegmentSlice
 from offloader.manifest.state import ManifestState

@@ -14,6 +14,7 @@ from formats.documents import DeletedSegment, DeletionRecord, deletion_key, dele
 from formats.entries import Position
 from formats.keys import data_key, fill_key, index_key
 from formats.manifest import Edit, GapFilled, Purged, Release, Restore, Retire, Truncate, UndoRetire
+from offloader.coverage import follows
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.plan import (
@@ -43,7 +44,7 @@ from offloader.manifest.protection import (
     user_at_host,
 )
 from offloader.manifest.segment_table import SegmentRecord
-from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus, follows
+from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
 from offloader.runtime.clock import Clock
 from offloader.settings import CleanupSettings, Settings
 from offloader.store.base import MAY_NOT_DELETE, ObjectStore

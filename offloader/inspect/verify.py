@@ -20,6 +20,7 @@ from formats.keys import fill_key, is_segment_uuid_of, manifest_prefix, parse_ob
 from formats.manifest import GapFilled, decode_record
 from formats.segment_map import SegmentMap
 from formats.summary import SegmentSummary
+from offloader.coverage import gap_runs, runs_of
 from offloader.errors import (
     Corrupt,
     ErrorKind,
@@ -41,7 +42,6 @@ from offloader.manifest.boundary import (
     read_boundary,
 )
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.ledger_table import gap_runs, runs_of
 from offloader.manifest.load import check_checkpoints, load_manifest_view
 from offloader.manifest.lost_records import Survivors, Unnamed, newest_ms, survivors_of, unnamed_objects
 from offloader.manifest.state import ManifestState, SegmentRecord

@@ -53,24 +53,14 @@ from formats.manifest import (
     UndoRetire,
 )
 from formats.summary import SegmentSummary
-from offloader.manifest.ledger_table import (
-    ENTRY_ID_MAX,
-    LedgerFact,
-    LedgerTable,
-    count_of,
-    fills_in,
-    follows,
-    gap_runs,
-    is_gone,
-    is_settled,
-)
+from offloader.coverage import ENTRY_ID_MAX, count_of, first_missing, follows, gap_runs, holes
+from offloader.manifest.ledger_table import LedgerFact, LedgerTable, fills_in, is_gone, is_settled
 from offloader.manifest.segment_table import (
     SegmentDraft,
     SegmentRecord,
     SegmentStatus,
     SegmentTable,
     assigned_record,
-    first_missing,
     is_at_root,
 )
 from offloader.manifest.state import (
@@ -736,7 +726,6 @@ class RecordBuilder:
         """Requires consecutive ranges from ``first`` to the head."""
         if first == head:
             return
-        closed = self.ledgers().closed
         before = head.previous()
         ranges = [(gap.first, gap.last) for gap in self.now("gaps") if gap.first <= before and gap.last >= first]
         for segment in self.segments.table().in_order(first, before):
@@ -746,10 +735,6 @@ class RecordBuilder:
                 # A concurrent truncation: with the marks cleanup would retire it again, after the head.
                 raise self.refused(edit, f"ledger {segment.spans[0].ledger_id} is still marked as gone from the stream")
             ranges.append((segment.begin, segment.end))
-        reached: Position | None = None
-        for begin, end in sorted(ranges):
-            if begin > first if reached is None else not follows(reached, begin, closed):
-                break
-            reached = end
-        if reached is None or not (reached >= before or follows(reached, head, closed)):
-            raise self.refused(edit, f"nothing holds what comes after {reached or first}: the head stays at {head}")
+        absent = next(holes(first.previous(), ranges, self.ledgers().closed, until=head), None)
+        if absent is not None:
+            raise self.refused(edit, f"nothing holds what comes after {absent[0].previous()}: the head stays at {head}")

@@ -19,7 +19,8 @@ from formats.checkpoint import (
 )
 from formats.checkpoint_parquet import SegmentColumns, encode_columns
 from formats.checksum import crc32c
-from offloader.manifest.ledger_table import LedgerFact, LedgerTable, SealedLedgers, runs_of
+from offloader.coverage import runs_of
+from offloader.manifest.ledger_table import LedgerFact, LedgerTable, SealedLedgers
 from offloader.manifest.segment_table import (
     NO_ROWS,
     Rows,

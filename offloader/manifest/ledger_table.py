@@ -6,11 +6,9 @@ recorded gaps.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from operator import attrgetter, itemgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +16,10 @@ from numpy.typing import NDArray
 from formats.checkpoint import DELETED, LAST_UNKNOWN, LedgerColumns, RunRef
 from formats.entries import Position
 from formats.manifest import FACT_UNKNOWN, Gap, GapFilled
-from offloader.manifest.segment_table import SegmentStatus, SegmentTable, first_missing
+from offloader.coverage import ENTRY_ID_MAX, Range, first_missing, overlapping
+from offloader.manifest.segment_table import SegmentStatus, SegmentTable
 
 Int64s = NDArray[np.int64]
-
-#: The highest id that an entry of a ledger may have.
-ENTRY_ID_MAX = 2**63 - 1
 
 
 class LedgerFact(NamedTuple):
@@ -141,6 +137,9 @@ class ClosedLedgers(Mapping[int, int]):
     def __len__(self) -> int:
         return int((self._table.merged().last_entry_id != LAST_UNKNOWN).sum())
 
+    def ends_at(self, position: Position) -> bool:
+        return self._table.get(position.ledger_id).last_entry_id == position.entry_id
+
     def next_with_entries(self, ledger_id: int, *, before: int = ENTRY_ID_MAX) -> int | None:
         """The lowest ledger after that one, and below ``before``, which is known to have entries."""
         tail = self._table.tail.items()
@@ -174,107 +173,16 @@ class FlaggedLedgers(Set[int]):
         return int((self._table.merged().flags & self._flag != 0).sum())
 
 
-def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -> bool:
-    """Whether no entry can lie between ``end`` and ``begin``.
-
-    True for the next entry of a ledger, and for the first entry of a later ledger when the source reported that the
-    earlier one ends at ``end`` and that all between are empty (else an entry lost at a rollover would go unnoticed).
-
-    Args:
-        closed_ledgers: ledger id -> last entry id (-1: empty), as reported by the source.
-    """
-    if begin.ledger_id == end.ledger_id:
-        return begin.entry_id == end.entry_id + 1
-    if begin.ledger_id < end.ledger_id or begin.entry_id != 0 or closed_ledgers.get(end.ledger_id) != end.entry_id:
-        return False
-    # Ledger ids aren't dense (BookKeeper assigns them across topics): only known ledgers can lie between.
-    if isinstance(closed_ledgers, ClosedLedgers):
-        return not closed_ledgers.has_entries_between(end.ledger_id, begin.ledger_id)
-    return all(last == -1 for ledger, last in closed_ledgers.items() if end.ledger_id < ledger < begin.ledger_id)
-
-
-#: First and last entry id, both included.
-Run = tuple[int, int]
-_Range = TypeVar("_Range", Gap, GapFilled)
-_Edge = TypeVar("_Edge", int, Position)
-
-
-def gap_runs(gaps: Sequence[Gap], ledger_id: int, first: int, last: int) -> list[Run]:
-    """Runs of ids from ``first`` to ``last`` of a ledger that recorded gaps cover; those side by side are joined.
-
-    Args:
-        gaps: in the stream's order. One may begin or end in another ledger.
-    """
-    begin, end = Position(ledger_id, first), Position(ledger_id, last)
-    cut = ((max(gap.first, begin), min(gap.last, end)) for gap in _overlapping(gaps, begin, end))
-    return joined((low.entry_id, high.entry_id) for low, high in cut if low <= high)
-
-
-def joined(runs: Iterable[tuple[_Edge, _Edge]]) -> list[tuple[_Edge, _Edge]]:
-    """The same ids or positions, ascending; runs that touch or overlap are one."""
-    found: list[tuple[_Edge, _Edge]] = []
-    for low, high in sorted(runs):
-        if found and low <= _next(found[-1][1]):
-            found[-1] = found[-1][0], max(found[-1][1], high)
-        else:
-            found.append((low, high))
-    return found
-
-
-def without(runs: Iterable[tuple[_Edge, _Edge]], others: Sequence[tuple[_Edge, _Edge]]) -> list[tuple[_Edge, _Edge]]:
-    """The ids or positions of ``runs`` that aren't in ``others``; both ascend and are disjoint."""
-    found = []
-    for low, high in runs:
-        start = bisect_left(others, low, key=itemgetter(1))
-        for first, last in others[start : bisect_right(others, high, key=itemgetter(0))]:
-            if first > low:
-                found.append((low, _previous(first)))
-            low = _next(last)
-        if low <= high:
-            found.append((low, high))
-    return found
-
-
-def _next(edge: _Edge) -> _Edge:
-    return edge.next() if isinstance(edge, Position) else edge + 1
-
-
-def _previous(edge: _Edge) -> _Edge:
-    return edge.previous() if isinstance(edge, Position) else edge - 1
-
-
-def runs_of(entry_ids: NDArray[np.int64]) -> list[Run]:
-    """The runs of ascending ids, int64, shape (n,)."""
-    if not len(entry_ids):
-        return []
-    breaks = np.flatnonzero(np.diff(entry_ids) != 1)
-    starts, stops = entry_ids[np.append(0, breaks + 1)], entry_ids[np.append(breaks, len(entry_ids) - 1)]
-    return list(zip(starts.tolist(), stops.tolist(), strict=True))
-
-
-def count_of(runs: Iterable[Run]) -> int:
-    """How many ids the runs have."""
-    return sum(high - low + 1 for low, high in runs)
-
-
 def fills_in(fills: Sequence[GapFilled], ledger_id: int, first: int, last: int) -> Sequence[GapFilled]:
     """The fills that overlap ``first`` to ``last`` of a ledger; ``fills`` ascend and are disjoint."""
-    return _overlapping(fills, Position(ledger_id, first), Position(ledger_id, last))
+    return overlapping(fills, Position(ledger_id, first), Position(ledger_id, last))
 
 
-def _overlapping(ranges: Sequence[_Range], first: Position, last: Position) -> Sequence[_Range]:
-    """Those with a position in ``first`` .. ``last``."""
-    begins, ends = attrgetter("first"), attrgetter("last")
-    return ranges[bisect_left(ranges, first, key=ends) : bisect_right(ranges, last, key=begins)]
-
-
-def settled_ranges(
-    segments: SegmentTable, gaps: Sequence[Gap], first: Position, last: Position
-) -> list[tuple[Position, Position]]:
+def settled_ranges(segments: SegmentTable, gaps: Sequence[Gap], first: Position, last: Position) -> list[Range]:
     """The ranges of gaps, and of segments with objects, that have a position in ``first`` .. ``last``."""
     stored = (each for each in segments.in_order(first, last) if each.status is not SegmentStatus.ASSIGNED)
     return [
-        *((gap.first, gap.last) for gap in _overlapping(gaps, first, last)),
+        *((gap.first, gap.last) for gap in overlapping(gaps, first, last)),
         *((each.begin, each.end or each.begin) for each in stored),
     ]
 

@@ -36,16 +36,13 @@ from formats.manifest import (
     decode_record,
 )
 from formats.summary import SegmentSummary
+from offloader.coverage import Range, without
 from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.manifest.boundary import incarnations_in, list_manifest, listed
-from offloader.manifest.ledger_table import joined, without
 from offloader.manifest.load import view_in_checkpoint
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, tells_of_loss
 from offloader.store.base import ObjectInfo, ObjectStore
-
-#: First and last position of a range.
-Range = tuple[Position, Position]
 
 
 class AtRoot(NamedTuple):
@@ -159,18 +156,6 @@ def survivors_of(store: ObjectStore, stream: str, incarnations: Iterable[UUID] |
             for edit in record.edits if number > base_id else ():
                 found.add(edit)
     return found
-
-
-def missing_ranges(named: Iterable[Range], held: Iterable[Range], head: Position | None) -> list[Range]:
-    """Parts of the named ranges after ``head`` that no held range has; ascending, and disjoint."""
-    reached = head
-    apart: list[Range] = []
-    for first, last in sorted(named):
-        begin = first if reached is None else max(first, reached)
-        if begin <= last:
-            apart.append((begin, last))
-            reached = last.next()
-    return without(apart, joined(held))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from uuid import UUID
 
 from formats.block import BLOCK_HEADER_BYTES, decode_block_header
@@ -35,6 +34,7 @@ from formats.metadata.messages import PulsarLedger
 from formats.segment import SegmentRecovery
 from formats.segment_map import SegmentMap, SegmentOutline
 from formats.summary import Layout, SegmentSummary
+from offloader.coverage import ENTRY_ID_MAX, KnownEnds, Range, Run, gap_runs, holes, joined, runs_of, unheld, without
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.boundary import (
@@ -46,10 +46,9 @@ from offloader.manifest.boundary import (
     listed,
 )
 from offloader.manifest.catalog import read_entry, replace_entry
-from offloader.manifest.ledger_table import ENTRY_ID_MAX, Run, gap_runs, joined, runs_of, without
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.lost_records import AtRoot, Range, Survivors, missing_ranges, survivors_of, unnamed_objects
+from offloader.manifest.lost_records import AtRoot, Survivors, survivors_of, unnamed_objects
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
@@ -463,17 +462,14 @@ def _missing(
 ) -> list[tuple[Position, Position]]:
     """Ranges that are named somewhere, or lie between two segments of a ledger, and aren't in the chosen ones."""
     held = chosen.ranges
-    between = [
-        (before[1].next(), after[0].previous())
-        for before, after in pairwise(held)
-        if before[1].ledger_id == after[0].ledger_id and before[1].entry_id + 1 < after[0].entry_id
-    ]
-    # Truncated entries aren't missing, wherever the stream begins now.
     first = min((begin for begin, _ in held), default=None)
+    unknown = () if first is None else holes(first.previous(), held, KnownEnds())
+    between = [each for each in unknown if each[0].ledger_id == each[1].ledger_id]
+    # Truncated entries aren't missing, wherever the stream begins now.
     begins = [each for each in (head, min(known.head, first) if known.head and first else known.head) if each]
     gaps = [(gap.first, gap.last) for gap in (*known.gaps, *kept_gaps)]
     lone = [each for uuid, each in indexed.items() if uuid not in known.gone]
-    return missing_ranges([*known.ranges.values(), *lone, *between], [*held, *gaps], max(begins, default=None))
+    return unheld([*known.ranges.values(), *lone, *between], [*held, *gaps], max(begins, default=None))
 
 
 def _without_hot(missing: Sequence[Range], hot: Sequence[LedgerInfo]) -> list[Range]:
@@ -495,7 +491,7 @@ def _kept_gaps(chosen: ChosenSegments, known: Survivors, head: Position | None) 
     return [
         Gap(first, last, gap.reason)
         for gap in known.gaps
-        for first, last in missing_ranges([(gap.first, gap.last)], chosen.ranges, head)
+        for first, last in unheld([(gap.first, gap.last)], chosen.ranges, head)
     ]
 
 
@@ -514,8 +510,8 @@ def _chosen_fills(
         edit = fill.edit
         is_free = all(each.edit.last < edit.first or edit.last < each.edit.first for each in taken)
         # Alone, one of a ledger that nothing else names would make a stream begin there.
-        is_known = edit.first.ledger_id in ledgers or not missing_ranges(fill.ranges, gaps, None)
-        if is_free and is_known and missing_ranges(fill.ranges, held, head) == fill.ranges:
+        is_known = edit.first.ledger_id in ledgers or not unheld(fill.ranges, gaps, None)
+        if is_free and is_known and unheld(fill.ranges, held, head) == fill.ranges:
             taken.append(fill)
     return sorted(taken, key=lambda each: each.edit.first)
 
@@ -526,7 +522,7 @@ def _gaps_of_fills(
     """Gaps for the entries of fills that no surviving record names as gaps."""
     held = chosen.ranges + [(gap.first, gap.last) for gap in gaps]
     named = (each for fill in fills for each in fill.ranges)
-    return [Gap(first, last, FILLED) for first, last in missing_ranges(named, held, head)]
+    return [Gap(first, last, FILLED) for first, last in unheld(named, held, head)]
 
 
 def _fitting(

@@ -588,14 +588,6 @@ class SegmentTable(Mapping[UUID, SegmentRecord]):
         return [r for r in found if first is None or r.end is None or r.end >= first]
 
 
-def first_missing(held: Iterable[tuple[Position, Position]], wanted: Position, last: Position) -> Position | None:
-    """The first position of ``wanted`` .. ``last`` that no range holds; ``None``: there is none."""
-    for begin, end in sorted(held):
-        if begin <= wanted <= end:
-            wanted = end.next()
-    return wanted if wanted <= last else None
-
-
 class SegmentDraft(SegmentTable):
     """A mutable table, for building one record. Only lookups by uuid and ``overlapping`` see its changes."""
 

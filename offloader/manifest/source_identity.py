@@ -12,6 +12,7 @@ from uuid import UUID
 from formats.checkpoint import DELETED, LAST_UNKNOWN, KnownSource
 from formats.entries import EntryBatch, Position
 from formats.manifest import FACT_UNKNOWN, Edit, LedgerClosed, OpenEpoch, Record, ReserveLedgers
+from offloader.coverage import ENTRY_ID_MAX, first_missing
 from offloader.errors import OffloaderError, SourceMismatch, Unsupported
 from offloader.ledgers.base import (
     ClosedListener,
@@ -27,9 +28,8 @@ from offloader.ledgers.base import (
     WrappedSource,
     identified,
 )
-from offloader.manifest.ledger_table import ENTRY_ID_MAX, settled_ranges
+from offloader.manifest.ledger_table import settled_ranges
 from offloader.manifest.noted import require_noted
-from offloader.manifest.segment_table import first_missing
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.store.base import ObjectStore
 

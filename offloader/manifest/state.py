@@ -24,8 +24,9 @@ from formats.entries import Position
 from formats.keys import Testimony
 from formats.manifest import Gap, GapFilled, Totals, Writer
 from formats.metadata.messages import OffloadContext, OffloadSegment
+from offloader.coverage import ENTRY_ID_MAX, follows
 from offloader.errors import ErrorKind, Fenced, OffloaderError
-from offloader.manifest.ledger_table import ENTRY_ID_MAX, ClosedLedgers, FlaggedLedgers, LedgerTable, follows
+from offloader.manifest.ledger_table import ClosedLedgers, FlaggedLedgers, LedgerTable
 from offloader.manifest.segment_table import (
     SealedSegments,
     SegmentRecord,
@@ -37,7 +38,7 @@ from offloader.manifest.segment_table import (
     rows_not_after,
 )
 
-__all__ = ["EditRefused", "ManifestState", "SegmentRecord", "SegmentStatus", "SegmentSums", "StreamPaused", "follows"]
+__all__ = ["EditRefused", "ManifestState", "SegmentRecord", "SegmentStatus", "SegmentSums", "StreamPaused"]
 
 #: Compacted rows processed together, at first and at most.
 _STRIDE_ROWS = 64

@@ -22,8 +22,9 @@ from formats.extension import Codec
 from formats.manifest import FACT_UNKNOWN, GapFilled
 from formats.segment_map import CRC_UNKNOWN, SegmentMap, block_checksums
 from formats.summary import Layout, LedgerSpan
+from offloader.coverage import ENTRY_ID_MAX, Run, count_of, gap_runs, without
 from offloader.errors import NotFound, SourceMismatch, StoreUnavailable, Trimmed
-from offloader.manifest.ledger_table import ENTRY_ID_MAX, Run, count_of, fills_in, gap_runs, is_gone, without
+from offloader.manifest.ledger_table import fills_in, is_gone
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
 

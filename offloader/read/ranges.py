@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from formats.entries import Position
+from offloader.coverage import holes
 from offloader.errors import InvalidCall, Trimmed
 from offloader.manifest.segment_table import SegmentSlice
 from offloader.manifest.state import ManifestState
@@ -81,10 +82,8 @@ def planned_ranges(state: ManifestState, after: Position | None, range_bytes: in
 
 def is_lost_between(state: ManifestState, reached: Position, first: Position) -> bool:
     """Whether entries may have been between ``reached`` and ``first``, but for those of recorded gaps."""
-    for gap in state.gaps:
-        if gap.last > reached and (gap.first <= reached.next() or state.follows(reached, gap.first)):
-            reached = gap.last
-    return first > reached.next() and not state.follows(reached, first)
+    gaps = ((gap.first, gap.last) for gap in state.gaps if gap.last > reached)
+    return any(holes(reached, gaps, state.closed_ledgers, until=first))
 
 
 def is_lost_after(state: ManifestState, incarnation: str, last: Position, *, exported_to: str, skip_lost: bool) -> bool:

@@ -12,6 +12,7 @@ from uuid import UUID
 from formats.documents import PartitionHead, TruncationIntent, intent_key
 from formats.entries import Position
 from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, SetMethod, Truncate
+from offloader.coverage import KnownEnds, follows, holes
 from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
@@ -20,7 +21,7 @@ from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.noted import noted_by, require_absence_noted
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.source_identity import closed_edit, first_not_held
-from offloader.manifest.state import EditRefused, ManifestState, follows, require_takeable
+from offloader.manifest.state import EditRefused, ManifestState, require_takeable
 from offloader.retention.scope import SourceOf, no_source
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectInfo, ObjectStore, put_if
@@ -124,7 +125,7 @@ def plan_truncation(
         for info in ledgers
         if info.closed and info.ledger_id <= head.ledger_id and info.ledger_id not in state.closed_ledgers
     )
-    ends = {**state.closed_ledgers, **{fact.ledger_id: fact.last_entry_id for fact in closed}}
+    ends = KnownEnds({**state.closed_ledgers, **{fact.ledger_id: fact.last_entry_id for fact in closed}})
     before_head = [info for info in ledgers if info.closed and _is_before(info.ledger_id, head, ends)]
     stay = {} if force or state.method == "none" else _not_held_ledgers(state, before_head)
     stay |= _on_hold(state, [info.ledger_id for info in before_head])
@@ -238,7 +239,7 @@ def _not_held_ledgers(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> di
     }
 
 
-def _is_before(ledger_id: int, head: Position, ends: dict[int, int]) -> bool:
+def _is_before(ledger_id: int, head: Position, ends: KnownEnds) -> bool:
     return (ledger_id, ends.get(ledger_id, head.entry_id)) < head
 
 
@@ -257,7 +258,7 @@ def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Po
         )
 
 
-def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo], ends: dict[int, int]) -> Truncation:
+def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo], ends: KnownEnds) -> Truncation:
     """The plan with unoffloaded entries before the head given up."""
     end = state.committed_end()
     if state.method == "ledger" and plan.head.entry_id > 0 and plan.head.ledger_id not in plan.ledgers:
@@ -276,7 +277,7 @@ def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo
 
 
 def _not_held(
-    state: ManifestState, reached: Position, head: Position, failed: set[UUID], ends: dict[int, int]
+    state: ManifestState, reached: Position, head: Position, failed: set[UUID], ends: KnownEnds
 ) -> Iterator[Gap]:
     """Entries after ``reached`` and before the head that are neither in a segment nor in a gap."""
     before = head.previous()
@@ -284,12 +285,7 @@ def _not_held(
         *((s.begin, s.end) for s in state.segments.in_order(reached.next(), before) if s.uuid not in failed),
         *((gap.first, gap.last) for gap in state.gaps if gap.last > reached and gap.first <= before),
     ]
-    for begin, end in sorted((begin, end or begin) for begin, end in held):
-        if not follows(reached, begin, ends):
-            yield Gap(reached.next(), begin.previous(), TRUNCATED)
-        reached = end
-    if reached < before and not follows(reached, head, ends):
-        yield Gap(reached.next(), before, TRUNCATED)
+    return (Gap(first, last, TRUNCATED) for first, last in holes(reached, held, ends, until=head))
 
 
 def _planned_without_manifest(

@@ -20,6 +20,7 @@ from formats.entries import Buffer, EntryBatch, Position
 from formats.errors import FormatError
 from formats.frames import decode_frames, encode_frames
 from formats.manifest import Gap, LedgerClosed
+from offloader.coverage import Run, joined, without
 from offloader.errors import (
     AccessDenied,
     BeyondEnd,
@@ -33,7 +34,6 @@ from offloader.errors import (
     StoreUnavailable,
     Trimmed,
 )
-from offloader.manifest.ledger_table import Run, joined, without
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, first_begin

@@ -16,7 +16,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from formats.entries import Position
-from offloader.manifest.ledger_table import ENTRY_ID_MAX
+from offloader.coverage import ENTRY_ID_MAX
 
 _US_PER_MS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

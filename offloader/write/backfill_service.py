@@ -21,6 +21,7 @@ from formats.frames import encode_fill
 from formats.keys import fill_key, new_segment_uuid, object_metadata
 from formats.manifest import Failed, Gap, GapFilled, Pause, Resume, SetMethod
 from formats.summary import Layout, SegmentSummary
+from offloader.coverage import Run, gap_runs, runs_of, without
 from offloader.errors import (
     Closed,
     Corrupt,
@@ -33,7 +34,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource, listed_source, newest_listed
-from offloader.manifest.ledger_table import Run, fills_in, gap_runs, is_gone, is_settled, runs_of, without
+from offloader.manifest.ledger_table import fills_in, is_gone, is_settled
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, newest_of

@@ -19,6 +19,7 @@ from formats.manifest import Edit, Failed, Gap, LedgerClosed, Offloaded, SetAsid
 from formats.segment import LedgerFacts, SegmentRecovery
 from formats.segment_map import SegmentMap
 from formats.summary import Layout, SegmentSummary
+from offloader.coverage import KnownEnds, holes, missing
 from offloader.errors import Closed, InvalidCall, NotFound, PreconditionFailed, SourceMismatch
 from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
@@ -34,7 +35,7 @@ from offloader.manifest.source_identity import (
     newest_known,
     source_mismatch,
 )
-from offloader.manifest.state import ManifestState, SegmentRecord, follows, require_takeable
+from offloader.manifest.state import ManifestState, SegmentRecord, require_takeable
 from offloader.runtime.clock import Clock
 from offloader.settings import OffloadSettings
 from offloader.store.base import CREATE, ByteRange, ObjectStore
@@ -43,7 +44,7 @@ from offloader.write.hot_tier import (
     acknowledged_end,
     facts_of,
     find_gaps,
-    uncovered_ranges,
+    listed_ranges,
 )
 from offloader.write.quota import part_bytes_for
 from offloader.write.stream_state import OWNER_REPLACED, Commits
@@ -220,7 +221,7 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
         if not begins:
             return []
         reached = min(begins).previous()
-    ends = {**state.closed_ledgers, **{info.ledger_id: info.last_entry_id for info in kept if info.closed}}
+    ends = KnownEnds({**state.closed_ledgers, **{info.ledger_id: info.last_entry_id for info in kept if info.closed}})
     # Where the stream continues: an id that no ledger ever has ends there, so that any later ledger follows it.
     ends[first_ledger] = -1
     held = [(s.begin, s.end) for s in state.segments.in_order(reached) if s.status is not SegmentStatus.ASSIGNED]
@@ -228,14 +229,10 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
     lost = [
         (Position(info.ledger_id, first), Position(info.ledger_id, last)) for info in kept for first, last in info.lost
     ]
-    held += [(run.begin, run.end) for run in uncovered_ranges(kept, lost, by_ledger=True) if run.end > reached]
-    found: list[Gap] = []
+    held += missing(listed_ranges(kept), lost, by_ledger=True)
     goes_on = any(info.ledger_id >= first_ledger for info in kept)
-    for begin, end in [*sorted((b, e or b) for b, e in held), *(() if goes_on else [(Position(first_ledger, 0),) * 2])]:
-        if begin > reached and not follows(reached, begin, ends):
-            found.append(Gap(reached.next(), begin.previous(), REPLACED))
-        reached = max(reached, end)
-    return found
+    until = None if goes_on else Position(first_ledger, 0)
+    return [Gap(first, last, REPLACED) for first, last in holes(reached, held, ends, until=until)]
 
 
 def accept_source(

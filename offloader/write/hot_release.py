@@ -10,6 +10,7 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.manifest import Edit, Gap, HotReleased
+from offloader.coverage import missing
 from offloader.errors import Corrupt, Fenced, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource, ListedSource, noting
 from offloader.manifest.log import ManifestLog, checked
@@ -18,7 +19,7 @@ from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Alarm, Backoff, SerialTask, Workers
-from offloader.write.hot_tier import DOUBTFUL, NOT_GIVEN, acknowledged_end, listed_before, uncovered_ranges
+from offloader.write.hot_tier import DOUBTFUL, NOT_GIVEN, acknowledged_end, listed_before, listed_ranges
 from offloader.write.upload import verify_objects
 
 _log = logging.getLogger("offloader.hot_release")
@@ -48,7 +49,7 @@ def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[Segment
     # Unreadable entries can't be held; ``doubtful_gap`` decides whether the ledger may be deleted without them.
     held = [(gap.first, gap.last) for gap in state.gaps if gap.reason in NOT_GIVEN and first <= gap.first <= last]
     held = sorted([*held, *((segment.begin, segment.end or last) for segment in segments)])
-    return None if not info.entries or uncovered_ranges([info], held) else segments
+    return None if not info.entries or missing(listed_ranges([info]), held) else segments
 
 
 def releasable_ledgers(

@@ -10,7 +10,6 @@ from heapq import merge
 from itertools import takewhile
 from math import ceil
 from operator import itemgetter
-from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -19,9 +18,9 @@ from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.manifest import Gap, LedgerClosed
 from formats.segment import LedgerFacts
 from formats.summary import LedgerSpan
+from offloader.coverage import ENTRY_ID_MAX, Range, missing, outside
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo, LedgerSource, newest, newest_listed
-from offloader.manifest.ledger_table import ENTRY_ID_MAX
 from offloader.manifest.state import ManifestState, SegmentRecord
 
 #: Payload bytes of one read from the hot tier while catching up.
@@ -178,9 +177,6 @@ def position_leaving(ledgers: Sequence[LedgerInfo], kept_bytes: int) -> Position
     return None
 
 
-_Interval = tuple[Position, Position | None]
-
-
 def is_left_out(state: ManifestState, info: LedgerInfo) -> bool:
     """Whether a ledger was deleted from the stream before any of it was offloaded or recorded as a gap."""
     if info.ledger_id not in state.deleted_ledgers:
@@ -228,64 +224,15 @@ def uncovered(
     # A range over a deleted ledger would count as holding it, should the deletion be undone.
     left_out = ((Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)) for ledger_id in sorted(deleted))
     covered = merge(segments, lost, not_given, left_out, key=itemgetter(0))
-    return uncovered_ranges(ledgers, covered, first=first, last=last, by_ledger=by_ledger)
+    found = missing(listed_ranges(ledgers), covered, first=first, last=last, by_ledger=by_ledger)
+    return [HistoryRange(*each) for each in found]
 
 
-def uncovered_ranges(
-    ledgers: Iterable[LedgerInfo],
-    covered: Iterable[_Interval],
-    *,
-    first: Position | None = None,
-    last: Position | None = None,
-    by_ledger: bool = False,
-) -> list[HistoryRange]:
-    """Entries of ``ledgers`` outside of ``covered``, from ``first`` to ``last``, as maximal runs.
-
-    Args:
-        ledgers: ascending.
-        covered: begin and end, both included, by begins; without an end it is unbounded.
-        by_ledger: cut the runs at the ends of ledgers.
-    """
-    low, high = first or Position(0, 0), last or Position(ENTRY_ID_MAX, ENTRY_ID_MAX)
-    wholes = (HistoryRange.of_ledger(info) for info in ledgers if info.entries)
-    wanted = (HistoryRange(max(each.begin, low), min(each.end, high)) for each in wholes)
-    found: list[HistoryRange] = []
-    for part in _outside(wanted, covered):
-        # What is covered in between may be a ledger that the source has lost.
-        if found and not part.is_apart and not by_ledger:
-            found[-1] = HistoryRange(found[-1].begin, part.end)
-        else:
-            found.append(HistoryRange(part.begin, part.end))
-    return found
-
-
-class _Part(NamedTuple):
-    """The entries ``begin`` .. ``end`` of a range; ``is_apart``: something covered lies between it and the last one."""
-
-    whole: HistoryRange
-    begin: Position
-    end: Position
-    is_apart: bool
-
-
-def _outside(ranges: Iterable[HistoryRange], covered: Iterable[_Interval]) -> Iterator[_Part]:
-    """The parts of ``ranges``, of one ledger each, outside of ``covered``; all ascending."""
-    intervals = iter(covered)
-    interval, is_apart = next(intervals, None), False
-    for each in ranges:
-        at = each.begin
-        while at <= each.end:
-            while interval is not None and interval[1] is not None and interval[1] < at:
-                interval, is_apart = next(intervals, None), True
-            if interval is None or interval[0] > each.end:
-                yield _Part(each, at, each.end, is_apart)
-                is_apart = False
-                break
-            if interval[0] > at:
-                yield _Part(each, at, interval[0].previous(), is_apart)
-            if interval[1] is None:
-                return
-            at, is_apart = interval[1].next(), True
+def listed_ranges(ledgers: Iterable[LedgerInfo]) -> Iterator[Range]:
+    """The entries of each ledger that isn't empty."""
+    return (
+        (Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)) for info in ledgers if info.entries
+    )
 
 
 def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Position | None:
@@ -295,8 +242,8 @@ def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Pos
     """
     if (end := state.committed_end()) is None:
         return None
-    missing = uncovered(state, ledgers, last=end)
-    return listed_before(ledgers, missing[0].begin) if missing else end
+    absent = uncovered(state, ledgers, last=end)
+    return listed_before(ledgers, absent[0].begin) if absent else end
 
 
 def listed_before(ledgers: Sequence[LedgerInfo], position: Position) -> Position | None:
@@ -463,14 +410,12 @@ def _gap_not_given(
     segments = ((each.begin, each.end) for each in state.segments.in_order(low) if each.uuid not in given_up)
     covered = merge(segments, ((gap.first, gap.last) for gap in state.gaps), key=itemgetter(0))
     reasons = {
-        HistoryRange(max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)): why_not_given(
-            info, (first, last)
-        )
+        (max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)): why_not_given(info, (first, last))
         for info in ledgers
         if info.ledger_id not in state.deleted_ledgers
         for first, last in info.not_given
     }
-    return {HistoryRange(part.begin, part.end): reasons[part.whole] for part in _outside(reasons, covered)}
+    return {HistoryRange(part.first, part.last): reasons[part.whole] for part in outside(reasons, covered)}
 
 
 def _present(

@@ -25,6 +25,7 @@ from formats.manifest import Edit, Failed, LedgersDeleted, Replace, Retire, Rewr
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
 from formats.segment_map import SegmentMap
 from formats.summary import Layout, LedgerSpan, SegmentSummary
+from offloader.coverage import Run, joined, without
 from offloader.errors import (
     Corrupt,
     ErrorKind,
@@ -38,7 +39,6 @@ from offloader.errors import (
 )
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.ledger_table import Run, joined, without
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, require_takeable

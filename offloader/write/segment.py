@@ -16,8 +16,8 @@ from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
 from formats.extension import Codec
 from formats.segment import FinishedSegment, LedgerFacts, Part, SegmentBuilder
 from formats.summary import Layout, SegmentSummary
+from offloader.coverage import KnownEnds, follows
 from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
-from offloader.manifest.state import follows
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings
 from offloader.write.quota import StreamQuota, part_bytes_for
@@ -65,7 +65,7 @@ class PendingEntries:
     next_ledger_id: int = field(default=-1, init=False)
     next_entry_id: int = field(default=-1, init=False)
     singles: list[Entry] = field(default_factory=list, init=False)
-    _closed_ledgers: dict[int, int] = field(default_factory=dict, init=False)
+    _closed_ledgers: KnownEnds = field(default_factory=KnownEnds, init=False)
     #: Pieces before ``singles``, each with its bytes; and their total.
     _pieces: deque[tuple[Piece, int]] = field(default_factory=deque, init=False)
     _pieces_bytes: int = field(default=0, init=False)

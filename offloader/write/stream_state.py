@@ -13,12 +13,13 @@ from uuid import UUID
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.manifest import Assign, Edit, Failed, Gap, Offloaded, Replace
 from formats.summary import Layout, SegmentSummary
+from offloader.coverage import KnownEnds, follows
 from offloader.errors import Closed, OffloaderError, OutcomeUnknown
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import SegmentSums
 from offloader.manifest.source_identity import closed_edit
-from offloader.manifest.state import ManifestState, follows
+from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import OffloadSettings
 from offloader.store.wrappers import recorder_of
@@ -118,8 +119,8 @@ class SegmentQueue:
         """Whether ``begin`` directly follows the last offered entry, as far as known."""
         if self.offered is None:
             return True
-        known = {} if begin.ledger_id == self.offered.ledger_id else self.closed_ledgers()
-        return follows(self.offered, begin, known)
+        is_same = begin.ledger_id == self.offered.ledger_id
+        return follows(self.offered, begin, KnownEnds() if is_same else self.closed_ledgers())
 
     def learn(self, infos: Iterable[LedgerInfo]) -> None:
         """Record the source's facts about its ledgers.
@@ -158,9 +159,9 @@ class SegmentQueue:
         """Facts about closed ledgers."""
         return [info for info in self._ledgers.values() if info.closed]
 
-    def closed_ledgers(self) -> dict[int, int]:
+    def closed_ledgers(self) -> KnownEnds:
         """Ledger id -> last entry id of the closed ones."""
-        return {info.ledger_id: info.last_entry_id for info in self.closed_infos()}
+        return KnownEnds({info.ledger_id: info.last_entry_id for info in self.closed_infos()})
 
     def wait_for_room(self, size_bytes: int) -> bool:
         """Whether to read up to ``size_bytes`` more from the hot tier now; else the buffer wakes the caller later."""

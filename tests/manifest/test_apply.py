@@ -40,12 +40,7 @@ from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.apply import apply_edits, fold, is_applied
 from offloader.manifest.compaction import compacted
 from offloader.manifest.source_identity import known_ledgers
-from offloader.manifest.state import (
-    EditRefused,
-    ManifestState,
-    SegmentStatus,
-    follows,
-)
+from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
 from tests.support.manifests import summary_of
 
 INCARNATION = UUID(int=7)
@@ -115,27 +110,6 @@ def test_a_segment_is_assigned_then_offloaded_then_readable() -> None:
     assert state.committed_end() == Position(1, 9)
     assert state.first_position() == Position(1, 0)
     assert state.totals() == Totals(1, 5, 50, 110, Position(1, 0), Position(1, 9))
-
-
-@pytest.mark.parametrize(
-    ("end", "begin", "closed", "expected"),
-    [
-        (Position(1, 4), Position(1, 5), {}, True),
-        (Position(1, 4), Position(1, 6), {}, False),
-        (Position(1, 4), Position(1, 4), {}, False),
-        (Position(1, 4), Position(2, 0), {}, False),
-        (Position(1, 4), Position(2, 0), {1: 4}, True),
-        (Position(1, 4), Position(2, 0), {1: 5}, False),
-        (Position(1, 4), Position(2, 1), {1: 4}, False),
-        (Position(1, 4), Position(4, 0), {1: 4, 2: -1, 3: -1}, True),
-        (Position(1, 4), Position(4, 0), {1: 4, 2: 7}, False),
-        (Position(2, 4), Position(1, 0), {2: 4}, False),
-    ],
-)
-def test_ledger_change_is_consecutive_only_if_the_source_closed_the_ledgers(
-    end: Position, begin: Position, closed: dict[int, int], expected: bool
-) -> None:
-    assert follows(end, begin, closed) is expected
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["tail", "sealed"])

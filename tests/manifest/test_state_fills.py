@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,9 +36,10 @@ from formats.manifest import (
     decode_record,
     encode_record,
 )
+from offloader.coverage import count_of, gap_runs, joined
 from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.compaction import plan_checkpoint, restored
-from offloader.manifest.ledger_table import count_of, fills_in, gap_runs, joined, runs_of, without
+from offloader.manifest.ledger_table import fills_in
 from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 
@@ -218,15 +218,6 @@ RUNS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=8).ma
 
 def ids_in(runs: list[tuple[int, int]]) -> set[int]:
     return {each for low, high in runs for each in range(low, high + 1)}
-
-
-@pytest.mark.slow
-@given(RUNS, RUNS)
-def test_runs_are_sets_of_ids(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
-    assert ids_in(without(one, other)) == ids_in(one) - ids_in(other)
-    assert count_of(one) == len(ids_in(one))
-    assert runs_of(np.array(sorted(ids_in(one)), dtype=np.int64)) == one
-    assert joined([*one, *other]) == runs_of(np.array(sorted(ids_in(one) | ids_in(other)), dtype=np.int64))
 
 
 @given(RUNS, st.integers(0, 45), st.integers(0, 45))

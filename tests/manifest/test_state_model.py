@@ -30,9 +30,10 @@ from formats.manifest import (
     Truncate,
     UndoRetire,
 )
+from offloader.coverage import KnownEnds, follows
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.compaction import compacted, plan_checkpoint, restored
-from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, SegmentStatus, follows
+from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, SegmentStatus
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 
 RUN_ROWS = 4
@@ -99,7 +100,7 @@ def plain_end(state: ManifestState, begin: Position | None = None) -> Position |
     ]
     ranges += [(gap.first, gap.last) for gap in state.gaps]
     reached: Position | None = None
-    closed = dict(state.closed_ledgers)
+    closed = KnownEnds(state.closed_ledgers)
     for first, end in sorted(ranges, key=lambda item: item[0]):
         if begin is not None and first < begin:
             continue

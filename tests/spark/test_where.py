@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from formats.entries import Position
-from offloader.manifest.ledger_table import ENTRY_ID_MAX
+from offloader.coverage import ENTRY_ID_MAX
 from offloader.spark.where import Bounds, bounds_of, columns_in
 
 NOON = 1_767_268_800_000  # 2026-01-01T12:00Z

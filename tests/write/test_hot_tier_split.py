@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from uuid import UUID
 
 import pytest
@@ -23,7 +22,6 @@ from offloader.write.hot_tier import (
     partly_offloaded,
     position_leaving,
     uncovered,
-    uncovered_ranges,
 )
 
 EMPTY = ManifestState(stream="a/b", incarnation=UUID(int=7))
@@ -166,15 +164,6 @@ def test_the_ledger_method_skips_a_deleted_ledger_between_two_live_ones() -> Non
         assert plan.refused == []
 
 
-def test_ranges_are_not_joined_over_a_segment_of_a_deleted_ledger() -> None:
-    ledgers = [ledger(1, 10, 100), ledger(3, 10, 100)]
-    covered = [(Position(2, 0), Position(2, 9))]
-    assert uncovered_ranges(ledgers, covered) == [
-        span(Position(1, 0), Position(1, 9)),
-        span(Position(3, 0), Position(3, 9)),
-    ]
-
-
 def test_nothing_before_a_missing_entry_is_called_safe() -> None:
     """The committed end starts with the first range; the source is acknowledged less when it has earlier entries."""
     ledgers = [ledger(1, 10, 100), ledger(2, 10, 100), ledger(3, 10, 100)]
@@ -202,17 +191,3 @@ def test_the_size_threshold_keeps_the_newest_bytes_behind() -> None:
     assert position_leaving(ledgers, 1500) == Position(1, 9)
     assert position_leaving(ledgers, 700) == Position(2, 7)
     assert position_leaving(ledgers, 0) == Position(3, 4)
-
-
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(st.data())
-def test_uncovered_ranges_and_covered_ones_are_exactly_the_ledgers_entries(data: st.DataObject) -> None:
-    ledgers = [ledger(2 * n + 1, data.draw(st.integers(0, 6)), 10) for n in range(data.draw(st.integers(1, 5)))]
-    places = [Position(info.ledger_id, entry) for info in ledgers for entry in range(info.entries)]
-    flags = [data.draw(st.booleans()) for _ in places]
-    covered = [(place, place) for place, flag in zip(places, flags, strict=True) if flag]
-    found = uncovered_ranges(ledgers, covered)
-    free = [place for place in places if any(each.begin <= place <= each.end for each in found)]
-    assert free == [place for place, flag in zip(places, flags, strict=True) if not flag]
-    assert all(before.end < after.begin for before, after in pairwise(found))
