@@ -13,12 +13,16 @@ Without these facts an entry that was lost at a rollover would go unnoticed, so 
 
 **Missing.** A source lists whole ledgers. ``missing`` returns what it lists and nothing covers, as maximal runs. A run
 crosses from one ledger to the next, but never something covered in between: that may be a ledger that the source lost.
+
+**Gaps.** A recorded gap is a range that no segment holds and that the committed end passes. ``GapReason`` says why, and
+decides whether entries are lost, whether the policy ``on_gap`` applies, and whether the hot copy is kept.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import NamedTuple, Protocol, TypeVar
@@ -41,6 +45,40 @@ OpenRange = tuple[Position, Position | None]
 
 _Edge = TypeVar("_Edge", int, Position)
 _Edit = TypeVar("_Edit", Gap, GapFilled)
+
+
+class GapReason(StrEnum):
+    """Why a range is recorded as a gap. The values are in manifests, as the reasons of gaps."""
+
+    BEFORE_HEAD = "truncated while the stream wasn't offloaded"
+    TRUNCATED = "truncated before it was offloaded"
+    UNDELIVERED = "not delivered: the source stores them and gives them to nobody (markers, aborted transactions)"
+    FILLED = "not delivered: readers aren't given these entries, a fill keeps them"
+    LOST = "lost by the source: it lists them, and can't give them to anybody any more"
+    UNCONFIRMED = "unconfirmed: the source lists them, gives them to nobody, and doesn't say that they are harmless"
+    DELETED = "the hot tier has nothing there: its ledgers were deleted before they were offloaded"
+    SOURCE_REPLACED = "the ledger database was replaced, and these entries aren't in the one that was accepted"
+    UNRECOVERED = "lost"
+
+    @classmethod
+    def of(cls, gap: Gap) -> GapReason:
+        """The reason of a recorded gap; a text of another version counts as lost entries."""
+        return next((each for each in cls if each == gap.reason), cls.UNRECOVERED)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether acknowledged entries are lost, or may be: the policy ``block`` stops there."""
+        return self not in (self.BEFORE_HEAD, self.TRUNCATED, self.UNDELIVERED, self.FILLED)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the source lists the entries."""
+        return self in (self.UNDELIVERED, self.LOST, self.UNCONFIRMED)
+
+    @property
+    def keeps_hot_copy(self) -> bool:
+        """Whether the hot copy may be the only place from which the entries can be recovered."""
+        return self in (self.LOST, self.UNCONFIRMED)
 
 
 class LedgerEnds(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.entries import Position
+from formats.manifest import Gap
 from offloader.coverage import (
+    GapReason,
     KnownEnds,
     Range,
     Run,
@@ -179,3 +181,23 @@ def test_parts_name_the_range_that_they_are_of() -> None:
         (whole[0], Position(1, 0), Position(1, 2), False),
         (whole[0], Position(1, 5), Position(1, 9), True),
     ]
+
+
+def test_a_gap_reason_says_whether_entries_are_lost_and_where_they_may_still_be() -> None:
+    def reasons(kept: Callable[[GapReason], bool]) -> set[GapReason]:
+        return {each for each in GapReason if kept(each)}
+
+    assert reasons(lambda each: not each.is_loss) == {
+        GapReason.BEFORE_HEAD,
+        GapReason.TRUNCATED,
+        GapReason.UNDELIVERED,
+        GapReason.FILLED,
+    }
+    assert reasons(lambda each: each.keeps_hot_copy) == {GapReason.LOST, GapReason.UNCONFIRMED}
+    assert reasons(lambda each: each.is_listed) == {GapReason.LOST, GapReason.UNCONFIRMED, GapReason.UNDELIVERED}
+
+
+def test_an_unknown_gap_reason_counts_as_a_loss() -> None:
+    first, last = Position(1, 0), Position(1, 4)
+    assert GapReason.of(Gap(first, last, str(GapReason.UNDELIVERED))) is GapReason.UNDELIVERED
+    assert GapReason.of(Gap(first, last, "written by another version")).is_loss

@@ -34,7 +34,19 @@ from formats.metadata.messages import PulsarLedger
 from formats.segment import SegmentRecovery
 from formats.segment_map import SegmentMap, SegmentOutline
 from formats.summary import Layout, SegmentSummary
-from offloader.coverage import ENTRY_ID_MAX, KnownEnds, Range, Run, gap_runs, holes, joined, runs_of, unheld, without
+from offloader.coverage import (
+    ENTRY_ID_MAX,
+    GapReason,
+    KnownEnds,
+    Range,
+    Run,
+    gap_runs,
+    holes,
+    joined,
+    runs_of,
+    unheld,
+    without,
+)
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.boundary import (
@@ -325,9 +337,6 @@ def _proven_ends(recorded: Sequence[FoundSegment]) -> dict[int, int]:
     return ends
 
 
-#: Reasons of gaps that a rebuild records: nothing has these entries; only a fill has them.
-LOST = "lost"
-FILLED = "not delivered: readers aren't given these entries, a fill keeps them"
 #: Owner of a manifest that a rebuild is still writing; afterwards another one has opened an epoch.
 REBUILDING = "offloader manifest rebuild, unfinished"
 #: Earlier incarnations that a rebuilt stream's catalogue entry names.
@@ -404,7 +413,7 @@ def rebuild_manifest(
     gaps = _kept_gaps(chosen, known, head)
     gaps += _gaps_of_fills(fills, chosen, gaps, head)
     missing = _without_hot(_missing(chosen, known, indexed, gaps, head), hot)
-    gaps += [Gap(first, last, LOST) for first, last in missing]
+    gaps += [Gap(first, last, GapReason.UNRECOVERED) for first, last in missing]
     fills, left = _fitting(fills, gaps, chosen.closed_ledgers)
     problems += [(fill_key(stream, each.edit.uuid), "a fill among entries that are lost: it stays") for each in left]
     chosen = replace(chosen, unproven=_unproven(chosen, gaps))
@@ -522,7 +531,7 @@ def _gaps_of_fills(
     """Gaps for the entries of fills that no surviving record names as gaps."""
     held = chosen.ranges + [(gap.first, gap.last) for gap in gaps]
     named = (each for fill in fills for each in fill.ranges)
-    return [Gap(first, last, FILLED) for first, last in unheld(named, held, head)]
+    return [Gap(first, last, GapReason.FILLED) for first, last in unheld(named, held, head)]
 
 
 def _fitting(

@@ -12,7 +12,7 @@ from uuid import UUID
 from formats.documents import PartitionHead, TruncationIntent, intent_key
 from formats.entries import Position
 from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, SetMethod, Truncate
-from offloader.coverage import KnownEnds, follows, holes
+from offloader.coverage import GapReason, KnownEnds, follows, holes
 from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
@@ -27,8 +27,6 @@ from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectInfo, ObjectStore, put_if
 from offloader.stream_names import partition_of
 
-#: Reason of the gap that a forced truncation records.
-TRUNCATED = "truncated before it was offloaded"
 #: Attempts to plan a truncation again because the manifest changed.
 ATTEMPTS_MAX = 10
 _FORCE = "say --force to give up what isn't offloaded yet, or offload it first"
@@ -80,7 +78,7 @@ class Truncation:
         """Edits of its record."""
         return [
             *self.closed,
-            *(Failed(uuid, TRUNCATED) for uuid in self.failed),
+            *(Failed(uuid, GapReason.TRUNCATED) for uuid in self.failed),
             *self.gaps,
             *([LedgersDeleted(self.ledgers)] if self.ledgers else []),
             *([Truncate(self.head)] if self.moves else []),
@@ -285,7 +283,7 @@ def _not_held(
         *((s.begin, s.end) for s in state.segments.in_order(reached.next(), before) if s.uuid not in failed),
         *((gap.first, gap.last) for gap in state.gaps if gap.last > reached and gap.first <= before),
     ]
-    return (Gap(first, last, TRUNCATED) for first, last in holes(reached, held, ends, until=head))
+    return (Gap(first, last, GapReason.TRUNCATED) for first, last in holes(reached, held, ends, until=head))
 
 
 def _planned_without_manifest(

@@ -20,7 +20,7 @@ from formats.entries import Buffer, EntryBatch, Position
 from formats.errors import FormatError
 from formats.frames import decode_frames, encode_frames
 from formats.manifest import Gap, LedgerClosed
-from offloader.coverage import Run, joined, without
+from offloader.coverage import GapReason, Run, joined, without
 from offloader.errors import (
     AccessDenied,
     BeyondEnd,
@@ -67,7 +67,6 @@ from offloader.settings import Pairs, Settings
 from offloader.store.base import ObjectStore
 from offloader.telemetry.recorder import Recorder
 from offloader.write.backfill_service import fill_gaps
-from offloader.write.hot_tier import NOT_DELIVERED
 from offloader.write.upload import verify_objects
 
 _log = logging.getLogger("offloader.service.broker")
@@ -521,7 +520,9 @@ class BrokerLedgers:
         for low, high in front_run(log.load(), ledger_id):
             if low <= entry_id <= high:
                 with suppress(EditRefused):  # another request recorded it, or the head moved: the fill finds out
-                    log.commit_as_maintainer([Gap(Position(ledger_id, low), Position(ledger_id, high), NOT_DELIVERED)])
+                    log.commit_as_maintainer(
+                        [Gap(Position(ledger_id, low), Position(ledger_id, high), GapReason.UNDELIVERED)]
+                    )
 
     def attempt_deleted(self, stream: str, ledger_id: int, *, uuid: UUID | None, caller: BrokerCaller) -> None:
         """Takes note that a broker forgets an attempt. All attempts share one copy: nothing is deleted."""

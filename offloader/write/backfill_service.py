@@ -21,7 +21,7 @@ from formats.frames import encode_fill
 from formats.keys import fill_key, new_segment_uuid, object_metadata
 from formats.manifest import Failed, Gap, GapFilled, Pause, Resume, SetMethod
 from formats.summary import Layout, SegmentSummary
-from offloader.coverage import Run, gap_runs, runs_of, without
+from offloader.coverage import GapReason, Run, gap_runs, runs_of, without
 from offloader.errors import (
     Closed,
     Corrupt,
@@ -57,7 +57,6 @@ from offloader.write.backfill import (
 from offloader.write.epoch import Ownership
 from offloader.write.hot_release import CommitAck, HotRelease
 from offloader.write.hot_tier import (
-    NOT_GIVEN,
     HistoryRange,
     allowed_gaps,
     blocked_at,
@@ -291,7 +290,7 @@ def ledgers_of_method(
     whole = {info.ledger_id: HistoryRange.of_ledger(info) for info in due}
     gapped = {ledger_id for ledger_id, entries in whole.items() if missing[ledger_id] != [entries]}
     in_v1 = [each for ledger_id, each in whole.items() if ledger_id not in gapped]
-    not_given = {gap.first.ledger_id for gap in state.gaps if gap.reason in NOT_GIVEN}
+    not_given = {gap.first.ledger_id for gap in state.gaps if GapReason.of(gap).is_listed}
     in_pieces = {ledger_id for ledger_id in gapped if infos[ledger_id].not_given or ledger_id in not_given}
     refused = [info for info in due if info.ledger_id in gapped - in_pieces]
     rests = {ledger_id for ledger_id in begun if infos[ledger_id].closed}

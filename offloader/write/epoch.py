@@ -19,7 +19,7 @@ from formats.manifest import Edit, Failed, Gap, LedgerClosed, Offloaded, SetAsid
 from formats.segment import LedgerFacts, SegmentRecovery
 from formats.segment_map import SegmentMap
 from formats.summary import Layout, SegmentSummary
-from offloader.coverage import KnownEnds, holes, missing
+from offloader.coverage import GapReason, KnownEnds, holes, missing
 from offloader.errors import Closed, InvalidCall, NotFound, PreconditionFailed, SourceMismatch
 from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
@@ -147,10 +147,6 @@ def _with_index(log: ManifestLog, segment: SegmentRecord, index: bytes, summary:
     return summary
 
 
-#: Reason of the gap that accepting a source leaves.
-REPLACED = "the ledger database was replaced, and these entries aren't in the one that was accepted"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
     """Changes of accepting a source, planned or done.
@@ -232,7 +228,7 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
     held += missing(listed_ranges(kept), lost, by_ledger=True)
     goes_on = any(info.ledger_id >= first_ledger for info in kept)
     until = None if goes_on else Position(first_ledger, 0)
-    return [Gap(first, last, REPLACED) for first, last in holes(reached, held, ends, until=until)]
+    return [Gap(first, last, GapReason.SOURCE_REPLACED) for first, last in holes(reached, held, ends, until=until)]
 
 
 def accept_source(
@@ -272,7 +268,7 @@ def accept_source(
     def accepted(state: ManifestState, first: int) -> Sequence[Edit]:
         nonlocal done
         done = plan_acceptance(state, identity.source_id(), source.ledgers(), first, why=why)
-        edits: list[Edit] = [Failed(uuid, REPLACED) for uuid in done.failed]
+        edits: list[Edit] = [Failed(uuid, GapReason.SOURCE_REPLACED) for uuid in done.failed]
         edits += [SetAside(done.aside)] if done.aside else []
         return [*edits, LedgerClosed(first, -1), *done.gaps]
 

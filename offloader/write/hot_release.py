@@ -10,7 +10,7 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.manifest import Edit, Gap, HotReleased
-from offloader.coverage import missing
+from offloader.coverage import GapReason, missing
 from offloader.errors import Corrupt, Fenced, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource, ListedSource, noting
 from offloader.manifest.log import ManifestLog, checked
@@ -19,7 +19,7 @@ from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Alarm, Backoff, SerialTask, Workers
-from offloader.write.hot_tier import DOUBTFUL, NOT_GIVEN, acknowledged_end, listed_before, listed_ranges
+from offloader.write.hot_tier import acknowledged_end, listed_before, listed_ranges
 from offloader.write.upload import verify_objects
 
 _log = logging.getLogger("offloader.hot_release")
@@ -47,7 +47,7 @@ def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[Segment
     first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
     segments = state.offloaded(first, last)
     # Unreadable entries can't be held; ``doubtful_gap`` decides whether the ledger may be deleted without them.
-    held = [(gap.first, gap.last) for gap in state.gaps if gap.reason in NOT_GIVEN and first <= gap.first <= last]
+    held = [(gap.first, gap.last) for gap in state.gaps if GapReason.of(gap).is_listed and first <= gap.first <= last]
     held = sorted([*held, *((segment.begin, segment.end or last) for segment in segments)])
     return None if not info.entries or missing(listed_ranges([info]), held) else segments
 
@@ -78,7 +78,7 @@ def doubtful_gap(state: ManifestState, info: LedgerInfo) -> Gap | None:
     """The first recorded gap of a ledger with entries that the source lost or doesn't explain: they may only be
     recoverable from the hot copy."""
     first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
-    found = (gap for gap in state.gaps if gap.reason in DOUBTFUL and gap.first <= last and gap.last >= first)
+    found = (gap for gap in state.gaps if GapReason.of(gap).keeps_hot_copy and gap.first <= last and gap.last >= first)
     return next(found, None)
 
 
@@ -238,7 +238,7 @@ def acknowledgeable(
     doubtful = (
         gap
         for gap in state.gaps
-        if gap.reason in DOUBTFUL
+        if GapReason.of(gap).keeps_hot_copy
         and gap.first <= end
         and gap.first.ledger_id not in gone
         and (head is None or gap.last >= head)

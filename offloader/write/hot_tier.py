@@ -18,7 +18,7 @@ from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.manifest import Gap, LedgerClosed
 from formats.segment import LedgerFacts
 from formats.summary import LedgerSpan
-from offloader.coverage import ENTRY_ID_MAX, Range, missing, outside
+from offloader.coverage import ENTRY_ID_MAX, GapReason, Range, follows, missing, outside
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo, LedgerSource, newest, newest_listed
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -269,22 +269,6 @@ def _begins_by(state: ManifestState, position: Position) -> bool:
     return bool(begins) and min(begins) <= position
 
 
-#: Reason of the gap before a start position that moved while the stream wasn't offloaded: no source can fill it.
-BEFORE_HEAD = "truncated while the stream wasn't offloaded"
-#: Reason of a gap in the middle of a source: entries that are never readable.
-NOT_DELIVERED = "not delivered: the source stores them and gives them to nobody (markers, aborted transactions)"
-#: Reason of a gap where a source lists entries that it has lost itself.
-LOST = "lost by the source: it lists them, and can't give them to anybody any more"
-#: Reason of a gap where a source lists entries, returns them to no reader and gives no reason.
-UNCONFIRMED = "unconfirmed: the source lists them, gives them to nobody, and doesn't say that they are harmless"
-#: Gaps where a ledger is listed and acknowledged entries are lost, or may be.
-DOUBTFUL = (LOST, UNCONFIRMED)
-#: Gaps where a ledger is listed.
-NOT_GIVEN = (NOT_DELIVERED, *DOUBTFUL)
-#: Gaps without loss, at which no policy blocks.
-HARMLESS = (BEFORE_HEAD, NOT_DELIVERED)
-
-
 @dataclass(frozen=True, slots=True)
 class FoundGaps:
     """Records needed to make the manifest contiguous.
@@ -298,11 +282,11 @@ class FoundGaps:
     ends: list[LedgerClosed]
 
 
-def why_not_given(info: LedgerInfo, run: tuple[int, int]) -> str:
+def why_not_given(info: LedgerInfo, run: tuple[int, int]) -> GapReason:
     """Reason of the gap for one of a ledger's runs ``not_given``."""
     if run in info.lost:
-        return LOST
-    return UNCONFIRMED if run in info.unconfirmed else NOT_DELIVERED
+        return GapReason.LOST
+    return GapReason.UNCONFIRMED if run in info.unconfirmed else GapReason.UNDELIVERED
 
 
 def find_gaps(
@@ -333,7 +317,7 @@ def find_gaps(
     reached = state.prefix_end()
     promised = ends.first_promised() if reached is None else None
     claims = _claims(state, given_up)
-    found: list[Gap] = []
+    found, unrecorded_ends = list[Gap](), list[LedgerClosed]()
 
     def add(first: Position | None, end: Position) -> None:
         if first is not None and first <= end:
@@ -344,18 +328,21 @@ def find_gaps(
         before = item.begin.previous()
         if reached is None:
             add(promised, before)
-        elif not ends.follow(reached, item.begin):
+        elif not follows(reached, item.begin, ends):
             add(reached.next(), before)
-        elif (claim := bisect_right(claims, reached)) < len(claims):
-            # No fact about that ledger, but it existed when the range was assigned.
-            add(max(reached.next(), Position(claims[claim].ledger_id, 0)), before)
+        else:
+            if item.begin.ledger_id != reached.ledger_id and reached.ledger_id not in state.closed_ledgers:
+                unrecorded_ends.append(LedgerClosed(*reached))
+            if (claim := bisect_right(claims, reached)) < len(claims):
+                # No fact about that ledger, but it existed when the range was assigned.
+                add(max(reached.next(), Position(claims[claim].ledger_id, 0)), before)
         if item in unrecorded:
             found.append(Gap(item.begin, item.end, unrecorded[item]))
         reached = item.end if reached is None else max(reached, item.end)
     newest = state.newest_end
     if newest is not None and (last is None or newest <= last) and (reached is None or reached < newest):
         add(promised if reached is None else reached.next(), newest)
-    return FoundGaps([gap for gap in found if last is None or gap.first <= last], ends.unrecorded)
+    return FoundGaps([gap for gap in found if last is None or gap.first <= last], unrecorded_ends)
 
 
 class _LedgerEnds:
@@ -365,28 +352,18 @@ class _LedgerEnds:
         self._state = state
         self._recorded = state.closed_ledgers
         self._listed = {**seen, **{info.ledger_id: info.last_entry_id for info in ledgers if info.closed}}
-        self.unrecorded: list[LedgerClosed] = []
         self._filled = sorted(
             each for each, end in self._listed.items() if end != -1 and each not in state.deleted_ledgers
         )
 
-    def follow(self, end: Position, begin: Position) -> bool:
-        """As ``offloader.manifest.state.follows``, without a walk over all ledgers.
+    def ends_at(self, position: Position) -> bool:
+        """See ``LedgerEnds``. An end counts although the hot copy is deleted: it was evicted, or trimmed later."""
+        known = self._recorded.get(position.ledger_id), self._listed.get(position.ledger_id)
+        return position.entry_id in known
 
-        A known ledger end counts although the hot copy is deleted: it was released, or trimmed after offloading.
-        """
-        if begin.ledger_id == end.ledger_id:
-            return begin.entry_id == end.entry_id + 1
-        listed = self._listed.get(end.ledger_id)
-        recorded = self._recorded.get(end.ledger_id)
-        if begin.entry_id != 0 or end.entry_id not in (recorded, listed):
-            return False
-        between = bisect_left(self._filled, begin.ledger_id) - bisect_right(self._filled, end.ledger_id)
-        if between or self._recorded.has_entries_between(end.ledger_id, begin.ledger_id):
-            return False
-        if recorded is None:
-            self.unrecorded.append(LedgerClosed(end.ledger_id, end.entry_id))
-        return True
+    def has_entries_between(self, low: int, high: int) -> bool:
+        listed = bisect_left(self._filled, high) > bisect_right(self._filled, low)
+        return listed or self._recorded.has_entries_between(low, high)
 
     def first_promised(self) -> Position | None:
         """Original begin of the stream, deleted or not: its first range, or the first ledger with entries."""
@@ -400,7 +377,7 @@ class _LedgerEnds:
 
 def _gap_not_given(
     state: ManifestState, ledgers: Sequence[LedgerInfo], given_up: Collection[UUID]
-) -> dict[HistoryRange, str]:
+) -> dict[HistoryRange, GapReason]:
     """Permanently unreadable entries that nothing in the manifest covers yet, in the stream's order, with reasons.
 
     A source joins runs side by side, so part of a run may be recorded, or offloaded before it became unreadable.
@@ -459,12 +436,11 @@ def _split_at_head(state: ManifestState, ledgers: Sequence[LedgerInfo], first: P
     found: list[Gap] = []
     head = state.head
     if head is not None and first < head:
-        found.append(Gap(first, min(end, head.previous()), BEFORE_HEAD))
+        found.append(Gap(first, min(end, head.previous()), GapReason.BEFORE_HEAD))
         first = head
     if first <= end:
         _require_absent(state, ledgers, first, end)
-        reason = f"the hot tier has nothing from {first} to {end}: its ledgers were deleted before they were offloaded"
-        found.append(Gap(first, end, reason))
+        found.append(Gap(first, end, GapReason.DELETED))
     return found
 
 
@@ -506,10 +482,7 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
     if not _reaches(known, begin.ledger_id) or (own is not None and not own.closed):
         return None
     # The ledgers' lengths are unknown by now: the gap extends to the next entry.
-    reason = (
-        f"the hot tier has nothing between {after} and {begin}: its ledgers were deleted before they were offloaded"
-    )
-    return Gap(after.next(), begin.previous(), reason)
+    return Gap(after.next(), begin.previous(), GapReason.DELETED)
 
 
 def _reaches(known: Mapping[int, LedgerInfo], ledger_id: int) -> bool:
@@ -591,7 +564,7 @@ def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | Non
         policy: the setting ``on_gap``.
     """
     for number, gap in enumerate(lost):
-        if policy == "block" and gap.reason not in HARMLESS:
+        if policy == "block" and GapReason.of(gap).is_loss:
             return list(lost[:number]), gap
     return list(lost), None
 
@@ -599,7 +572,7 @@ def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | Non
 def blocked_at(stream: str, gap: Gap) -> Corrupt:
     """Error with which a stream stops at a gap that isn't to be recorded."""
     confirm = "let the source confirm them (doctor names the missing permission) and start again"
-    remedy = confirm if gap.reason == UNCONFIRMED else "restore the hot tier"
+    remedy = confirm if gap.reason == GapReason.UNCONFIRMED else "restore the hot tier"
     return Corrupt(
         f"stream {stream}: entries {gap.first} up to {_end_of(gap)} are gone: {gap.reason}",
         hint=f"nothing was committed beyond them: {remedy}, or set on_gap = record to go on without",
@@ -615,9 +588,11 @@ def require_recording(stream: str, gap: Gap, policy: str) -> None:
     Raises:
         Corrupt: the policy is to block.
     """
-    if policy == "block" and gap.reason not in HARMLESS:
+    reason = GapReason.of(gap)
+    if policy == "block" and reason.is_loss:
         raise blocked_at(stream, gap)
-    level = {UNCONFIRMED: logging.WARNING, **dict.fromkeys(HARMLESS, logging.INFO)}.get(gap.reason, logging.ERROR)
+    doubt = logging.WARNING if reason is GapReason.UNCONFIRMED else logging.ERROR
+    level = doubt if reason.is_loss else logging.INFO
     _log.log(level, "stream %s: recording a gap from %s up to %s: %s", stream, gap.first, _end_of(gap), gap.reason)
 
 

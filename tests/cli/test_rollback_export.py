@@ -18,6 +18,7 @@ from formats.extension import Codec
 from formats.manifest import Gap, LedgersDeleted
 from formats.metadata.messages import OffloadContext, PulsarLedger
 from formats.summary import Layout, SegmentSummary
+from offloader.coverage import GapReason
 from offloader.errors import StoreUnavailable
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import read_offloaded
@@ -25,7 +26,6 @@ from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.write import rollback
 from offloader.write.backfill_service import fill_gaps
-from offloader.write.hot_tier import NOT_DELIVERED
 from offloader.write.upload import write_segment
 from tests.cli.reading_verbs import Done, Offloader
 from tests.support.ledger_records import record_of
@@ -53,7 +53,7 @@ class Export:
         self.writer.add([batch_of(3, 0, 100), batch_of(4, 0, 20)], closes=[3])
         self.writer.add([batch_of(4, 20, 50)], codec=Codec.ZSTD, closes=[4])
         self.writer.add([batch_of(5, 0, 30)])
-        self.writer.log.commit([Gap(Position(5, 30), Position(5, 31), NOT_DELIVERED)])
+        self.writer.log.commit([Gap(Position(5, 30), Position(5, 31), GapReason.UNDELIVERED)])
         self.writer.add([batch_of(5, 32, 8)], closes=[5])
         markers = EntryBatch.build(5, 30, [b"commit", b"abort"])
         fill_gaps(self.writer.log, markers, 30, 31)
@@ -198,7 +198,7 @@ def test_missing_and_different_ledgers_are_named_and_the_others_written(export: 
 
 def test_a_ledger_with_a_gap_is_not_exported(export: Export) -> None:
     export.writer.add([batch_of(7, 0, 5)])
-    export.writer.log.commit([Gap(Position(7, 5), Position(7, 6), NOT_DELIVERED)])
+    export.writer.log.commit([Gap(Position(7, 5), Position(7, 6), GapReason.UNDELIVERED)])
     export.writer.add([batch_of(7, 7, 5)], closes=[7])
     done = export([export.recorded(7, entries=12)])
     assert done.code == 3

@@ -12,6 +12,7 @@ from formats.entries import EntryBatch, Position
 from formats.frames import encode_fill
 from formats.keys import boundary_key, fill_key, manifest_prefix, new_segment_uuid, record_key
 from formats.manifest import Gap, LedgerClosed
+from offloader.coverage import GapReason
 from offloader.errors import Corrupt
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.orphans import Outcome, Reason
@@ -21,7 +22,7 @@ from offloader.inspect.verify import check_fills, describe_damage, find_unexpect
 from offloader.manifest.boundary import LostRecords, listed
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.protection import TIME_KEY
-from offloader.manifest.rebuild import FILLED, Rebuild, rebuild_manifest
+from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.manifest.state import ManifestState, newest_of
 from offloader.read.cold import read_fill
 from offloader.retention.truncate import truncate_stream
@@ -30,7 +31,6 @@ from offloader.store.base import OVERWRITE, DeleteFailure
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.backfill_service import fill_gaps, missing_runs
-from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.streams import StreamWriter, batch_of
 
 STREAM = "public/default/persistent/orders"
@@ -56,7 +56,7 @@ class Bench:
 
     @staticmethod
     def gap(ledger_id: int, first: int, last: int) -> Gap:
-        return Gap(Position(ledger_id, first), Position(ledger_id, last), NOT_DELIVERED)
+        return Gap(Position(ledger_id, first), Position(ledger_id, last), GapReason.UNDELIVERED)
 
     @property
     def state(self) -> ManifestState:
@@ -272,7 +272,7 @@ def test_a_rebuilt_manifest_has_its_fills_and_gaps_again() -> None:
     done = rebuilt(bench)
     after = bench.state
     assert after.fills == before.fills
-    assert [gap.reason for gap in after.gaps] == [NOT_DELIVERED] * 6
+    assert [gap.reason for gap in after.gaps] == [GapReason.UNDELIVERED] * 6
     assert list(done.missing) == []
     assert after.committed == before.committed
     assert [each.edit for each in done.fills] == list(before.fills)
@@ -285,7 +285,7 @@ def test_fills_alone_tell_a_rebuild_of_their_gaps() -> None:
     done = rebuilt(bench)
     after = bench.state
     assert after.fills == before.fills
-    assert {gap.reason for gap in after.gaps} == {FILLED}
+    assert {gap.reason for gap in after.gaps} == {GapReason.FILLED}
     assert [(gap.first, gap.last) for gap in after.gaps] == [(gap.first, gap.last) for gap in before.gaps]
     assert (list(done.missing), after.committed) == ([], before.committed)
 

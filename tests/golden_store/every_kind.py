@@ -33,13 +33,13 @@ from formats.entries import EntryBatch
 from formats.manifest import Adopt, Edit, Gap, LedgerClosed, Retire, Truncate
 from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader import Position, open_managed_ledger, open_reader, open_reader_groups, open_store
+from offloader.coverage import GapReason
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.retention.cuts import Cut
 from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.runtime.clock import SystemClock
 from offloader.write.backfill_service import fill_gaps
-from offloader.write.hot_tier import NOT_DELIVERED
 from tests.golden_store.place import Place, entries, settings
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
@@ -177,7 +177,7 @@ def _filled(place: Place) -> None:
     writer = StreamWriter(place.store, stream)
     for first, last, missing in ((0, 4, 5), (6, 8, 10), (11, 14, 15)):
         writer.add([batch_of(ledger_id, first, last - first + 1)])
-        writer.log.commit([Gap(Position(ledger_id, last + 1), Position(ledger_id, missing), NOT_DELIVERED)])
+        writer.log.commit([Gap(Position(ledger_id, last + 1), Position(ledger_id, missing), GapReason.UNDELIVERED)])
     writer.log.commit([LedgerClosed(ledger_id, 15)])
     writer.add([batch_of(8, 0, 5)], closes=[8])
     made = EntryBatch.build(ledger_id, 0, list(FILL.values()))

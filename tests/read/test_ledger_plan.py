@@ -17,6 +17,7 @@ from formats.extension import Codec
 from formats.manifest import Gap, LedgerClosed, LedgersDeleted, StreamDeleted, Truncate
 from formats.segment_map import CRC_UNKNOWN
 from formats.summary import Layout
+from offloader.coverage import GapReason
 from offloader.errors import NotFound
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.fetch import Fetcher, SegmentObjects
@@ -43,7 +44,6 @@ from offloader.settings import ReadSettings
 from offloader.store.base import ByteRange
 from offloader.store.open import open_store
 from offloader.write.backfill_service import fill_gaps
-from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.broker_frames import block_entries
 from tests.support.streams import StreamWriter, batch_of
 
@@ -91,7 +91,7 @@ def markers(*ids: int, ledger_id: int = 7) -> EntryBatch:
 
 
 def gap(first: int, last: int, ledger_id: int = 7) -> Gap:
-    return Gap(Position(ledger_id, first), Position(ledger_id, last), NOT_DELIVERED)
+    return Gap(Position(ledger_id, first), Position(ledger_id, last), GapReason.UNDELIVERED)
 
 
 @pytest.mark.slow

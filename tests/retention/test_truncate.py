@@ -14,6 +14,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Assign, Gap, Hold, LedgerClosed, LedgersDeleted, SetMethod, Truncate
+from offloader.coverage import GapReason
 from offloader.errors import Fenced, InvalidCall, NotFound, StoreUnavailable, Trimmed
 from offloader.ledgers.base import LedgerInfo
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
@@ -22,7 +23,7 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold, set_hold
 from offloader.manifest.state import EditRefused
 from offloader.read.reader import open_stream_reader
-from offloader.retention.truncate import TRUNCATED, Truncation, truncate_stream
+from offloader.retention.truncate import Truncation, truncate_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
@@ -137,7 +138,7 @@ def test_forced_truncation_records_a_gap_and_fails_assigned_segments() -> None:
 
     done = bench.truncate(3, 4, force=True, take_over=True)
 
-    assert done.gaps == (Gap(Position(1, 10), Position(3, 3), TRUNCATED),)
+    assert done.gaps == (Gap(Position(1, 10), Position(3, 3), GapReason.TRUNCATED),)
     assert done.failed == (UUID(int=77),)
     state = load_manifest(bench.store, STREAM)
     assert (state.head, state.committed_end(), state.assigned()) == (Position(3, 4), Position(3, 3), [])
@@ -154,7 +155,7 @@ def test_forced_truncation_ends_before_a_later_promised_segment() -> None:
     bench.writer.log.commit([Assign(after, 2, Position(3, 0), None, 1, {})])
     # Nobody asks the hot tier: that there is something up to there is known by the promise alone.
     done = bench.truncate(3, 0, hot=False, force=True, take_over=True)
-    assert (done.failed, done.gaps) == ((before,), (Gap(Position(1, 10), Position(3, -1), TRUNCATED),))
+    assert (done.failed, done.gaps) == ((before,), (Gap(Position(1, 10), Position(3, -1), GapReason.TRUNCATED),))
     state = load_manifest(bench.store, STREAM)
     assert (state.head, [each.uuid for each in state.assigned()]) == (Position(3, 0), [after])
 
@@ -232,7 +233,7 @@ def test_stream_not_yet_offloaded_keeps_its_hot_ledgers_unless_forced() -> None:
     assert (bench.hot_ids, store.list("").objects) == ([1, 2, 3], ())
     planned = truncate(force=True, dry_run=True)
     assert (planned.gaps, planned.ledgers, store.list("").objects) == (
-        (Gap(Position(1, 0), Position(2, 4), TRUNCATED),),
+        (Gap(Position(1, 0), Position(2, 4), GapReason.TRUNCATED),),
         (1,),
         (),
     )

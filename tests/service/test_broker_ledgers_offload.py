@@ -15,13 +15,13 @@ import pytest
 from formats.entries import Position
 from formats.frames import FRAMES_BYTES_MAX
 from formats.manifest import Gap, LedgerClosed, LedgersDeleted, Truncate
+from offloader.coverage import GapReason
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.log import load_manifest
 from offloader.service.http.server import OffloadHttp
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write.hot_tier import NOT_DELIVERED
 from services.servers import free_port
 from tests.support.answering_server import answering_server
 from tests.support.broker_frames import frame_entries
@@ -157,7 +157,7 @@ def with_gaps(store: ObjectStore) -> StreamWriter:
     """A ledger of which readers aren't given the first two entries, one in the middle and the last."""
     writer = StreamWriter(store, STREAM)
     for gap, entries in (((0, 1), (2, 10)), ((12, 12), (13, 10)), ((23, 23), None)):
-        writer.log.commit([Gap(Position(7, gap[0]), Position(7, gap[1]), NOT_DELIVERED)])
+        writer.log.commit([Gap(Position(7, gap[0]), Position(7, gap[1]), GapReason.UNDELIVERED)])
         if entries is not None:
             writer.add([batch_of(7, *entries)])
     writer.log.commit([LedgerClosed(7, 23)])
@@ -193,7 +193,7 @@ def test_whole_ledger_that_readers_are_not_given_is_sent_and_read(store: ObjectS
     """One transaction that was aborted fills it: no segment has anything of it."""
     writer = StreamWriter(store, STREAM)
     writer.add([batch_of(7, 0, 10)], closes=(7,))
-    writer.log.commit([Gap(Position(8, 0), Position(8, 19), NOT_DELIVERED)])
+    writer.log.commit([Gap(Position(8, 0), Position(8, 19), GapReason.UNDELIVERED)])
     writer.add([batch_of(9, 0, 10)], closes=(9,))
     aborted = [(each, b"aborted %d" % each) for each in range(20)]
     asked = {"last": 19, "length": sum(len(payload) for _, payload in aborted), "entries": 20}
@@ -254,7 +254,7 @@ def test_entries_in_front_of_the_streams_first_one_are_sent(store: ObjectStore, 
         assert broker.offload(7, **asked).json() == {"committed": True, "missing": []}
         assert broker.whole(7) == [*front, *((each.entry_id, each.payload) for each in writer.entries)]
     [gap] = load_manifest(store, STREAM).gaps
-    assert (gap.first, gap.last, gap.reason) == (Position(7, 0), Position(7, 3), NOT_DELIVERED)
+    assert (gap.first, gap.last, gap.reason) == (Position(7, 0), Position(7, 3), GapReason.UNDELIVERED)
     assert load_manifest(store, STREAM).committed_from is None
     writer.add([batch_of(8, 0, 5)], closes=(8,))  # the owner goes on behind the foreign record
     assert load_manifest(store, STREAM).committed_end() == Position(8, 4)
@@ -284,7 +284,7 @@ def test_whole_ledger_in_front_is_asked_for_once_the_owner_has_found_that_nobody
         assert broker.offload(8, **asked).json() == {"committed": False, "missing": []}
         assert broker.fill(8, 0, 19, aborted).status == 404
         assert not load_manifest(store, STREAM).gaps
-        writer.log.commit([Gap(Position(8, 0), Position(8, 19), NOT_DELIVERED)])
+        writer.log.commit([Gap(Position(8, 0), Position(8, 19), GapReason.UNDELIVERED)])
         assert broker.offload(8, **asked).json() == {"committed": False, "missing": [[0, 19]]}
         assert broker.fill(8, 0, 19, aborted).json() == {"stored": 20}
         assert broker.offload(8, **asked).json() == {"committed": True, "missing": []}

@@ -15,6 +15,7 @@ from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.manifest import Gap, LedgersDeleted, Purged, Retire, Truncate
 from formats.summary import Layout
+from offloader.coverage import GapReason
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.ledger_plan import LedgerTrimmed
@@ -27,7 +28,6 @@ from offloader.store.wrappers import requests_of
 from offloader.telemetry.recorder import NO_TELEMETRY
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.backfill_service import fill_gaps
-from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.broker_frames import frame_entries
 from tests.support.broker_requests import STREAM, Broker
 from tests.support.http_process import ask, http_process
@@ -58,7 +58,7 @@ def broker(store: ObjectStore, tmp_path: Path) -> Iterator[Broker]:
 
 
 def gap(ledger_id: int, first: int, last: int) -> Gap:
-    return Gap(Position(ledger_id, first), Position(ledger_id, last), NOT_DELIVERED)
+    return Gap(Position(ledger_id, first), Position(ledger_id, last), GapReason.UNDELIVERED)
 
 
 def written(writer: StreamWriter) -> None:

@@ -12,6 +12,7 @@ from formats.entries import EntryBatch, Position
 from formats.frames import FRAMES_BYTES_MAX
 from formats.keys import fill_key, is_segment_uuid_of, object_owner
 from formats.manifest import Edit, Gap, LedgerClosed, LedgersDeleted, Purged, Retire, StreamDeleted
+from offloader.coverage import GapReason
 from offloader.errors import (
     Corrupt,
     InvalidCall,
@@ -33,7 +34,6 @@ from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.backfill_service import fill_gaps, missing_runs
-from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.streams import StreamWriter, batch_of
 
 _names = count()
@@ -55,7 +55,7 @@ def pairs(batch: EntryBatch) -> list[tuple[int, bytes]]:
 
 
 def gap(first: int, last: int, ledger_id: int = 7) -> Gap:
-    return Gap(Position(ledger_id, first), Position(ledger_id, last), NOT_DELIVERED)
+    return Gap(Position(ledger_id, first), Position(ledger_id, last), GapReason.UNDELIVERED)
 
 
 def written(store: ObjectStore, *more: Edit) -> StreamWriter:
@@ -163,7 +163,7 @@ def test_a_huge_range_costs_nothing() -> None:
     store = new_store()
     writer = StreamWriter(store)
     writer.add([batch_of(7, 0, 5)])
-    writer.log.commit([Gap(Position(7, 5), Position(9, -1), NOT_DELIVERED)])
+    writer.log.commit([Gap(Position(7, 5), Position(9, -1), GapReason.UNDELIVERED)])
     with pytest.raises(InvalidCall, match="entry 6 is missing"):
         fill_gaps(writer.log, given(5), 0, 2**62)
 

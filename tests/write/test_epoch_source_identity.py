@@ -21,6 +21,7 @@ from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.keys import data_key
 from offloader import errors
 from offloader.cli.main import main
+from offloader.coverage import GapReason
 from offloader.errors import ErrorKind, Fenced, OffloaderError
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
@@ -34,7 +35,6 @@ from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
 from offloader.write.hot_release import release_hot_ledgers
-from offloader.write.hot_tier import LOST
 from offloader.write.offloader import LedgerOffloader
 from tests.support.streams import build
 
@@ -616,7 +616,7 @@ def test_accepting_a_loss_records_the_gap_although_a_segment_was_left_open(store
 
     assert [(gap.first, gap.last) for gap in after.gaps] == [(first, last)]
     assert planned["lost"] == done["lost"]
-    assert done["manifest"]["missing"] == [{"first": str(first), "last": str(last), "reason": LOST}]
+    assert done["manifest"]["missing"] == [{"first": str(first), "last": str(last), "reason": GapReason.LOST}]
     assert done["manifest"]["failed"] == [str(each.uuid) for each in before.assigned()]
     assert (done["manifest"]["record"], after.assigned()) == (after.record_id, [])
     assert accept_loss(stored)["manifest"]["record"] is None, "nothing is left to do"

@@ -10,6 +10,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Gap, LedgerClosed, LedgersDeleted, Truncate
+from offloader.coverage import GapReason
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.log import ManifestLog
@@ -18,7 +19,6 @@ from offloader.runtime.workers import Workers
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.hot_release import CommitAck, acknowledgeable
-from offloader.write.hot_tier import LOST, NOT_DELIVERED, UNCONFIRMED
 from tests.support.streams import StreamWriter, batch_of
 
 
@@ -56,7 +56,7 @@ def test_history_that_is_not_offloaded_holds_the_acknowledgement() -> None:
     assert acknowledgeable(state, [ledger(0), *LEDGERS]) == (None, None)
 
 
-@pytest.mark.parametrize("reason", [LOST, UNCONFIRMED])
+@pytest.mark.parametrize("reason", [GapReason.LOST, GapReason.UNCONFIRMED])
 @pytest.mark.parametrize(
     ("first", "last", "position"),
     [
@@ -80,7 +80,10 @@ def test_entries_that_may_be_lost_hold_the_acknowledgement(
 def test_gap_at_the_beginning_of_a_ledger_leaves_the_ledger_before_it_acknowledged() -> None:
     log, _ = state_of("begin")
     log.open_epoch()
-    not_delivered, lost = Gap(Position(2, 4), Position(2, 9), NOT_DELIVERED), Gap(Position(3, 0), Position(3, 1), LOST)
+    not_delivered, lost = (
+        Gap(Position(2, 4), Position(2, 9), GapReason.UNDELIVERED),
+        Gap(Position(3, 0), Position(3, 1), GapReason.LOST),
+    )
     state = log.commit([LedgerClosed(2, 9), not_delivered, lost])
     position, why = acknowledgeable(state, [*LEDGERS[:2], ledger(3)])
     assert state.committed_end() == Position(3, 1)
@@ -90,7 +93,7 @@ def test_gap_at_the_beginning_of_a_ledger_leaves_the_ledger_before_it_acknowledg
 def test_gap_before_the_start_position_holds_nothing() -> None:
     log, _ = state_of("head")
     log.open_epoch()
-    log.commit([Gap(Position(2, 4), Position(2, 5), LOST)])
+    log.commit([Gap(Position(2, 4), Position(2, 5), GapReason.LOST)])
     state = log.commit_as_maintainer([LedgersDeleted((1,)), Truncate(Position(2, 6))])
     assert acknowledgeable(state, LEDGERS) == (Position(2, 5), None)
 

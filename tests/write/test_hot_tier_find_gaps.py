@@ -21,13 +21,14 @@ from formats.manifest import (
     SetMethod,
     Truncate,
 )
+from offloader.coverage import GapReason
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.settings import OffloadSettings
 from offloader.write.backfill import start_of_history
-from offloader.write.hot_tier import BEFORE_HEAD, LOST, UNCONFIRMED, HotRead, find_gaps, gap_before
+from offloader.write.hot_tier import HotRead, find_gaps, gap_before
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 
 
@@ -128,18 +129,18 @@ def test_only_unrecorded_parts_of_an_empty_run_are_a_gap() -> None:
     edits = [
         *offloaded(1, (3, 0), (3, 4)),
         assigned(2, (3, 5), (3, 15)),
-        Gap(Position(3, 16), Position(3, 16), LOST),
+        Gap(Position(3, 16), Position(3, 16), GapReason.LOST),
         *offloaded(3, (3, 20), (3, 25)),
     ]
     state = state_of(edits)
     listed = replace(ledger(3, 40), lost=((10, 10), (15, 16), (18, 20), (30, 31)), unconfirmed=((17, 17),))
     found = find_gaps(state, [listed], given_up={uuid_of(2)}).gaps
     assert [(gap.first.entry_id, gap.last.entry_id, gap.reason) for gap in found] == [
-        (10, 10, LOST),
-        (15, 15, LOST),
-        (17, 17, UNCONFIRMED),
-        (18, 19, LOST),
-        (30, 31, LOST),
+        (10, 10, GapReason.LOST),
+        (15, 15, GapReason.LOST),
+        (17, 17, GapReason.UNCONFIRMED),
+        (18, 19, GapReason.LOST),
+        (30, 31, GapReason.LOST),
     ]
     apply_edits(state, [Failed(uuid_of(2), "gone"), *found], record_id=2)
 
@@ -173,7 +174,7 @@ def test_gap_before_the_head_is_recorded_under_any_policy() -> None:
     """The stream was truncated while it wasn't offloaded: no entry was lost."""
     edits = [*offloaded(1, (1, 0), (1, 9)), SetMethod("none"), Truncate(Position(4, 0)), SetMethod("streaming")]
     start = start_of_history(state_of(edits), [ledger(4, 5)], OffloadSettings(on_gap="block"))
-    assert start.gaps == [Gap(Position(1, 10), Position(4, -1), BEFORE_HEAD)]
+    assert start.gaps == [Gap(Position(1, 10), Position(4, -1), GapReason.BEFORE_HEAD)]
     assert start.blocked is None
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
 from formats.summary import Layout
+from offloader.coverage import GapReason
 from offloader.errors import Corrupt
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
 from offloader.ledgers.tail_buffer import Listeners
@@ -22,7 +23,7 @@ from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
 from offloader.store.memory import MemoryStore
-from offloader.write.hot_tier import LOST, NOT_DELIVERED, UNCONFIRMED, proven_gap
+from offloader.write.hot_tier import proven_gap
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 
@@ -138,7 +139,7 @@ def batch(run: Sequence[Position]) -> EntryBatch:
 layouts = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-REASONS = {"undelivered": NOT_DELIVERED, "lost": LOST, "unconfirmed": UNCONFIRMED}
+REASONS = {"undelivered": GapReason.UNDELIVERED, "lost": GapReason.LOST, "unconfirmed": GapReason.UNCONFIRMED}
 
 
 def require_whole(store: MemoryStore, source: MarkedLedgers) -> None:
@@ -280,4 +281,4 @@ def test_only_entries_reported_as_undelivered_are_a_delivery_gap() -> None:
     lost = proven_gap(Position(2, 8), Position(4, 2), [after])
     assert lost is not None
     assert (lost.first, lost.last) == (Position(2, 9), Position(4, -1))
-    assert lost.reason != NOT_DELIVERED
+    assert lost.reason != GapReason.UNDELIVERED

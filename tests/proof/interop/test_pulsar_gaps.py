@@ -15,12 +15,12 @@ import pulsar
 import pytest
 
 from formats.entries import Position
+from offloader.coverage import GapReason
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.log import load_manifest
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write.hot_tier import LOST, NOT_DELIVERED
 from services.pulsar.broker import Broker
 from tests.proof.interop.broker_topics import command, topic_of
 from tests.proof.interop.pulsar_offloading import OffloadingProcess
@@ -130,7 +130,7 @@ def test_transactions_leave_gaps_for_markers_and_aborted_messages(new_topic: Cal
     with offloading(topic) as process:
         assert topic.stored() == topic.hot(ledger_id, 0, 1, 2, 3, 4, 6, 10)
         marker, aborted = Position(ledger_id, 5), (Position(ledger_id, 7), Position(ledger_id, 9))
-        assert topic.gaps() == [(marker, marker, NOT_DELIVERED), (*aborted, NOT_DELIVERED)]
+        assert topic.gaps() == [(marker, marker, GapReason.UNDELIVERED), (*aborted, GapReason.UNDELIVERED)]
         assert [info.entries for info in process.sources[topic.name].ledgers()] == [11]
         assert process.sources[topic.name].problem is None
 
@@ -145,7 +145,7 @@ def test_a_ledger_that_the_bookies_lost_is_no_marker(new_topic: Callable[[str], 
     left = topic.hot(first, *range(300)) + topic.hot(last, *range(100))
     with offloading(topic):
         assert topic.stored() == left
-        assert topic.gaps() == [(Position(lost, 0), Position(lost, 299), LOST)]
+        assert topic.gaps() == [(Position(lost, 0), Position(lost, 299), GapReason.LOST)]
 
 
 @pytest.mark.parametrize("status", [403, 405])

@@ -15,6 +15,7 @@ import pytest
 
 from formats.entries import Position
 from formats.pulsar.commands import CommandType, position_of
+from offloader.coverage import GapReason
 from offloader.errors import OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.manifest.log import load_manifest
@@ -22,7 +23,6 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.hot_tier import NOT_DELIVERED
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.stream_state import Mode
@@ -235,8 +235,8 @@ class World:
         positions = [position for position, _ in found]
         assert positions == sorted(set(positions)), "once and in order"
         assert all(self.ever[position] == entry for position, entry in found), "byte for byte"
-        harmless = [gap for gap in state.gaps if gap.reason == NOT_DELIVERED]
-        lost = [gap for gap in state.gaps if gap.reason != NOT_DELIVERED]
+        harmless = [gap for gap in state.gaps if gap.reason == GapReason.UNDELIVERED]
+        lost = [gap for gap in state.gaps if gap.reason != GapReason.UNDELIVERED]
         still_there = {position for position, _, messages in self.topic.entries if messages} - self.topic.lost
         readable = set(positions)
         for position in self.ever:
@@ -285,7 +285,7 @@ def test_checks_cover_gaps_acknowledgements_and_owners() -> None:
         world.settle()
         world.check()
         state = load_manifest(world.memory, STREAM)
-        assert {gap.reason for gap in state.gaps} == {NOT_DELIVERED}
+        assert {gap.reason for gap in state.gaps} == {GapReason.UNDELIVERED}
         assert world.bench.broker.of(CommandType.ACK)
         assert state.epoch == 2
         assert {position.ledger_id for position in world.ever} == {1, 2}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from offloader.coverage import GapReason
 from offloader.manifest.log import load_manifest
 from offloader.service.bootstrap import Assembled
-from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.broker_requests import Broker
 from tests.support.http_process import http_process
 from tests.support.pulsar_cluster import Cluster, P, S, fake_cluster
@@ -51,7 +51,7 @@ def test_broker_is_asked_for_what_a_topic_begins_with(
         offload(cluster, assembled)
     recorded = [(gap.first.ledger_id, gap.last.entry_id + 1) for gap in load_manifest(cluster.store, S + NAME).gaps]
     assert recorded[: len(ledgers)] == list(enumerate(ledgers, 1))
-    assert {gap.reason for gap in load_manifest(cluster.store, S + NAME).gaps} <= {NOT_DELIVERED}
+    assert {gap.reason for gap in load_manifest(cluster.store, S + NAME).gaps} <= {GapReason.UNDELIVERED}
     with http_process(tmp_path, streams=(), store=cluster.store) as (http, _):
         broker = Broker(http.url, S + NAME)
         for ledger_id, missing in enumerate([*ledgers, IN_FRONT], 1):

@@ -10,13 +10,13 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from formats.pulsar.messages import messages
+from offloader.coverage import GapReason
 from offloader.manifest.log import load_manifest
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
 from offloader.service.http.server import OffloadHttp
 from offloader.settings import Settings
-from offloader.write.hot_tier import NOT_DELIVERED
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.support.http_process import Answer, ask, quoted
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster, whats
@@ -62,8 +62,8 @@ def test_replicated_entries_are_offloaded_and_replication_markers_are_gaps(
     ledger_id = sent[0].ledger_id
     # The stream begins behind the first one: there is nothing before it.
     assert [(gap.first, gap.last, gap.reason) for gap in load_manifest(cluster.store, f"{S}geo").gaps] == [
-        (Position(ledger_id, 4), Position(ledger_id, 5), NOT_DELIVERED),
-        (Position(ledger_id, 8), Position(ledger_id, 8), NOT_DELIVERED),
+        (Position(ledger_id, 4), Position(ledger_id, 5), GapReason.UNDELIVERED),
+        (Position(ledger_id, 8), Position(ledger_id, 8), GapReason.UNDELIVERED),
     ]
     assert cluster.cold("geo") == [(at, entry) for at, entry, count in topic.entries if count]
     stored = EntryBatch.build(ledger_id, 0, [entry for _, entry in cluster.cold("geo")])

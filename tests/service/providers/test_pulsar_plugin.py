@@ -10,11 +10,11 @@ import pytest
 
 from formats.entries import Position
 from formats.pulsar.commands import CommandType
+from offloader.coverage import GapReason
 from offloader.ledgers.pulsar.source import SINCE_PROPERTY
 from offloader.manifest.log import load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.service.bootstrap import Assembled
-from offloader.write.hot_tier import LOST
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster, whats
 from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually
@@ -153,7 +153,7 @@ def test_doubtful_gap_holds_the_acknowledgement(cluster: Cluster) -> None:
     with cluster.serve(offload=LAG, broker_plugin=True):
         eventually(lambda: acknowledged(topic) == Position(2, 1))
         eventually(lambda: load_manifest(cluster.store, S + "one").committed_end() is not None)
-        eventually(lambda: any(gap.reason == LOST for gap in load_manifest(cluster.store, S + "one").gaps))
+        eventually(lambda: any(gap.reason == GapReason.LOST for gap in load_manifest(cluster.store, S + "one").gaps))
         assert acknowledged(topic) == Position(2, 1)
     with cluster.serve(offload={**LAG, "offload__release_with_gaps": True}, broker_plugin=True):
         eventually(lambda: (acknowledged(topic) or Position(0, 0)) >= Position(2, 5))
