@@ -22,7 +22,8 @@ from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import LimitStatus
 from offloader.store.wrappers import limits_of, open_requests_of, stream_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
-from offloader.write.stream_state import Lag, Mode, StreamStatus
+from offloader.write.stream import Mode
+from offloader.write.stream_state import Lag, StreamStatus
 
 
 @dataclass(frozen=True, slots=True)

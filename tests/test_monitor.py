@@ -28,7 +28,8 @@ from offloader.telemetry.prometheus import Metrics
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream_state import Lag, Mode, StreamStatus
+from offloader.write.stream import Mode
+from offloader.write.stream_state import Lag, StreamStatus
 from tests.support.metrics import exposed, of_namespace
 from tests.support.waiting import eventually
 

@@ -8,7 +8,8 @@ import pytest
 
 from formats.entries import Position
 from offloader.monitor import Watchdog
-from offloader.write.stream_state import Mode, StreamStatus
+from offloader.write.stream import Mode
+from offloader.write.stream_state import StreamStatus
 
 
 def status(**given: Any) -> StreamStatus:

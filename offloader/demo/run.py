@@ -31,7 +31,7 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.wrappers import VerbCount, requests_of
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 
 if TYPE_CHECKING:
     from offloader.spark.demo_query import ScanResult, WaitForSession

@@ -33,7 +33,8 @@ from offloader.stream_names import name_clash, require_stream_name
 from offloader.write.hot_release import CommitAck, HotRelease
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader, LedgerTrigger
-from offloader.write.stream_state import Mode, StreamStatus
+from offloader.write.stream import Mode
+from offloader.write.stream_state import StreamStatus
 
 _log = logging.getLogger("offloader.service")
 

@@ -25,7 +25,8 @@ from offloader.write.backfill import (
 from offloader.write.epoch import Ownership
 from offloader.write.hot_tier import CATCH_UP_READ_BYTES, blocked_at, gap_before, read_next, require_recording
 from offloader.write.quota import segment_bytes_max
-from offloader.write.stream_state import Commits, Mode, StreamState, lag_between
+from offloader.write.stream import Event, Phase
+from offloader.write.stream_state import Commits, StreamState, lag_between
 
 #: Reads per task in the worker pool, so that a stream far behind leaves room for others.
 CATCH_UP_READS_PER_STEP = 8
@@ -45,9 +46,7 @@ class CatchUp:
         schedule: makes another step.
 
     Attributes:
-        gap: a proven, unrecorded gap.
-        is_yielding: reads have stopped: a run over the history continues where offering stops.
-        due: whether older entries may be missing, or many wait; set after a start, a takeover, a failure, a resume.
+        gap: the proven, unrecorded gap of the phase ``AT_GAP``.
     """
 
     def __init__(
@@ -66,15 +65,8 @@ class CatchUp:
         self._commits, self._ownership, self._backoff, self._schedule = commits, ownership, backoff, schedule
         self.gap: Gap | None = None
         self._gap_after: Position | None = None
-        self.is_yielding = False
-        self.due = True
         self._run: BackfillJob | None = None
         self._outcome: Future[HistoryResult] | None = None
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether the gathering segment has to be committed before further offers."""
-        return self.gap is not None or self.is_yielding
 
     def read(self) -> None:
         """Offer entries after the last offered one up to the tail: then the stream is live."""
@@ -87,11 +79,11 @@ class CatchUp:
         """Perform one read; returns whether to continue."""
         shared = self._shared
         with shared.lock:
-            if shared.mode is not Mode.CATCH_UP or self.is_at_end:
+            if shared.phase is not Phase.CATCHING_UP:
                 return False
             offered = shared.queue.offered
             if not shared.is_behind:
-                shared.mode = Mode.LIVE
+                shared.happen(Event.CAUGHT_UP)
                 return False
             if not shared.queue.wait_for_room(CATCH_UP_READ_BYTES):
                 return False
@@ -100,37 +92,35 @@ class CatchUp:
             return False
         batch, self._gap_after = read.batch, offered
         with shared.lock:
-            if shared.mode is not Mode.CATCH_UP:
+            if shared.phase is not Phase.CATCHING_UP:
                 return False
             shared.progress.seen(batch)
             shared.queue.learn(read.ledgers)
             seen, is_next = shared.queue.closed_ledgers(), shared.queue.follows(batch.first)
             self.gap = gap_before(shared.stream, read, shared.queue.offered, self._log.state, seen, is_next=is_next)
-            if self.gap is None and shared.queue.offer(batch) == len(batch):
+            if self.gap is not None:
+                shared.happen(Event.GAP_FOUND)
+            elif shared.queue.offer(batch) == len(batch):
                 return True
         self._schedule()  # to queue for room, or to reach the gap
         return False
 
     def pass_gap(self) -> None:
         """Block at a gap, or record it once everything before it is committed."""
-        if (gap := self.gap) is None:
-            return
         with self._shared.lock:
-            if self._shared.queue.first is not None:
-                return  # just closed; committed first
+            gap = self.gap
+            if self._shared.phase is not Phase.AT_GAP or self._shared.queue.first is not None:
+                return  # no gap, or a segment before it was just closed: that is committed first
             closed = self._shared.queue.closed_infos()
-            if self._shared.queue.offered != self._gap_after:
-                self.gap = None  # a segment before it failed: its range is read again, and may be lost too by now
-        if self.gap is None:
-            self._schedule()
-            return
+        assert gap is not None
         require_recording(self._shared.stream, gap, self._tools.settings.on_gap)
         self._commits.first(gap, self._ownership.given_up, closed, self._passed)
 
     def _passed(self, state: ManifestState) -> None:
         self._ownership.given_up.clear()
-        self.gap = None
         with self._shared.changed:
+            self.gap = None
+            self._shared.happen(Event.GAP_PASSED)
             # After the gap there may be ranges that another method offloaded before.
             self._shared.queue.go_on_after_committed(state)
             self._shared.gaps_recorded += 1
@@ -156,16 +146,14 @@ class CatchUp:
         if (run := self._run) is not None:
             run.stop()
 
-    def is_done(self) -> bool:
-        """Whether everything older is in the cold tier or recorded as a gap; else start a run.
+    def settle_history(self) -> bool:
+        """Start a run over missing older entries; False if nothing is missing that isn't recorded as a gap.
 
         Raises:
             Corrupt: a gap, and the policy is to block; or the source doesn't return entries it lists.
             Fenced, StoreUnavailable and other errors of a run.
         """
         self._end_run()
-        if not self.due:
-            return True
         if self._log.state.method != "streaming":
             self._commits.commit([SetMethod("streaming")])
         given_up = self._ownership.given_up
@@ -186,15 +174,14 @@ class CatchUp:
                 on_first_record=lambda: self._recorded(recorded, len(start.gaps)),
             )
             with self._shared.lock:
-                if self._shared.mode is Mode.STOPPED:  # before ``stop`` could see the run
-                    return False
+                if self._shared.is_ended:  # before ``stop`` could see the run
+                    return True
             self._outcome = outcome = run.start()
             outcome.add_done_callback(lambda _: self._schedule())
-            return False
+            return True
         if start.blocked is not None:
             raise blocked_at(self._log.stream, start.blocked)
-        self.due = False
-        return True
+        return False
 
     def _is_worth_a_run(self, start: HistoryStart) -> bool:
         if start.gaps or start.ends or (start.blocked is not None and start.plan.segments):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from formats.entries import EntryBatch, Position
@@ -31,10 +31,10 @@ from offloader.write.epoch import Ownership
 from offloader.write.hot_tier import CATCH_UP_READ_BYTES
 from offloader.write.quota import StreamQuota
 from offloader.write.segment import OffloadHandle
+from offloader.write.stream import TAKING, Event, Phase
 from offloader.write.stream_state import (
     Commits,
     Lag,
-    Mode,
     Progress,
     SegmentQueue,
     StreamState,
@@ -91,8 +91,6 @@ class StreamOffload:
         # Shared with the appending thread and with waiting callers.
         self._shared = StreamState(log.stream, buffer, SegmentQueue(self._open_handle, buffer, settings), progress)
         self._backoff = Backoff(workers, settings.retry_seconds_max, schedule)
-        # Whether the stream was lost and its owner is polled; under the shared lock.
-        self._watching = False
         self._next_look = Alarm(workers, self._look_at_owner)
         # Polls of a paused stream, and the number of requested ones that the last reload answered.
         self._pause_timer: Timer | None = None
@@ -103,6 +101,12 @@ class StreamOffload:
         self._ownership = ownership = Ownership(log, source, settings, clock, take_over=take_over)
         self._catch_up = CatchUp(
             *(self._shared, source, log, tools, commits, ownership, self._backoff), schedule=schedule
+        )
+        self._moves: Sequence[tuple[Collection[Phase], Callable[[], None]]] = (
+            ((Phase.PAUSED,), self._complete),
+            ((Phase.IDLE, Phase.STARTING), self._take),
+            ((Phase.BACKFILLING,), self._settle_history),
+            (TAKING - {Phase.BACKFILLING}, self._move_segments),
         )
 
     @property
@@ -120,7 +124,7 @@ class StreamOffload:
         with self._shared.changed:
             if ledgers:
                 self._shared.tail = newest(self._shared.tail, newest_listed(ledgers))
-                self._shared.mode = Mode.CATCH_UP
+                self._shared.happen(Event.LEFT_IN_HOT_TIER)
                 # So that a ledger missing at read time is detected.
                 self._shared.queue.learn(ledgers)
                 self._shared.heard |= {info.ledger_id for info in ledgers}
@@ -131,7 +135,7 @@ class StreamOffload:
         with self._shared.changed:
             error = self._shared.error
             return StreamStatus(
-                mode=self._shared.mode,
+                mode=self._shared.phase.mode,
                 buffer_bytes=self._shared.buffer.held_bytes,
                 buffer_bytes_max=self._shared.buffer.limit_bytes,
                 tail=self._shared.tail,
@@ -164,11 +168,11 @@ class StreamOffload:
         deadline_s = self._tools.clock.monotonic_s() + wait_s
         if (target := self.request_offload(until)) is None:
             return None
-        if self._shared.mode is Mode.PAUSED:
+        if self._shared.phase is Phase.PAUSED:
             self.wake()  # the pause may have ended
         with self._shared.changed:
             while self._shared.committed is None or self._shared.committed < target:
-                if self._shared.mode is Mode.STOPPED:
+                if self._shared.is_ended:
                     raise self._shared.error or Closed(f"stream {self.stream} was stopped")
                 if isinstance(self._shared.error, _HOPELESS):
                     raise self._shared.error
@@ -191,8 +195,8 @@ class StreamOffload:
         with self._shared.changed:
             while self._shared.tail is None or self._shared.tail < position:
                 left_s = deadline_s - self._tools.clock.monotonic_s()
-                if self._shared.mode is Mode.STOPPED or left_s <= 0:
-                    return self._shared.mode is Mode.STOPPED
+                if self._shared.is_ended or left_s <= 0:
+                    return self._shared.is_ended
                 # Waiters poll: a wake-up for each batch would slow every writer.
                 self._shared.changed.wait(min(left_s, _HEARD_S))
         return True
@@ -224,19 +228,17 @@ class StreamOffload:
         returns to the process's budget."""
         self.forget()
         self._ownership.stop()
-        with self._shared.lock:
-            self._watching = False
-        self._halt(Closed(f"stream {self._log.stream} was stopped"), abort=True)
+        self._halt(Closed(f"stream {self._log.stream} was stopped"), Event.STOP)
         self._shared.buffer.leave()
 
     def reopen(self) -> None:
         """Take the stream back from the writer that fenced this one: its source made it the active one again, or the
         operator requested it. No effect on a stream that wasn't fenced."""
         with self._shared.lock:
-            if not self._watching:
+            if self._shared.phase is not Phase.FENCED:
                 return
-            self._watching = False
-            self._shared.mode, self._shared.error = Mode.CATCH_UP, None
+            self._shared.happen(Event.REOPENED)
+            self._shared.error = None
             self._backoff.reset()
         self._ownership.take_over = True
         self._step_task.schedule()
@@ -246,8 +248,8 @@ class StreamOffload:
         wake = True  # also after an error
         try:
             with self._shared.lock:
-                wake = self._shared.append(batch, ours=self._ownership.held)
-                return self._shared.mode is Mode.LIVE
+                wake = self._shared.append(batch)
+                return self._shared.phase is Phase.LIVE
         finally:
             if wake:
                 self._step_task.schedule()
@@ -273,22 +275,24 @@ class StreamOffload:
 
     def _step(self) -> None:
         with self._shared.lock:
-            if self._shared.mode is Mode.STOPPED or self._backoff.waiting:
+            if self._shared.is_ended or self._backoff.waiting:
                 return
         if self._catch_up.is_running:
             return  # it is committing now, and its end makes a step
         try:
             self._commits.finish()
-            for move in (self._not_paused, self._owned, self._older_is_offloaded, self._segments):
-                if not move():
-                    return
+            self._look_for_pause()
+            # Each move may lead to the next phase, and the next move.
+            for phases, move in self._moves:
+                if self._shared.phase in phases:
+                    move()
         except Fenced as error:
             self._lose(error)
         except StreamPaused:
             self._step_task.schedule()  # the view is up to date by now: the next step pauses
         except (EditRefused, Corrupt, SourceMismatch) as error:
             # The manifest or the hot tier is damaged, or another one: a retry would read the same bytes.
-            self._halt(error, abort=True)
+            self._halt(error, Event.DAMAGED)
             if isinstance(error, EditRefused):
                 self._on_refused(self)
         except OffloaderError as error:
@@ -300,15 +304,17 @@ class StreamOffload:
             if not isinstance(error, Exception):
                 raise
 
-    def _not_paused(self) -> bool:
-        """Pause the stream if requested; after a resume check for missing entries."""
-        if not self._is_pause_recorded():
+    def _look_for_pause(self) -> None:
+        """Pause the stream if that is requested, or resume it."""
+        if self._is_pause_recorded():
+            self._rest()
+        else:
             self._resume()
-            return True
-        self._rest()
+
+    def _complete(self) -> None:
+        """While paused: commit the assigned segments."""
         self._settle_first()
         self._close_due(at_end=True)
-        return False
 
     def _is_pause_recorded(self) -> bool:
         """Whether the last loaded manifest has a pause: every commit and every ``wake`` reloads it."""
@@ -324,9 +330,10 @@ class StreamOffload:
         """Drop unassigned segments: the hot tier has their entries."""
         shared = self._shared
         with shared.changed:
-            if shared.mode is Mode.STOPPED:
+            begins = shared.phase is not Phase.PAUSED
+            shared.happen(Event.PAUSE_SEEN)
+            if shared.phase is not Phase.PAUSED:
                 return
-            begins, shared.mode = shared.mode is not Mode.PAUSED, Mode.PAUSED
             dropped = shared.queue.keep_assigned(self._log.state.committed_end())
             if shared.is_behind and self._pause_timer is None:
                 self._pause_timer = self._tools.workers.call_after(self._pause_delay_s, self._look_for_resume)
@@ -344,16 +351,15 @@ class StreamOffload:
         shared = self._shared
         with shared.changed:
             shared.looks_done = self._looking
-            if shared.mode is not Mode.PAUSED:
+            if shared.phase is not Phase.PAUSED:
                 return
-            shared.mode, shared.is_watched = Mode.CATCH_UP, False
+            shared.happen(Event.RESUMED if shared.queue.first is None else Event.RESUMED_OPEN)
+            shared.is_watched = False
             timer, self._pause_timer, self._pause_delay_s = self._pause_timer, None, LOOK_FIRST_S
             shared.changed.notify_all()
         if timer is not None:
             timer.cancel()
         _log.info("stream %s is resumed", shared.stream)
-        if shared.queue.first is None:
-            self._catch_up.due = True
 
     def _look_for_resume(self) -> None:
         with self._shared.lock:
@@ -361,10 +367,14 @@ class StreamOffload:
             self._pause_delay_s = min(2 * self._pause_delay_s, LOOK_MAX_S)
         self.wake()
 
-    def _owned(self) -> bool:
+    def _take(self) -> None:
         """Open an epoch when there is something to offload, and settle the last owner's unfinished segments."""
-        if self._ownership.held:
-            return True
+        if not self._ownership.held and not self._is_taken():
+            return
+        with self._shared.lock:
+            self._shared.happen(Event.TAKEN)
+
+    def _is_taken(self) -> bool:
         # Compare before anything counts as offloaded already.
         state, shared = self._ownership.load(), self._shared
         aside = state.aside_ledgers
@@ -374,41 +384,38 @@ class StreamOffload:
             if shared.queue.first is None:
                 shared.committed = shared.queue.go_on_after_committed(state)
             if not shared.is_behind:
-                if shared.mode is not Mode.STOPPED:
-                    shared.mode, shared.error = Mode.LIVE, None
+                shared.happen(Event.NOTHING_WAITS)
+                if not shared.is_ended:
+                    shared.error = None
                 return False
         if state.paused:
             self._rest()
             return False
         self._ownership.take(self._commits)
-        self._catch_up.due = True
         return True
 
-    def _older_is_offloaded(self) -> bool:
-        if not self._catch_up.due:
-            return True
+    def _settle_history(self) -> None:
         # Memory granted to the stream would be idle during a run, and the run may need it.
         self._shared.buffer.stop_waiting()
-        if not self._catch_up.is_done():
-            return False
+        if self._catch_up.settle_history():
+            return
         with self._shared.changed:
+            self._shared.happen(Event.HISTORY_SETTLED)
             if (end := self._shared.queue.go_on_after_committed(self._log.state)) is not None:
                 self._shared.keep_ledgers(lambda each: each >= end.ledger_id)
             self._shared.advance(self._log.state)
-        return True
 
-    def _segments(self) -> bool:
+    def _move_segments(self) -> None:
         self._settle_first()
-        if self._catch_up.is_yielding and self._shared.queue.first is None:
-            self._catch_up.is_yielding = False
-            self._catch_up.due = True
-            self._step_task.schedule()
-            return False
+        with self._shared.lock:
+            if self._shared.phase is Phase.DRAINING and self._shared.queue.first is None:
+                self._shared.happen(Event.DRAINED)
+                self._step_task.schedule()
+                return
         self._catch_up.read()
-        self._close_due(at_end=self._catch_up.is_at_end)
+        self._close_due(at_end=self._shared.phase in (Phase.DRAINING, Phase.AT_GAP))
         self._catch_up.pass_gap()
         self._assign_first()
-        return True
 
     def _settle_first(self) -> None:
         """Commit the first segment once its objects are stored, or restart its range when it failed."""
@@ -434,7 +441,7 @@ class StreamOffload:
     def _first_settled(self, state: ManifestState, summary: SegmentSummary, following: WritingSegment | None) -> None:
         shared = self._shared
         with shared.changed:
-            if shared.mode is Mode.STOPPED:
+            if shared.is_ended:
                 return
             shared.queue.pop_first()
             shared.keep_ledgers(lambda each: each >= summary.end.ledger_id)
@@ -447,22 +454,21 @@ class StreamOffload:
         self._source.release(summary.end)
         self._backoff.reset()
         with shared.lock:
-            catches_up, offered = shared.mode is Mode.CATCH_UP, shared.queue.offered
+            catches_up, offered = shared.phase is Phase.CATCHING_UP, shared.queue.offered
         if catches_up and self._catch_up.is_far_behind(offered):
-            self._catch_up.is_yielding = True
+            with shared.lock:
+                shared.happen(Event.FELL_BEHIND)
 
     def _restart(self, segment: WritingSegment, error: BaseException) -> None:
         """After a failed segment: back off and read its entries again, under a new name."""
         with self._shared.lock:
             segments = self._shared.queue.clear(self._log.state.committed_end())
-            if self._shared.mode not in (Mode.STOPPED, Mode.PAUSED):
-                self._shared.mode = Mode.CATCH_UP
+            self._shared.happen(Event.SEGMENT_FAILED)
             self._shared.progress.segments_failed += 1
         if segment.assigned:
             self._ownership.given_up.append(Failed(segment.handle.uuid, str(error)))
         for other in segments:
             other.handle.abandon(Closed("the segment before it failed"), abort=True)
-        self._catch_up.due = True
         raise StoreUnavailable(
             f"stream {self._shared.stream}: segment {segment.handle.uuid} failed: {error}"
         ) from error
@@ -495,7 +501,7 @@ class StreamOffload:
 
     def _retry_later(self, error: OffloaderError) -> None:
         with self._shared.changed:
-            if self._shared.mode is Mode.STOPPED:
+            if self._shared.is_ended:
                 return
             self._shared.error = error
             self._shared.changed.notify_all()
@@ -518,12 +524,12 @@ class StreamOffload:
         with shared.lock:
             segment, first = shared.queue.gathering, shared.queue.first
             held_bytes = shared.buffer.held_bytes
-            if shared.mode is Mode.STOPPED or first is None:
+            if shared.is_ended or first is None:
                 return 0
             if self._backoff.waiting and not first.assigned:
                 dropped = shared.queue.clear(shared.committed)
                 # A record in doubt may still assign the dropped segment: it then has to be given up.
-                shared.mode, self._catch_up.due = Mode.CATCH_UP, True
+                shared.happen(Event.SEGMENT_FAILED)
             elif shared.queue.is_leaving:
                 return held_bytes
         for other in dropped:
@@ -536,16 +542,11 @@ class StreamOffload:
         """Fenced: stop without deletions, and poll until the successor is inactive."""
         # Before waking waiters: a caller that learns of the loss may reopen the stream at once.
         self._ownership.lose()
-        with self._shared.lock:
-            # Stopped meanwhile, perhaps for the successor that fenced it.
-            if self._shared.mode is Mode.STOPPED:
-                return
-            self._watching = True
-        self._next_look.set(self._tools.settings.takeover_after_seconds)
-        self._halt(error, abort=False)
+        if self._halt(error, Event.FENCED):
+            self._next_look.set(self._tools.settings.takeover_after_seconds)
 
     def _look_at_owner(self) -> None:
-        if not self._watching:
+        if self._shared.phase is not Phase.FENCED:
             return
         abandoned = False
         try:
@@ -559,12 +560,14 @@ class StreamOffload:
             _log.warning("stream %s: its owner is silent and data waits: taking it back", self.stream)
             self.reopen()
 
-    def _halt(self, error: OffloaderError, *, abort: bool) -> None:
+    def _halt(self, error: OffloaderError, event: Event) -> bool:
+        """End for ``error``; False if it had ended before, perhaps for the successor that fenced it."""
         with self._shared.changed:
-            if self._shared.mode is Mode.STOPPED:
-                return
-            self._shared.mode, self._shared.error = Mode.STOPPED, error
-            self._catch_up.gap, self._catch_up.is_yielding = None, False
+            was_ended = self._shared.is_ended
+            self._shared.happen(event)
+            if was_ended:
+                return False
+            self._shared.error = error
             segments = self._shared.queue.clear(self._shared.queue.offered)
             self._shared.changed.notify_all()
         if not isinstance(error, Closed):
@@ -573,5 +576,7 @@ class StreamOffload:
             _log.error("stream %s stopped: %s", self._log.stream, error)
         self._catch_up.stop()
         for segment in segments:
-            segment.handle.abandon(error, abort=abort)
+            # The objects of a stream that another writer took are that writer's to settle.
+            segment.handle.abandon(error, abort=event is not Event.FENCED)
         self._shared.buffer.stop_waiting()
+        return True

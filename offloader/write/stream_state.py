@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from offloader.telemetry.recorder import Recorder
 from offloader.write.hot_tier import facts_of
 from offloader.write.quota import StreamQuota, entries_that_fit, segment_bytes_max
 from offloader.write.segment import OffloadHandle
+from offloader.write.stream import ENDED, Event, Mode, Phase, step
 
 #: One completes while the next gathers; more would only hold entries in memory instead of the hot tier.
 SEGMENTS_MAX = 2
@@ -359,15 +359,6 @@ class Commits:
         return [closed_edit(info, self._source) for info in sorted(new, key=lambda info: info.ledger_id)]
 
 
-class Mode(enum.Enum):
-    """Path of entries to the gathering segment."""
-
-    CATCH_UP = "catch-up"
-    LIVE = "live"
-    PAUSED = "paused"
-    STOPPED = "stopped"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStatus:
     """Status of a stream, for display and metrics.
@@ -531,7 +522,7 @@ class StreamState:
 
     Attributes:
         changed: a condition over ``lock``, notified of every change that a caller may wait for.
-        mode: live, catch-up, paused or stopped.
+        phase: changed by ``happen`` only.
         tail: newest entry known in the hot tier.
         committed: end of the entries readable from the cold tier.
         stored: sums of what is readable there, ``None``: the manifest wasn't read yet.
@@ -547,7 +538,7 @@ class StreamState:
         self.stream, self.buffer, self.queue, self.progress = stream, buffer, queue, progress
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        self.mode = Mode.LIVE
+        self.phase = Phase.IDLE
         self.tail: Position | None = None
         self.committed: Position | None = None
         self.stored: SegmentSums | None = None
@@ -556,6 +547,15 @@ class StreamState:
         self.is_watched = False
         self.wakes_asked = self.looks_done = self.gaps_recorded = 0
         self.heard: set[int] = set()
+
+    def happen(self, event: Event) -> None:
+        """Change the phase as the table says."""
+        self.phase = step(self.phase, event)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it takes no step any more."""
+        return self.phase in ENDED
 
     @property
     def is_behind(self) -> bool:
@@ -566,32 +566,35 @@ class StreamState:
     @property
     def rests(self) -> bool:
         """Whether it is certainly paused, with no segment in progress."""
-        return self.mode is Mode.PAUSED and self.queue.first is None and self.wakes_asked == self.looks_done
+        return self.phase is Phase.PAUSED and self.queue.first is None and self.wakes_asked == self.looks_done
 
-    def append(self, batch: EntryBatch, *, ours: bool) -> bool:
-        """Take a batch that became durable; returns whether the workers have something to do.
-
-        Args:
-            ours: whether the stream's epoch is ours: else nothing can be offered.
-        """
+    def append(self, batch: EntryBatch) -> bool:
+        """Take a batch that became durable; returns whether the workers have something to do."""
         self.heard.add(batch.ledger_id)
-        if self.mode is Mode.STOPPED:
+        if self.is_ended:
             self.tail = batch.last  # a fenced stream checks it later for waiting data
             return False
         before, self.tail = self.tail, batch.last
         self.progress.seen(batch)
-        if self.mode is Mode.LIVE:
-            ours = ours and self.queue.offered == before
-            # Unless all of it is taken, also after an error: the next steps read the rest from the hot tier.
-            self.mode = Mode.CATCH_UP
-            if ours and self.queue.offer(batch) == len(batch):
-                self.mode = Mode.LIVE
-            elif ours and before is not None and before.ledger_id == batch.ledger_id:
-                self.progress.refused()  # not only because the stream isn't live
-        if self.mode is Mode.PAUSED:
+        if self.phase is Phase.LIVE and self.queue.offered == before:
+            self._offer(batch, before)
+        else:
+            self.happen(Event.LEFT_IN_HOT_TIER)
+        if self.phase is Phase.PAUSED:
             return not self.is_watched
         first = self.queue.first
-        return self.mode is Mode.CATCH_UP or first is None or not first.assigned
+        return self.phase is not Phase.LIVE or first is None or not first.assigned
+
+    def _offer(self, batch: EntryBatch, before: Position | None) -> None:
+        """Offer a batch to the live segment; the next steps read the rest from the hot tier, also after an error."""
+        taken = 0
+        try:
+            taken = self.queue.offer(batch)
+        finally:
+            if taken < len(batch):
+                self.happen(Event.LEFT_IN_HOT_TIER)
+        if taken < len(batch) and before is not None and before.ledger_id == batch.ledger_id:
+            self.progress.refused()  # not only because the stream isn't live
 
     def keep_ledgers(self, needed: Callable[[int], bool]) -> None:
         """Drop facts about ledgers that aren't ``needed``, by their ids: the manifest has them, or set them aside."""

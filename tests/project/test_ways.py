@@ -26,7 +26,7 @@ from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.spark.source import OffloaderDataSource
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 from tests.test_architecture import ROOT

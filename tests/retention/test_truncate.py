@@ -30,7 +30,7 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually

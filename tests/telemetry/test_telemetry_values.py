@@ -23,7 +23,7 @@ from offloader.telemetry.prometheus import Metrics
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.support.metrics import exposed
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

@@ -13,7 +13,7 @@ from typing import Any
 
 from formats.keys import catalog_key
 from formats.manifest import Edit, Pause, Resume
-from offloader.errors import Closed, StoreUnavailable
+from offloader.errors import StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
@@ -23,7 +23,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream_state import Mode
+from offloader.write.stream import ENDED, TABLE, Event, Phase
 from tests.proof.simulation.simulated_workers import SimulatedWorkers
 from tests.write.streaming_bench import records_in
 
@@ -97,21 +97,10 @@ class PhaseWorld:
 
     @property
     def phase(self) -> str:
-        """The stream's phase, read from the objects that hold its parts."""
-        stream, shared = self.stream, self.stream._shared
-        if shared.mode is Mode.STOPPED:
-            if isinstance(shared.error, Closed):
-                return "stopped"
-            return "fenced" if stream._watching else "halted"
-        if shared.mode is Mode.PAUSED:
-            return "paused"
-        if stream._backoff.waiting:
-            return "retrying"
-        if not stream._ownership.held:
-            return "idle"
-        if stream._catch_up.due or stream._catch_up.is_running:
-            return "backfilling"
-        return "live" if shared.mode is Mode.LIVE else "catching up"
+        """The stream's phase; while a failed step waits for its timer, ``retrying``."""
+        phase = self.stream._shared.phase
+        is_retrying = self.stream._backoff.waiting and phase not in ENDED
+        return "retrying" if is_retrying else name_of(phase)
 
     @property
     def is_offloaded(self) -> bool:
@@ -145,7 +134,7 @@ def _backfilling(world: PhaseWorld) -> None:
     for _ in range(20):
         world.append(20, 1000)
     world.start()
-    while not world.stream._catch_up.is_running:
+    while world.phase != "backfilling":
         assert world.workers.run_one()
 
 
@@ -277,5 +266,26 @@ def head() -> str:
     return f"| event | {' | '.join(PHASES)} |\n|{' --- |' * (len(PHASES) + 1)}"
 
 
+def phase_rows() -> list[str]:
+    """The table of phases."""
+    return ["| phase | mode | meaning |", "| --- | --- | --- |"] + [
+        f"| {name_of(each)} | {each.mode.value} | {each.value} |" for each in Phase
+    ]
+
+
+def transition_rows() -> list[str]:
+    """The table of transitions: an event, the phases it changes, and the phases it leads to."""
+    rows = ["| event | from | to |", "| --- | --- | --- |"]
+    for event in Event:
+        for target in Phase:
+            sources = [name_of(phase) for phase in Phase if TABLE[phase].get(event) is target]
+            rows += [f"| {event.value} | {', '.join(sources)} | {name_of(target)} |"] if sources else []
+    return rows
+
+
+def name_of(phase: Phase) -> str:
+    return phase.name.lower().replace("_", " ")
+
+
 if __name__ == "__main__":
-    print(head(), *map(row, EVENTS), sep="\n")
+    print(*phase_rows(), "", *transition_rows(), "", head(), *map(row, EVENTS), sep="\n")

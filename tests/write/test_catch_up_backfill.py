@@ -17,7 +17,7 @@ from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
 from offloader.write.catch_up import BEHIND_SEGMENTS_MIN
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

@@ -25,7 +25,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.epoch import Ownership
 from offloader.write.quota import part_bytes_for
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

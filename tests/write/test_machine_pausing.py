@@ -20,7 +20,8 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.write.machine import LOOK_MAX_S
-from offloader.write.stream_state import Mode, StreamStatus
+from offloader.write.stream import Mode
+from offloader.write.stream_state import StreamStatus
 from tests.proof.simulation.simulated_world import STREAM, World
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S, eventually

@@ -19,7 +19,8 @@ from offloader.settings import Settings
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream_state import Mode, StreamStatus
+from offloader.write.stream import Mode
+from offloader.write.stream_state import StreamStatus
 from tests.ledgers.pushing_broker import Broker
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S, eventually

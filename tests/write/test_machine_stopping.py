@@ -20,7 +20,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.proof.simulation.simulated_workers import SimulatedWorkers
 from tests.support.readback import stored_entries
 

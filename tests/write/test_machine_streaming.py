@@ -17,7 +17,7 @@ from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.proof.simulation.simulated_workers import SimulatedWorkers
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import PATIENCE_S, eventually

@@ -22,7 +22,7 @@ from offloader.monitor import Watchdog
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.machine import StreamOffload
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import KIB, STREAM, Bench, settings

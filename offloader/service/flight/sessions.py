@@ -43,7 +43,7 @@ from offloader.service.streams import ServedStreams, StreamSupervisor
 from offloader.settings import FlightSettings, ReadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.stream_names import require_stream_name
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 
 
 class Proof:

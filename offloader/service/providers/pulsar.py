@@ -36,7 +36,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.wrappers import with_short_retries
 from offloader.stream_names import partition_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 
 _log = logging.getLogger("offloader.service")
 

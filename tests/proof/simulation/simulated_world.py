@@ -20,7 +20,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.proof.simulation.simulated_process import SimulatedProcess
 from tests.proof.simulation.simulated_store import FaultModel, FaultPlan, SimulatedStore
 from tests.proof.simulation.simulation_checks import loaded, what_is_unaccounted, what_is_unreadable

@@ -25,7 +25,7 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.ledgers.pulsar_bench import NAME, PulsarBench
 from tests.support.readback import stored_entries

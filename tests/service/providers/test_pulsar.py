@@ -23,7 +23,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
 from offloader.service.providers.pulsar import PulsarProvider
 from offloader.service.streams import StreamSupervisor
-from offloader.write.stream_state import Mode
+from offloader.write.stream import Mode
 from tests.support.presence import there
 from tests.support.pulsar_broker import BrokerClient, FakeBroker
 from tests.support.pulsar_cluster import Cluster, P, S, fake_cluster, streams_of, whats
