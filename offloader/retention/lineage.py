@@ -2,7 +2,7 @@
 
 ``consumed`` is stricter than the specification: an unlisted segment counts as read to its end only if all segments it
 succeeds are. On valid cuts the two agree; by the specification alone, the meet or join of two valid cuts may have no
-cut (``docs/explanation/retention.md, rule R6``).
+cut (rule R6 of ``docs/explanation/retention.md``).
 """
 
 from __future__ import annotations
