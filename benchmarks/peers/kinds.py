@@ -79,34 +79,33 @@ _BYTES_ONLY = {"readable": _NOT}
 KINDS: Mapping[str, Kind] = {
     "ours": Kind(
         "**offloader**",
-        "the library with one open stream, all settings as they come: blocks of 1 MiB, parts of 16 MiB and GETs of "
-        "4 MiB, four at once",
+        "the library with one open stream: blocks of 1 MiB, parts of 16 MiB and GETs of 4 MiB, four in parallel",
         _python("ours"),
     ),
     "pulsar": Kind(
         "Pulsar's jcloud offloader",
-        "version 4.0.8, its own classes on a closed ledger in memory, without a broker: blocks of 64 MiB, read in GETs "
-        "of 1 MiB, one at a time; a Java heap of 1 GiB",
+        "version 4.0.8, its classes on a closed ledger in memory, without a broker: blocks of 64 MiB, read in "
+        "sequential GETs of 1 MiB; a Java heap of 1 GiB",
         _pulsar,
         lambda place: {"ACCESS_KEY_ID": place.access_key, "ACCESS_KEY_SECRET": place.secret_key},
         singles=25,
     ),
     "boto3": Kind(
         "bare boto3",
-        "bytes without entries; parts and GETs of the same sizes and as many at once as ours, parts with CRC-32C; for "
-        "a single entry it is told where the bytes are",
+        "bytes without entries; parts and GETs of the same sizes and in the same number as offloader, parts with "
+        "CRC-32C; for a single entry it receives the location of the bytes",
         _python("boto3"),
         lacks=_BYTES_ONLY,
     ),
     "s3transfer": Kind(
         "boto3's s3transfer",
-        "`upload_file`, `download_file` with their own settings: 8 MiB, ten at once; it moves whole files",
+        "`upload_file` and `download_file` with their defaults: 8 MiB, ten in parallel; it transfers whole files",
         _python("s3transfer"),
         lacks={**_BYTES_ONLY, "single": _NOT},
     ),
     "obstore": Kind(
         "obstore",
-        "Rust's object_store from Python: the limit of a client in the same sizes as bare boto3, without checksums",
+        "Rust's object_store from Python: the limit of a client, in the same sizes as bare boto3, without checksums",
         _python("obstore"),
         lacks=_BYTES_ONLY,
     ),
