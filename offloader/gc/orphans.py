@@ -1,4 +1,7 @@
-"""Classify listed objects and unfinished uploads: needed, orphaned, or foreign."""
+"""Classify listed objects and unfinished uploads: needed, orphaned, or foreign.
+
+Rules M37 to M47 of docs/explanation/manifest.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Execute a cleanup plan: retire, purge, delete, each step recorded before the next; keep an audit of it."""
+"""Execute a cleanup plan: retire, purge, delete, each step recorded before the next; keep an audit of it.
+
+Steps D5 to D9 of docs/explanation/manifest.md.
+"""
 
 from __future__ import annotations
 

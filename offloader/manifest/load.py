@@ -1,4 +1,7 @@
-"""Loads a stream's manifest: checkpoint, later records, and the proof of the log's end."""
+"""Loads a stream's manifest: checkpoint, later records, and the proof of the log's end.
+
+Rules M30 to M36 of docs/explanation/manifest.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One writer's commits to a stream's manifest."""
+"""One writer's commits to a stream's manifest: rules M11 to M16 of docs/explanation/manifest.md."""
 
 from __future__ import annotations
 

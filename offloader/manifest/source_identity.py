@@ -1,4 +1,4 @@
-"""Compares a hot tier with the one that the manifest knows (docs/explanation/manifest.md, "Which hot tier")."""
+"""Compares a hot tier with the one that the manifest knows: rules M17 to M24 of docs/explanation/manifest.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Retention cycles: load a snapshot, decide, truncate; once or periodically."""
+"""Retention cycles: load a snapshot, decide, truncate; once or periodically.
+
+Steps D1 to D4 of docs/explanation/manifest.md; rule R30 of docs/explanation/retention.md.
+"""
 
 from __future__ import annotations
 
@@ -538,7 +541,7 @@ class RetentionService:
 
     Args:
         period_s: between two cycles of a stream.
-        recorder: takes the measurements of the retention specification, section 5.
+        recorder: takes the measurements of each cycle.
         on_cycle: called after each cycle, by stream.
     """
 

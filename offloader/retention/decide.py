@@ -1,4 +1,4 @@
-"""Decide whether and where to truncate a stream, and why. Pure."""
+"""Decide whether and where to truncate a stream, and why: rules R8 to R29 of docs/explanation/retention.md. Pure."""
 
 from __future__ import annotations
 
@@ -438,7 +438,7 @@ class _Cycle:
     # --- candidates ------------------------------------------------------------------------------------------------
 
     def window(self, limits: Limits) -> tuple[Candidate, Candidate] | None:
-        """Candidates m and M of the specification; ``None``: none keeps min. Records win over boundaries.
+        """Candidates m and M (rule R12); ``None``: none keeps min. Records win over boundaries.
 
         A start position that a truncation made and that fits max is M, as the cut was before it left the set.
         """

@@ -1,8 +1,7 @@
-"""Segments of a stream, their succession, and the meaning of cuts in them: retention specification, section 1. Pure.
+"""Segments of a stream, their succession, and the meaning of cuts in them. Pure.
 
-``consumed`` is stricter than the specification: an unlisted segment counts as read to its end only if all segments it
-succeeds are. On valid cuts the two agree; by the specification alone, the meet or join of two valid cuts may have no
-cut (rule R6 of ``docs/explanation/retention.md``).
+Rules R4 to R7 of docs/explanation/retention.md. An unlisted segment counts as read to its end only if all segments it
+succeeds are. Without that condition, the meet or join of two valid cuts may have no cut (rule R6).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class RetentionSet:
 
 
 class Rule(enum.Enum):
-    """Deciding rule; the value is its wording. The retention specification, sections 1 to 3."""
+    """Deciding rule; the value is its wording. Rules R2 to R23 of docs/explanation/retention.md."""
 
     NOTHING_RECORDED = "no cut of this stream was recorded yet"
     WITHIN_KEEP = "no part of the stream that could go is beyond what is kept"

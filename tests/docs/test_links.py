@@ -58,6 +58,37 @@ def test_broken_files_and_headings_are_found(tmp_path: Path) -> None:
     assert broken_links(page) == ["#elsewhere", "absent.md", "page.md#no-heading"]
 
 
+#: A rule in the specification, and where code or a test cites one.
+RULE = re.compile(r"\*\*([MRD]\d+)\.")
+CITED = re.compile(r"\b(?:[Rr]ules?|[Ss]teps?) ([MRD]\d+)(?: (?:to|and) ([MRD]\d+))?")
+
+
+def specified(name: str) -> list[str]:
+    return RULE.findall((DOCS / "explanation" / name).read_text(encoding="utf-8"))
+
+
+def test_rules_are_numbered_in_order_without_gaps() -> None:
+    for name, letters in (("manifest.md", "MD"), ("retention.md", "R")):
+        for letter in letters:
+            found = [rule for rule in specified(name) if rule[0] == letter]
+            assert found == [f"{letter}{number}" for number in range(1, len(found) + 1)], name
+            assert len(found) >= 9, name
+
+
+def test_cited_rules_are_specified() -> None:
+    known = {*specified("manifest.md"), *specified("retention.md")}
+    cited = {
+        (str(path.relative_to(ROOT)), rule)
+        for folder in ("formats", "offloader", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        for found in CITED.findall(path.read_text(encoding="utf-8"))
+        for rule in found
+        if rule
+    }
+    assert len(cited) >= 10
+    assert {each for each in cited if each[1] not in known} == set()
+
+
 def test_site_shows_every_page() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     shown = [

@@ -1,6 +1,6 @@
 """A ledger database that isn't the one of the manifest: none of its entries counts as offloaded.
 
-The rules are those of docs/explanation/manifest.md, "Which hot tier". The tests use the public interfaces.
+Rules M17 to M22 of docs/explanation/manifest.md. The tests use the public interfaces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules of docs/explanation/manifest.md that the product follows, each switched off by a patch. Not a test.
+"""Rules M17 to M40 of docs/explanation/manifest.md that the product follows, each switched off by a patch. Not a test.
 
 A replay with a rule switched off shows that it would see the loss that the rule prevents.
 """

@@ -1,4 +1,4 @@
-"""A model of "Which hot tier" in docs/explanation/manifest.md: lost, restored and copied ledger databases. Not a test.
+"""A model of rules M17 to M22 of docs/explanation/manifest.md: lost, restored and copied ledger databases. Not a test.
 
 Hosts start, append, offload and release over database files; an operator loses, restores and copies the files. Entries
 are numbers in the order in which they were acknowledged. A commit to the manifest is one step: how a record gets into

@@ -1,4 +1,4 @@
-"""A model of "Lost records" in docs/explanation/manifest.md: losses of records and folders. Not a test.
+"""A model of rules M34 to M40 of docs/explanation/manifest.md: losses of records and folders. Not a test.
 
 Processes load the manifest in one step, and stop between that and the PUT of a record, between the PUT and the look at
 the boundary, and before whatever they destroy. Only the slow reader L loads request by request. That a reader gets what

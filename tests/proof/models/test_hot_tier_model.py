@@ -1,4 +1,4 @@
-"""The model of "Which hot tier" in docs/explanation/manifest.md: no counterexample with all rules, one without each."""
+"""The model of rules M17 to M22 of docs/explanation/manifest.md: no counterexample with all rules, one without each."""
 
 from __future__ import annotations
 

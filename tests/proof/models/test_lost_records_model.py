@@ -1,4 +1,4 @@
-"""The model of "Lost records" in docs/explanation/manifest.md: none found with all rules, one without each."""
+"""The model of rules M34 to M40 of docs/explanation/manifest.md: none found with all rules, one without each."""
 
 from __future__ import annotations
 
