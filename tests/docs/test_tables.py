@@ -311,8 +311,8 @@ def row_of(section: str, field: Field[Any]) -> list[str]:
     ]
 
 
-def test_settings_tables_have_every_setting_with_its_default() -> None:
-    """A page that has a section's table has all of it in order; the process's own without type, values and place."""
+def test_settings_tables_in_pages_have_every_setting_of_their_section_with_its_default() -> None:
+    """The generated page has all; a table elsewhere has a whole section in order, or less of each setting."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md")) if path.name != "settings.md"]
     found: dict[str, list[list[str]]] = {}
     for row in (row for text in texts for rows in tables(text, "setting") for row in rows):

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import pytest
 
 import offloader
 from formats.entries import EntryBatch
+from offloader.cli.main import main
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.spark import lag_of
 from offloader.store.open import open_store
@@ -158,12 +159,48 @@ def _sidecar(folder: Path, request: pytest.FixtureRequest) -> _Made:
     yield World({"/srv/orders": str(folder)}, is_ready=lambda: any((folder / "store").rglob("*.json")))
 
 
-@world("docs/how-to/deleting.md")
-def _deleting(folder: Path, request: pytest.FixtureRequest) -> _Made:
-    (folder / "settings.toml").write_text("[ledgers]\nledger_entries_max = 100\n")
-    (folder / "soon.toml").write_text("[cleanup]\ngrace_period = '0s'\n")
+def _orders_with_days(folder: Path, *commands: str) -> World:
+    """Three segments of a hundred entries of 8, 5 and 1 days ago; then commands of ours are run."""
+    store = open_store(f"file://{folder}/store")
+    ledgers = f"sqlite:///{folder}/ledgers.db"
+    settings = offloader.Settings.of({"ledgers": {"ledger_entries_max": 100}})
+    now = datetime.now(UTC)
+    with offloader.open_managed_ledger("orders", ledgers=ledgers, store=store, settings=settings) as topic:
+        for first, days in ((0, 8), (100, 5), (200, 1)):
+            published_ms = int((now - timedelta(days=days)).timestamp() * 1000)
+            topic.append_batch([b"order %d" % number for number in range(first, first + 100)], published_ms)
+            topic.offload()
+    for command in commands:
+        assert main([*command.split(), "--store", store.url]) == 0
     sizes = (r"\([\d.]+ \w+\) are needed", "(SIZE) are needed")
-    yield World({"/srv/deleting": str(folder)}, (UUID, TIME, (r"\S+@\S+", "WHO"), AGE, sizes))
+    return World({"/srv/orders": str(folder)}, (UUID, TIME, (r"\S+@\S+", "WHO"), AGE, sizes))
+
+
+@world("docs/how-to/deleting.md")
+@world("docs/how-to/deleting-streams.md")
+@world("docs/how-to/keeping-by-size.md")
+@world("docs/how-to/keeping-seven-days.md")
+@world("docs/how-to/truncating.md")
+def _orders(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    yield _orders_with_days(folder)
+
+
+@world("docs/how-to/auditing.md")
+@world("docs/how-to/holding.md")
+def _truncated(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    yield _orders_with_days(folder, "truncate orders --before 2:50")
+
+
+@world("docs/how-to/undoing.md")
+def _retired(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    yield _orders_with_days(folder, "truncate orders --before 2:50", "cleanup run orders")
+
+
+@world("docs/how-to/orphans.md")
+def _orphans(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    made = _orders_with_days(folder)
+    open_store(f"file://{folder}/store").put("orders/notes.txt", b"somebody's notes")
+    yield made
 
 
 @world("docs/how-to/extending.md", "process")
@@ -238,7 +275,12 @@ def _importing(folder: Path, request: pytest.FixtureRequest) -> _Made:
     yield World({"/srv/pulsar": str(folder)})
 
 
-@world("docs/how-to/inspecting.md", "process")
+@world("docs/how-to/verifying.md", "process")
+def _verifying(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    yield World({"/srv/orders": str(folder)})
+
+
+@world("docs/how-to/inspecting.md")
 def _inspecting(folder: Path, request: pytest.FixtureRequest) -> _Made:
     def check(_: Run) -> None:
         assert (folder / "orders.svg").read_text().startswith("<?xml")
@@ -261,6 +303,11 @@ def _messages(folder: Path, request: pytest.FixtureRequest) -> _Made:
     yield World({"/data/store": f"{folder}/store"}, names={"spark": request.getfixturevalue("spark")})
 
 
+@world("docs/how-to/back-to-pulsar.md")
+def _back_to_pulsar(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    yield World({"/srv/pulsar": str(folder)}, (UUID, ("0{8}-0.*0{12}", "UUID")))
+
+
 @world("docs/how-to/migration.md")
 def _migration(folder: Path, request: pytest.FixtureRequest) -> _Made:
     put_golden(open_store(f"file://{folder}/bucket"))
@@ -269,7 +316,7 @@ def _migration(folder: Path, request: pytest.FixtureRequest) -> _Made:
         owned = run.shell.run("offloader segments public/default/persistent/oracle --json").splitlines()
         assert [json.loads(line)["owned"] for line in owned] == [True] * 4, "what step 6 is for"
 
-    yield World({"/srv/pulsar": str(folder)}, (UUID, ("0{8}-0.*0{12}", "UUID")), check=check)
+    yield World({"/srv/pulsar": str(folder)}, (UUID,), check=check)
 
 
 @world("docs/how-to/observing.md")
@@ -278,13 +325,31 @@ def _observing(folder: Path, request: pytest.FixtureRequest) -> _Made:
     yield World(names={"offloader": offloader}, environment={**keys, "AWS_REGION": "us-east-1"})
 
 
+@world("docs/how-to/existing-ledgers.md")
 @world("docs/how-to/offloading.md")
+@world("docs/how-to/rewriting-as-v1.md")
 def _offloading(folder: Path, request: pytest.FixtureRequest) -> _Made:
     writer = (r"is owned by \S+, which wrote its last record \d+ s ago", "is owned by WRITER")
     yield World({"/srv/orders": str(folder)}, (UUID, writer))
 
 
+@world("docs/how-to/pausing.md")
+def _pausing(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    """A thousand committed entries, then five hundred that aren't."""
+    store, ledgers = open_store(f"file://{folder}/store"), f"sqlite:///{folder}/ledgers.db"
+    for method, numbers in (("streaming", range(1000)), ("none", range(1000, 1500))):
+        settings = offloader.Settings.of({"ledgers": {"ledger_entries_max": 400}, "offload": {"method": method}})
+        with offloader.open_managed_ledger(
+            "shop/eu/persistent/orders", ledgers=ledgers, store=store, settings=settings
+        ) as topic:
+            topic.append_batch([b"order %d" % number for number in numbers])
+    yield World({"/srv/orders": str(folder)}, (UUID,))
+
+
+@world("docs/how-to/backups.md")
+@world("docs/how-to/lost-entries.md")
 @world("docs/how-to/restoring.md")
+@world("docs/how-to/wrong-store.md")
 def _restoring(folder: Path, request: pytest.FixtureRequest) -> _Made:
     yield World({"/srv/orders": str(folder)}, (UUID,))
 

@@ -1,4 +1,4 @@
-"""docs/reference/stores.md: its permissions are sufficient, each is needed; docs/how-to/restoring.md: its copies."""
+"""docs/reference/stores.md: its permissions are sufficient, each is needed; docs/how-to/backups.md: its copies."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_restoring_commands_copy_a_bucket_and_bring_it_back_whole(
         command = [str(Path(sys.executable).parent / words[0]), *words[1:], "--config", str(tmp_path / "none.conf")]
         subprocess.run(command, env=environment, check=True, timeout=280)
 
-    page = (DOCS / "how-to" / "restoring.md").read_text(encoding="utf-8")
+    page = (DOCS / "how-to" / "backups.md").read_text(encoding="utf-8")
     manifests, segments, back = [line for _, body in fences(page) for line in body.splitlines() if "rclone" in line]
     rclone(manifests)
     assert keys_below(copy) == {key for key in before if key.startswith("_") or "/manifest/" in key}

@@ -294,7 +294,7 @@ def test_release_notes_and_install_document_install_a_release_by_the_same_comman
 def test_install_document_says_what_an_index_changes() -> None:
     text = (ROOT / "docs/how-to/install.md").read_text(encoding="utf-8")
     assert "No package index has the project" in text
-    assert re.search(r"index of its own, one thing changes: the project's name takes the place of the dot", text)
+    assert re.search(r"private index, replace the dot with the project's name in every command", text)
 
 
 def test_every_text_names_the_same_way_to_install() -> None:
