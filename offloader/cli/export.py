@@ -179,7 +179,7 @@ def run(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Add to an Iceberg table what it doesn't have of the streams; docs/how-to/tables.md.
+    """Add to an Iceberg table what it doesn't have of the streams; docs/how-to/iceberg.md.
 
     One commit a range, with the stream's positions: run again, or killed and run again, it goes on after the last
     commit. Several may run at once. SIGTERM ends --follow after the range that is being added. With --subscriber

@@ -149,7 +149,7 @@ def open_table(
             except (ArgumentError, ValueError) as error:
                 raise InvalidCall(
                     f"table {name}: catalogue {catalog} or its warehouse can't be opened: {one_line(str(error))}",
-                    hint="see docs/how-to/tables.md for URLs that can be used",
+                    hint="see docs/how-to/iceberg.md for URLs that can be used",
                 ) from error
             except SQLAlchemyError:  # another exporter creates the same rows just now
                 if attempt == OPEN_ATTEMPTS_MAX:

@@ -117,7 +117,7 @@ class TroubleSeen:
         first_ms, last_ms: first and last occurrence, ms since 1970 UTC.
         level: ``warning`` or ``error``.
         stream: its stream; empty: of the process.
-        event: short name for programs (docs/how-to/observing.md); may be empty.
+        event: short name for programs (docs/reference/log-events.md); may be empty.
         hint: the remedy, if the message has none; may be empty.
     """
 

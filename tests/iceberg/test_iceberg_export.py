@@ -446,8 +446,13 @@ def test_damaged_stream_commits_nothing(lake: Lake, writer: StreamWriter) -> Non
         ({"warehouse": ""}, InvalidCall, "no warehouse was named", "--warehouse"),
         ({"catalog": "sqlite:////nowhere/at/all.db"}, StoreUnavailable, "unable to open database file", "running"),
         ({"catalog": "http://127.0.0.1:1"}, StoreUnavailable, r"can't be used: connection refused \(", "running"),
-        ({"catalog": "nothing://x"}, InvalidCall, "can't be opened: Can't load plugin", "tables.md"),
-        ({"warehouse": "s4://x"}, InvalidCall, "can't be opened: Unrecognized filesystem type in URI: s4", "tables.md"),
+        ({"catalog": "nothing://x"}, InvalidCall, "can't be opened: Can't load plugin", "iceberg.md"),
+        (
+            {"warehouse": "s4://x"},
+            InvalidCall,
+            "can't be opened: Unrecognized filesystem type in URI: s4",
+            "iceberg.md",
+        ),
     ],
 )
 def test_wrong_places_are_refused_with_a_hint(

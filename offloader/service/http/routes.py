@@ -160,7 +160,7 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics(caller: Known) -> Response:
-        """For Prometheus, in its text format (docs/how-to/observing.md)."""
+        """For Prometheus, in its text format (docs/reference/metrics.md)."""
         return Response(
             exposition(None if caller.streams is None else caller.sees), headers={"content-type": CONTENT_TYPE}
         )
@@ -172,7 +172,7 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
 
     @router.get("/v1/status", response_class=JSONResponse, responses={200: {"model": dict[str, Any]}})
     def status(caller: Known) -> Response:
-        """The status document: every stream of the process (docs/how-to/observing.md)."""
+        """The status document: every stream of the process (docs/how-to/status.md)."""
         return JSONResponse(_seen(view, caller).status())
 
     @router.get("/v1/config")

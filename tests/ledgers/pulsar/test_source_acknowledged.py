@@ -1,6 +1,6 @@
 """What a Pulsar broker may delete: acknowledged ledgers that are provably in the cold tier, after the lag.
 
-The promises of docs/tutorials/beside-pulsar.md about releasing ledgers, over a fake broker that records its requests.
+The promises of docs/explanation/pulsar-topics.md about releasing ledgers, over a fake broker that records its requests.
 """
 
 from __future__ import annotations

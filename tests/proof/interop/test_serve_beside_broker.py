@@ -31,7 +31,7 @@ def has_consumers(admin: AdminClient, count: int) -> bool:
 
 
 def require_documented_names(admin: AdminClient) -> None:
-    """What docs/how-to/observing.md says is in the broker's lists."""
+    """What docs/explanation/pulsar-topics.md says is in the broker's lists."""
     found = dict(admin.stats(TOPIC).subscriptions)
     assert found.pop("offloader").is_durable
     assert any(name.startswith("offloader-live-") for name in found)
