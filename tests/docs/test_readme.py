@@ -63,7 +63,7 @@ def test_readme_names_the_deletion_defaults() -> None:
     """Nothing from the store; hot copies after four hours; segments can be restored for a day."""
     rows = [each.as_json() for each in SettingsFile().values_of("").values()]
     defaults = {row["name"]: row["value"] for row in rows}
-    section = TEXT.partition("\n## What is deleted, and when\n")[2].partition("\n## ")[0]
+    section = TEXT.partition("\n## Deletion\n")[2].partition("\n## ")[0]
     assert {name: defaults.get(name) for name in re.findall(r"`([a-z]+\.[a-z_]+)(?: = true)?`", section)} == {
         "cleanup.delete": False,
         "retention.policy": "keep",
