@@ -1,4 +1,4 @@
-"""The samples of README and of the tutorials run and print what they show; every fence has a known info string."""
+"""The samples of the pages in the gate run and print the documented output; every fence has a known info string."""
 
 from __future__ import annotations
 

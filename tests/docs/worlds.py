@@ -55,13 +55,8 @@ WITH_SAMPLES = [
     for page in PAGES
     if any(block.is_run or block.kind == "toml" for block in blocks_of((ROOT / page).read_text(encoding="utf-8")))
 ]
-#: Pages that newcomers read first, and that run within seconds: each change is checked with their samples.
-#: The first day takes minutes and needs a broker.
-GATE = [
-    page
-    for page in WITH_SAMPLES
-    if page == "README.md" or (page.startswith("docs/tutorials/") and page != "docs/tutorials/first-day.md")
-]
+#: Pages that newcomers read first, and whose samples run within seconds: each change is checked with them.
+GATE = ["README.md", "docs/tutorials/beside-pulsar.md", "docs/how-to/replay.md", "docs/how-to/serve.md"]
 _Made = Iterator[World]
 _Make = Callable[[Path, pytest.FixtureRequest], _Made]
 ORDERS = "public/default/persistent/orders"
