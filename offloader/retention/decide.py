@@ -514,16 +514,15 @@ class _Cycle:
 
     def size_bound(self, limits: Limits, bound: Cut) -> _Verdict:
         kept, keeps_min = self.keeps_exactly(bound), self.keeps_surely(bound) >= limits.min
-        if keeps_min and (limits.max is None or kept < limits.max):
+        if keeps_min and (limits.max is None or kept <= limits.max):
             return _Verdict(Rule.BOUND, bound)
         if (candidates := self.window(limits)) is None:
             return _Verdict(Rule.BOUND_ABOVE_MAX, bound) if keeps_min else _Verdict(Rule.NO_CUT_KEEPS_MIN)
         low, high = (candidate.cut for candidate in candidates)
         join, meet = self.lineage.join, self.lineage.meet
         if not keeps_min:
+            # Also where that keeps more than max: less than min is unread, so no unread data has to go for max.
             cut, rule = meet((bound, low)), Rule.BOUND_LOWERED_TO_MIN
-            if limits.max is not None and self.keeps_exactly(cut) > limits.max:
-                cut, rule = join((cut, high)), Rule.BOUND_LOWERED_THEN_RAISED
         elif self.keeps_exactly(high) >= kept:
             cut, rule = bound, Rule.BOUND_ABOVE_MAX
         else:

@@ -144,7 +144,6 @@ class Rule(enum.Enum):
     ALL_READ = "everything that all subscribers have read goes"
     BOUND = "what all subscribers have read goes: that keeps between min and max"
     BOUND_LOWERED_TO_MIN = "of what all subscribers have read, min is kept"
-    BOUND_LOWERED_THEN_RAISED = "of what all subscribers have read, min is kept; that is above max, so unread data goes"
     BOUND_RAISED_TO_MAX = "unread data is above max: what no longer fits goes"
     BOUND_RAISED_KEEPING_MIN = "unread data is above max: what no longer fits goes, as far as min allows"
     BOUND_ABOVE_MAX = "unread data is above max, but no cut keeps less"

@@ -165,13 +165,10 @@ class IndependentCycle:
         top = FULL if limits.max is None else limits.max
         if limits.unit is Unit.TIME:
             return self.by_time(limits, bound, m, big_m)
-        if limits.min <= self.keep(bound) < top:
+        if limits.min <= self.keep(bound) <= top:
             return bound
         if self.keep(bound) < limits.min:
-            if m is None or big_m is None:
-                return None
-            low = meet(bound, m)
-            return join(low, big_m) if self.keep(low) > top else low
+            return None if m is None else meet(bound, m)
         if m is None or big_m is None or self.keep(big_m) >= self.keep(bound):
             return bound
         high = join(bound, big_m)

@@ -15,7 +15,7 @@ from offloader.retention.cuts import FUTURE, Cut, Order
 from offloader.retention.decide import Situation, Subscription, decide, window
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import Decision, Record, RetentionSet, Role, Rule
+from offloader.retention.state import Decision, Record, RetentionSet, Rule
 from tests.retention.histories import cuts, limits, lineages, policies, situations
 from tests.retention.independent_cycle import IndependentCycle
 
@@ -104,11 +104,7 @@ def is_forced(situation: Situation, decision: Decision, limits: Limits) -> bool:
     if situation.policy.kind is PolicyKind.KEEP:
         return True
     if limits.unit is Unit.SIZE:
-        end = lineage.bytes_till(newest.cut)
-        if end - lineage.bytes_till(decision.bound) >= limits.max:
-            return True
-        smallest = (one.cut for one in decision.candidates if one.role is Role.MIN)
-        return any(end - lineage.bytes_till(lineage.meet([decision.bound, each])) > limits.max for each in smallest)
+        return lineage.bytes_till(newest.cut) - lineage.bytes_till(decision.bound) > limits.max
     return not all(lineage.reaches(decision.bound, each) for each in aged(situation, limits.max)[:-1])
 
 
