@@ -20,8 +20,8 @@ _LEFT = 16
 _PARTITIONS_SHOWN = 3
 #: Shown for a new policy without recorded cuts.
 _MORE_CUTS = (
-    "a limit cuts at ends of segments and at recorded places; each cycle records where the stream ends, once in "
-    "record_interval"
+    "a limit cuts at ends of segments and at recorded places; each cycle that finds new entries records where the "
+    "stream ends"
 )
 _ROLES = {Role.MIN: "min", Role.MAX: "max", Role.OLD: "old", Role.KEEP: "keep"}
 

@@ -81,9 +81,10 @@ class RetentionSettings:
     )
     protect_unpublished: bool = flag(False, "subscribers that never published hold back what they haven't read")
     record_minutes: float = duration(
-        30.0,
-        "time between two recorded cuts, between which a decision can choose",
-        low=0.001,
+        0.0,
+        "minimum time between two recorded cuts, which decisions choose from; 0s: each cycle that finds new entries "
+        "records one",
+        low=0,
         high=MINUTES_MAX,
         key="record_interval",
         unit="m",

@@ -17,6 +17,7 @@ from offloader.retention.cycle import RetentionCycle
 from offloader.retention.state import OverrideReason, Rule, read_decisions
 from offloader.retention.subscribers import open_retention
 from offloader.retention.truncate import truncate_stream, truncate_topic
+from offloader.settings.retention import RetentionSettings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -131,6 +132,20 @@ def test_nothing_is_recorded_sooner_than_the_period_allows() -> None:
         recorded.append(bench.run().is_recorded)
     assert recorded.count(True) == 2
     assert len(bench.remembered().records.records) == 2
+
+
+@pytest.mark.slow
+def test_each_cycle_that_finds_new_entries_records_the_tail() -> None:
+    """Also sooner after the last one than cycles are apart: their times vary."""
+    for policy in ({"policy": "consumption"}, {"policy": "size", "min_mbytes": mb(1000)}):
+        bench = Bench(**policy, record_minutes=RetentionSettings().record_minutes)
+        recorded = []
+        for _ in range(5):
+            bench.grow()
+            recorded.append(bench.run().is_recorded)
+            assert not bench.run().is_recorded
+        assert recorded == [True] * 5
+        assert len(bench.remembered().records.records) == 5
 
 
 def test_manual_truncation_removes_used_records() -> None:

@@ -14,7 +14,7 @@ def test_explain_shows_cut_rule_and_losing_subscribers() -> None:
     bench.grow()
     for name in ("billing", "search", "never"):
         bench.subscribe(name)
-    bench.publish("billing", Position(1, 5))
+    bench.publish("billing", Position(1, ENTRIES))
     bench.grow_and_run(3)
     bench.grow(ledgers=3)
     bench.publish("search", Position(7, 0))
