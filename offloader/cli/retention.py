@@ -29,7 +29,7 @@ from offloader.cli.options import (
     partition_position_of,
 )
 from offloader.cli.output import Column, bytes_text, counted, print_each, print_result, print_rows
-from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.ledgers.base import BrokerLedgers, LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.source import listed_by_broker
@@ -40,7 +40,7 @@ from offloader.manifest.names import stream_name
 from offloader.manifest.protection import user_at_host
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import existing_streams, load_stream, open_stream_reader
-from offloader.retention.broker import ListedOf
+from offloader.retention.broker import ListedOf, first_listed
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
@@ -607,7 +607,7 @@ def truncate(
         if force and not (take_over or dry_run):
             _ask_owners(opened, stream, wanted, settings)
         names = [stream if number is None else f"{stream}-partition-{number}" for number, _ in wanted]
-        listed = {} if force else _first_listed(stack.enter_context(opening_lists(settings.pulsar, source_of)), names)
+        listed = {} if force else first_listed(stack.enter_context(opening_lists(settings.pulsar, source_of)), names)
         done = _truncations(
             *(opened, stream, wanted, settings),
             source_of=source_of,
@@ -698,25 +698,6 @@ def _starts_at(store: ObjectStore, stream: str, time_ms: int, settings: Settings
             found.append((number if scope.is_topic else None, start))
     if not found:
         raise InvalidCall(f"stream {stream} has no entry in {store.url}", hint="there is nothing to truncate")
-    return found
-
-
-def _first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, int]:
-    """The first ledger that brokers with the plugin list of each stream; a stream without such a broker isn't in it."""
-    found = {}
-    for stream in streams:
-        try:
-            answer = listed_of(stream)
-        except OffloaderError as error:
-            raise StoreUnavailable(
-                f"stream {stream}: it isn't known which ledgers its broker lists: {error.message}",
-                hint="nothing was changed; try again, or --force, which doesn't ask: consumers that come to a ledger "
-                "that is gone stand still there",
-            ) from error
-        if answer is not None and not answer.stored:
-            raise StoreUnavailable(f"stream {stream}: its broker lists no ledger", hint="--force doesn't ask")
-        if answer is not None:
-            found[stream] = answer.stored[0][0]
     return found
 
 

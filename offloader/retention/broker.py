@@ -6,7 +6,7 @@ there would stop its consumers: so a start position never passes one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,6 +98,30 @@ def listed_by_source(source_of: SourceOf) -> ListedOf:
         return None  # of another hot tier
 
     return listed_of
+
+
+def first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, int]:
+    """The first ledger that brokers with the plugin list of each stream, without streams of no broker.
+
+    Raises ``StoreUnavailable``: it isn't known.
+    """
+    found = {}
+    for stream in streams:
+        try:
+            answer = listed_of(stream)
+        except OffloaderError as error:
+            raise StoreUnavailable(
+                f"stream {stream}: it isn't known which ledgers its broker lists: {error.message}",
+                hint="nothing was changed; try again, or `offloader truncate --force`, which doesn't ask: consumers "
+                "that come to a ledger that is gone stand still there",
+            ) from error
+        if answer is not None and not answer.stored:
+            raise StoreUnavailable(
+                f"stream {stream}: its broker lists no ledger", hint="`offloader truncate --force` doesn't ask"
+            )
+        if answer is not None:
+            found[stream] = answer.stored[0][0]
+    return found
 
 
 def broker_view(

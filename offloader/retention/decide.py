@@ -536,8 +536,8 @@ class _Cycle:
             return _Verdict(Rule.NO_CUT_KEEPS_MIN)
         low, high = (candidate.cut for candidate in candidates)
         base = self.lineage.meet((bound, low))
-        # The newest that is at least as old as max
-        beyond = None if limits.max is None else self.window(Limits(Unit.TIME, limits.max))
+        # The newest that is older than max: what is as old as max may stay.
+        beyond = None if limits.max is None else self.window(Limits(Unit.TIME, limits.max + 1))
         if beyond is None:
             return _Verdict(Rule.TIME_BOUND, base, candidates)
         old = beyond[0].cut

@@ -429,7 +429,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "clean": Operation(
         about="approve a cleanup of more than half of a stream", role=Role.ADMIN, http=(f"POST {_STREAM}/cleanup",)
     ),
-    "truncate": Operation(about="let a stream begin later", role=Role.ADMIN, flight=("truncate",)),
+    "truncate": Operation(
+        about="let a stream begin later", role=Role.ADMIN, http=(f"POST {_STREAM}/truncate",), flight=("truncate",)
+    ),
 }
 #: ``POST /v1/streams/{stream}/pause`` -> the operation.
 OPERATION_OF_ROUTE: Mapping[str, Operation] = {route: each for each in OPERATIONS.values() for route in each.http}

@@ -35,12 +35,14 @@ from offloader.read.reader import load_stream
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.state import read_decisions
-from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
+from offloader.retention.subscribers import StreamRetention, open_retention
 from offloader.runtime.clock import Clock
 from offloader.service.answers import ASKERS_MAX, STORE_WAIT_S_MAX, KeptAnswers
 from offloader.service.auth import without_places
+from offloader.service.positions import cut_of, position_of
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
+from offloader.service.truncation import truncate
 from offloader.service.view_documents import (
     PARTITIONS_MAX,
     entry_page,
@@ -410,7 +412,7 @@ class ServiceView:
         now_ms = self._clock.now_ms()
         return entry_page(
             *(self._store, name, self._streams.source_of, self._streams.settings_of),
-            first=_position(first, "from") if first else None,
+            first=position_of(first, "from") if first else None,
             from_ms=time_ms_of(from_time, option="from_time", now_ms=now_ms) if from_time else None,
             to_ms=time_ms_of(to_time, option="to_time", now_ms=now_ms) if to_time else None,
             after=after,
@@ -600,8 +602,6 @@ _log = logging.getLogger("offloader.service.commands")
 
 #: What one round of cleanup did, in numbers.
 _SWEPT = ("retired", "released", "purged", "deleted_objects", "deleted_bytes")
-#: Instead of a position: the current end.
-LATEST = "latest"
 
 
 class ServiceControl:
@@ -629,7 +629,7 @@ class ServiceControl:
             NotFound: no such stream is served here.
             As ``StreamSupervisor.offload``.
         """
-        last = _position(until, "until") if until else None
+        last = position_of(until, "until") if until else None
         named = NamedStreams(name)
         if self._process.streams.get(name) is None:
             named = resolve_name(name, [row["stream"] for row in self._process.document()["streams"]])
@@ -705,7 +705,7 @@ class ServiceControl:
         """
         retention = self._retention(name)
         found = retention.add(
-            subscriber, generation=generation, start=None if start is None else _cut(retention, start, "start")
+            subscriber, generation=generation, start=None if start is None else cut_of(retention, start, "start")
         )
         _tell("subscribe", name, by, subscriber)
         return {"stream": name, **found.as_json()}
@@ -722,7 +722,7 @@ class ServiceControl:
         Raises: as ``StreamRetention.publish``; InvalidCall: ``at`` is none of these.
         """
         retention = self._retention(name)
-        found = retention.publish(subscriber, _cut(retention, at, "at"), generation=generation)
+        found = retention.publish(subscriber, cut_of(retention, at, "at"), generation=generation)
         _tell("publish", name, by, subscriber)
         return {"stream": name, **found.as_json()}
 
@@ -734,6 +734,11 @@ class ServiceControl:
         removed = retention.remove(subscriber, generation=generation)
         _tell("unsubscribe", name, by, subscriber)
         return {"stream": name, "subscriber": subscriber, "removed": removed}
+
+    def truncate(self, name: str, before: object, *, by: str) -> dict[str, Any]:
+        """Moves a stream's start position. Raises as ``truncation.truncate``."""
+        _tell("truncate", name, by)
+        return truncate(self._store, name, before, clock=self._clock, streams=self._process.streams, by=by)
 
     def _each(self, name: str, what: str, change: Callable[[BackfillService, str], bool], by: str) -> dict[str, Any]:
         """The record of one stream, or the sum of a topic's, with each in ``partitions``."""
@@ -767,32 +772,6 @@ class ServiceControl:
 
     def _retention(self, name: str) -> StreamRetention:
         return open_retention(self._store, name, source_of=self._process.streams.source_of, clock=self._clock)
-
-
-def _cut(retention: StreamRetention, given: object, what: str) -> CutLike:
-    if given == LATEST:
-        return retention.tail()
-    if isinstance(given, str):
-        return _position(given, what)
-    if isinstance(given, Mapping) and given and all(isinstance(each, str) for each in given.values()):
-        return {_partition(number, what): _position(text, what) for number, text in given.items()}
-    raise InvalidCall(
-        f"{what}: neither a position, nor {LATEST}, nor positions by partition", hint='"7:12" or {"0": "7:12"}'
-    )
-
-
-def _partition(number: object, what: str) -> int:
-    text = str(number)
-    if not text.isascii() or not text.isdecimal() or len(text) > _PARTITION_DIGITS_MAX:
-        raise InvalidCall(f"{what}: {ascii(text)[:40]} is no partition's number", hint='{"3": "7:12"}')
-    return int(text)
-
-
-def _position(text: str, what: str) -> Position:
-    try:
-        return Position.parse(text)
-    except ValueError as cause:
-        raise InvalidCall(f"{what}: {cause}", hint="the stream's segments list the positions there are") from cause
 
 
 def _tell(what: str, stream: str, by: str, subscriber: str = "") -> None:

@@ -178,7 +178,7 @@ class IndependentCycle:
         if m is None or big_m is None:
             return None
         base = meet(bound, m)
-        old = None if limits.max is None else self.m_and_big_m(Limits(Unit.TIME, limits.max))[0]
+        old = None if limits.max is None else self.m_and_big_m(Limits(Unit.TIME, limits.max + 1))[0]
         if old is None or at_or_after(bound, old):
             return base
         return join(base, big_m) if at_or_after(old, bound) else join(base, old)

@@ -39,7 +39,7 @@ class Named(enum.Enum):
     MEET = "the bound overlaps min: the meet of both, not the first record before them"
     JOIN = "the bound overlaps max: the join of both, not the first record behind them"
     NONE_WITHIN = "no record lies within min and max: the one closest to min, not none"
-    KNOWN_OLD = "by time: unread data goes as far as it is known to be as old as max, not further"
+    KNOWN_OLD = "by time: unread data goes as far as it is known to be older than max, not further"
     BOTH_OVERLAP = "by time: the bound overlaps min and max, for which the texts have no order"
 
 
@@ -294,11 +294,9 @@ class Texts:
             return Asked(None, Named.NONE_WITHIN)
         if overlap(bound, smallest):
             return Asked(None, Named.BOTH_OVERLAP) if overlap(bound, largest) else self.near_min(bound, smallest)
-        cut_ms = self.given.head_time_ms
-        is_within = cut_ms is not None and self.given.now_ms - cut_ms <= limits.max  # all that is there
-        if is_within or before(largest, bound):
+        if before(largest, bound):
             return Asked(bound)  # i
-        old = self.as_old_as(limits.max)
+        old = self.as_old_as(limits.max + 1)
         if before(bound, largest):
             is_known = any(before(bound, row) and row != bound for row in old)
             return Asked(largest, Named.EQUAL if is_known else Named.KNOWN_OLD)  # iii
@@ -341,7 +339,7 @@ class Texts:
             case Named.KNOWN_OLD:
                 assert bound is not None
                 assert limits is not None
-                assert before(place, highest([bound, *self.as_old_as(limits.max or 0)]))
+                assert before(place, highest([bound, *self.as_old_as((limits.max or 0) + 1)]))
                 assert asked.row is None or before(place, wanted)
             case Named.EQUAL:
                 raise AssertionError(f"the texts ask for {wanted}, found {place}: {self.given}")
@@ -375,4 +373,4 @@ class Texts:
         if limits.unit is Unit.SIZE:
             assert self.leaves(bound) > limits.max
         else:
-            assert any(not before(row, bound) for row in self.as_old_as(limits.max))
+            assert any(not before(row, bound) for row in self.as_old_as(limits.max + 1))

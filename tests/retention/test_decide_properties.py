@@ -105,7 +105,7 @@ def is_forced(situation: Situation, decision: Decision, limits: Limits) -> bool:
         return True
     if limits.unit is Unit.SIZE:
         return lineage.bytes_till(newest.cut) - lineage.bytes_till(decision.bound) > limits.max
-    return not all(lineage.reaches(decision.bound, each) for each in aged(situation, limits.max)[:-1])
+    return not all(lineage.reaches(decision.bound, each) for each in aged(situation, limits.max + 1)[:-1])
 
 
 def names_who_loses_what(situation: Situation, decision: Decision) -> None:

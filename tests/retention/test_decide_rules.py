@@ -81,7 +81,8 @@ EXAMPLES: list[tuple[Rule, Situation, Offsets | None]] = [
     (Rule.TIME_BOUND, stream(by_time(40, 80), TENS, who("a", (20,))), (20,)),
     (Rule.TIME_BOUND, stream(by_time(40), TENS, who("a", (1,))), (1,)),
     (Rule.TIME_BOUND, stream(by_time(40, 99), TENS, who("a", (1,))), (1,)),
-    (Rule.TIME_RAISED_TO_MAX, stream(by_time(40, 80), TENS, who("a", (19,))), (20,)),
+    (Rule.TIME_BOUND, stream(by_time(40, 80), TENS, who("a", (19,))), (19,)),
+    (Rule.TIME_RAISED_TO_MAX, stream(by_time(40, 80), TENS, who("a", (9,))), (20,)),
     (Rule.TIME_RAISED_TO_MAX, stream(by_time(40, 79), TENS, who("a", (19,))), (30,)),
     (Rule.TIME_RAISED_TO_OLD, stream(by_time(10, 60), {30: (30, 30), 50: (50, 50), 80: (80, 80), 100: (100, 100)},
                                      who("a", (20, 40))), (30, 40)),
@@ -258,9 +259,9 @@ def test_a_decision_can_be_explained_from_its_record() -> None:
 
 
 def test_a_decision_by_time_names_the_record_beyond_max() -> None:
-    decision = decide(stream(by_time(40, 80), TENS, who("a", (19,))))
+    decision = decide(stream(by_time(40, 80), TENS, who("a", (9,))))
     assert [(one.role, one.time_ms) for one in decision.candidates] == [
-        (Role.MIN, 60), (Role.MAX, 20), (Role.OLD, 20), (Role.BOUND, None), (Role.CHOSEN, 20),
+        (Role.MIN, 60), (Role.MAX, 20), (Role.OLD, 10), (Role.BOUND, None), (Role.CHOSEN, 20),
     ]  # fmt: skip
 
 
@@ -298,7 +299,7 @@ class Unmeasured(LineageMeasure):
 
 
 def test_unknown_sizes_matter_only_to_policies_by_size() -> None:
-    by_age = stream(by_time(40, 80), TENS, who("a", (19,)))
+    by_age = stream(by_time(40, 80), TENS, who("a", (9,)))
     decision = decide(replace(by_age, measure=Unmeasured(by_age.lineage)))
     assert decision.cut == at((20,))
     assert {one.keeps_bytes for one in decision.candidates} == {None}
@@ -393,7 +394,7 @@ def test_stream_that_was_cut_to_exactly_max_is_left_there_by_the_next_cycle() ->
 
 def test_next_cut_is_not_a_boundary_of_the_same_age_as_the_record_that_left_the_set() -> None:
     """A record and a segment's end behind it are both as old as max: what is between them stays."""
-    given = stream(by_time(0, 20), {80: (5,), 90: (9,)}, who("slow", (0,)), boundaries=ends({80: (7,)}))
+    given = stream(by_time(0, 20), {70: (2,), 80: (5,), 90: (9,)}, who("slow", (0,)), boundaries=ends({80: (7,)}))
     decision = decide(given)
     assert decision.cut is not None
     assert decision.cut == at((5,))

@@ -49,6 +49,8 @@ from offloader.service.http.schemas import (
     SubscribeRequest,
     SubscriberName,
     SubscriberRow,
+    Truncated,
+    TruncateRequest,
     place_of,
     require_allowed,
     shown,
@@ -97,6 +99,15 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
         Of a topic with partitions: of all, in `partitions`, as the topic's plan says.
         """
         return shown(Cleaned, control.clean(name, plan=body.plan, by=caller.name))
+
+    @router.post("/truncate")
+    def truncate(caller: Known, name: StreamName, body: TruncateRequest) -> Truncated:
+        """Let a stream begin later; what comes before isn't readable any more, and cleanup deletes it later.
+
+        400: entries before the position aren't offloaded, or a broker still lists a ledger there. Of a topic with
+        partitions: of the named ones, in `partitions`.
+        """
+        return shown(Truncated, control.truncate(name, body.before, by=caller.name))
 
     @router.put("/subscribers/{subscriber}")
     def subscribe(

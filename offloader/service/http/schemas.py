@@ -133,6 +133,10 @@ class CleanupRequest(_Request):
     plan: str = Field(max_length=64, description="`plan` of the plan that is approved.")
 
 
+class TruncateRequest(_Request):
+    before: _At = Field(description='The first position that stays: "7:12", or of a partitioned topic {"0": "7:12"}.')
+
+
 class SubscribeRequest(_Request):
     start: _At | None = Field(
         default=None, description='Where it begins: "7:12", "latest", or {"0": "7:12"} by partition.'
@@ -368,6 +372,14 @@ class Cleaned(_Answer):
     purged: int
     deleted_objects: int
     deleted_bytes: int
+
+
+class Truncated(_Answer):
+    stream: str
+    head: str | None = Field(description=f"Where it begins now; null: see `partitions`. {POSITION}")
+    moved: bool = Field(description="Whether it begins later than before.")
+    segments: int = Field(description="Offloaded segments before it.")
+    entries: int = Field(description="Entries in them.")
 
 
 class Applied(_Answer):

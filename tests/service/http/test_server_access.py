@@ -76,7 +76,8 @@ def test_each_path_wants_its_role(guarded: Any) -> None:
     for path, methods in description["paths"].items():
         for method in methods:
             # What lets data go: also publishing.
-            is_admins = path.endswith("/position") or "{ledger}" in path or (method, path[-8:]) == ("post", "/cleanup")
+            releases = method == "post" and path.endswith(("/cleanup", "/truncate"))
+            is_admins = releases or path.endswith("/position") or "{ledger}" in path
             wanted = "ADMIN" if is_admins else changing.get(method, "READ")
             seen.add(wanted)
             url = http.url + path.format(stream="no%2Fstream", subscriber="nobody", ledger=7)
@@ -117,8 +118,9 @@ def test_data_releasing_requests_need_admin(guarded: Any) -> None:
         ("PUT", subscriber, {}),
         ("PUT", subscriber, {"generation": 7}),
         ("PUT", f"{subscriber}/position", {"at": "latest"}),
+        ("POST", f"{http.url}{STREAM}/truncate", {"before": "1:0"}),
     ]
-    for name, statuses in (("WRITE", [403] * 3), ("ADMIN", [200] * 3)):
+    for name, statuses in (("WRITE", [403] * 4), ("ADMIN", [200] * 4)):
         found = [ask(url, method=method, body=body, token=TOKENS[name]).status for method, url, body in asked]
         assert found == statuses, name
 
