@@ -183,10 +183,16 @@ class BookKeeperLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSegment:
-    """One streaming segment in an ``OffloadContext``; times in ms since 1970 UTC."""
+    """One streaming segment in an ``OffloadContext``; times in ms since 1970 UTC.
+
+    Attributes:
+        end_entry_id: the ledger's last entry in it.
+        bookkeeper_deleted: whether the ledger's entries in it are deleted in BookKeeper. Only PIP-76's numbers have it.
+    """
 
     uuid: UUID
     complete: bool = False
+    bookkeeper_deleted: bool = False
     assigned_ms: int | None = None
     offloaded_ms: int | None = None
     end_entry_id: int | None = None
@@ -196,7 +202,11 @@ class OffloadSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadContext:
-    """Where a ledger was offloaded to, in Pulsar's terms; times in ms since 1970 UTC."""
+    """Where a ledger was offloaded to, in Pulsar's terms; times in ms since 1970 UTC.
+
+    Its segments have two sets of field numbers: Pulsar ships 4 to 7 for what PIP-76's text numbers 5 to 8, because it
+    left out the segment's ``bookkeeperDeleted``, number 4 in the text. Bytes don't tell which set they have.
+    """
 
     uuid: UUID | None = None
     complete: bool = False
@@ -205,6 +215,47 @@ class OffloadContext:
     driver_name: str = ""
     driver_metadata: Mapping[str, str] = field(default_factory=dict)
     segments: tuple[OffloadSegment, ...] = ()
+
+    @classmethod
+    def decode(cls, data: bytes, *, proposed: bool = False) -> OffloadContext:
+        """The value in ``data``, whose numbers are Pulsar's, or PIP-76's if ``proposed``.
+
+        Raises ``Inconsistent``: it isn't this protobuf message.
+        """
+        return _context(parse_message(_context_kind(proposed=proposed), data, "offload context"))
+
+    def encode(self, *, proposed: bool = False) -> bytes:
+        """The message, with Pulsar's field numbers, or with PIP-76's if ``proposed``; unset fields are absent."""
+        message = _context_kind(proposed=proposed)()
+        _set_place(message, self.uuid, self.driver_name, self.driver_metadata)
+        deleted = self.bookkeeper_deleted or None
+        _set(message, {"complete": self.complete or None, "bookkeeperDeleted": deleted, "timestamp": self.timestamp_ms})
+        for each in self.segments:
+            segment = message.offloadSegment.add()
+            _set_place(segment, each.uuid, each.driver_name, each.driver_metadata)
+            values = {
+                "complete": each.complete or None,
+                "assignedTimestamp": each.assigned_ms,
+                "offloadedTimestamp": each.offloaded_ms,
+                "endEntryId": each.end_entry_id,
+            }
+            _set(segment, values | ({"bookkeeperDeleted": each.bookkeeper_deleted or None} if proposed else {}))
+        return bytes(message.SerializeToString(deterministic=True))
+
+
+def _context_kind(*, proposed: bool) -> Any:
+    generated = _generated("pulsar")
+    return generated.ProposedOffloadContext if proposed else generated.OffloadContext
+
+
+def _set_place(message: Any, uuid: UUID | None, driver: str, properties: Mapping[str, str]) -> None:
+    if uuid is not None:
+        halves = (half - 2**64 if half >= 2**63 else half for half in (uuid.int >> 64, uuid.int % 2**64))
+        message.uidMsb, message.uidLsb = halves
+    if driver or properties:
+        message.driverMetadata.name = driver
+        for key, value in properties.items():
+            message.driverMetadata.properties.add(key=key, value=value)
 
 
 def _context(message: Any) -> OffloadContext:
@@ -223,6 +274,8 @@ def _segment(message: Any) -> OffloadSegment:
     return OffloadSegment(
         uuid=_uuid(message) or UUID(int=0),
         complete=message.complete,
+        # Pulsar's message has no such field.
+        bookkeeper_deleted=getattr(message, "bookkeeperDeleted", False),
         assigned_ms=_get(message, "assignedTimestamp"),
         offloaded_ms=_get(message, "offloadedTimestamp"),
         end_entry_id=_get(message, "endEntryId"),

@@ -1,4 +1,4 @@
-"""``offloader manifest show | rebuild | checkpoint | expire STREAM``: the manifest itself.
+"""``offloader manifest show | context | rebuild | checkpoint | expire STREAM``: the manifest itself.
 
 ``--dry-run`` writes nothing; a rebuild requires the start position.
 """
@@ -8,16 +8,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from formats.metadata.messages import OffloadContext
 from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import Json, StoreArguments, Stream, StreamOrTopic, option, position_of
 from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows, yes_or_no
+from offloader.cli.retention import opening_lists
 from offloader.coverage import Range, unheld
-from offloader.errors import ErrorKind, InvalidCall
+from offloader.errors import ErrorKind, InvalidCall, NotFound
 from offloader.manifest.catalog import is_released, read_entry, require_entry
 from offloader.manifest.compaction import plan_checkpoint
 from offloader.manifest.load import LoadedManifest, kept_records, load_manifest_view
@@ -26,6 +28,7 @@ from offloader.manifest.maintenance import expire_records, sweep_dead_incarnatio
 from offloader.manifest.names import named_streams
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
+from offloader.manifest.state import offload_context
 from offloader.read.reader import existing_streams
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
@@ -49,6 +52,52 @@ def show(
     named = named_streams(opened, stream)
     one = partial(_show, opened, records=records, of_partition=bool(named.partitions), as_json=json)
     return run_on_each(named.streams, one, as_json=json)
+
+
+Numbers = Literal["pulsar", "pip-76"]
+
+
+def context(
+    stream: Stream,
+    ledger: Annotated[int, typer.Argument(metavar="LEDGER", min=0, help="The ledger's id.")],
+    given: LedgerArguments,
+    proto: Annotated[
+        Numbers | None,
+        option(
+            "--proto",
+            "Write the protobuf message instead: with the field numbers of Pulsar's releases, or of PIP-76's text.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show where a ledger's entries are, as Pulsar's OffloadContext, with its OffloadSegments.
+
+    A ledger database, or a broker with the plugin, tells whether its own copy is deleted; without either, a copy counts
+    as deleted once the manifest has released it.
+    """
+    if proto is not None and sys.stdout.isatty():
+        raise InvalidCall("--proto writes binary data", hint="redirect it to a file or a program: > context.bin")
+    opened = given.open()
+    existing_streams(opened, stream).require_one("a ledger is one stream's")
+    state = _load(opened, stream).state
+    pulsar = given.file().settings_of("").pulsar
+    with (
+        opening_sources(given.ledgers_url() if given.has_ledgers() else "") as source_of,
+        opening_lists(pulsar, source_of) as listed_of,
+    ):
+        source, listed = source_of(stream), listed_of(stream)
+        hot = None if source is None else [each.ledger_id for each in source.ledgers()]
+        hot = [ledger_id for ledger_id, _ in listed.stored] if listed is not None else hot
+    found = offload_context(state, ledger, hot=hot)
+    if found.uuid is None:
+        raise NotFound(
+            f"stream {stream}: no segment has entries of ledger {ledger}", hint="`offloader segments` lists them"
+        )
+    if proto is not None:
+        sys.stdout.buffer.write(found.encode(proposed=proto == "pip-76"))
+        return
+    facts = {"stream": stream, "ledger_id": ledger, **_context_facts(found)}
+    print_result(facts, _context_lines(facts), as_json=json)
 
 
 def rebuild(
@@ -201,6 +250,53 @@ def _show(store: ObjectStore, stream: str, *, records: int = 0, of_partition: bo
         for record in kept_records(store, loaded.state, newest_first=True, count=records)
     )
     print_rows(rows, _RECORD_COLUMNS, as_json=as_json)
+
+
+def _context_facts(found: OffloadContext) -> dict[str, Any]:
+    return {
+        "uuid": found.uuid,
+        "complete": found.complete,
+        "bookkeeper_deleted": found.bookkeeper_deleted,
+        "timestamp_ms": found.timestamp_ms,
+        "driver": found.driver_name,
+        "driver_metadata": dict(found.driver_metadata),
+        "segments": [
+            {
+                "uuid": str(each.uuid),
+                "complete": each.complete,
+                "bookkeeper_deleted": each.bookkeeper_deleted,
+                "assigned_ms": each.assigned_ms,
+                "offloaded_ms": each.offloaded_ms,
+                "end_entry_id": each.end_entry_id,
+                "driver": each.driver_name,
+                "driver_metadata": dict(each.driver_metadata),
+            }
+            for each in found.segments
+        ],
+    }
+
+
+def _context_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    yield f"OffloadContext of ledger {facts['ledger_id']} of {facts['stream']}"
+    yield from _message_lines({name: value for name, value in facts.items() if name not in _OF_LEDGER}, "  ")
+    for each in facts["segments"]:
+        yield "  OffloadSegment"
+        yield from _message_lines(each, "    ")
+
+
+_OF_LEDGER = ("stream", "ledger_id", "segments")
+
+
+def _message_lines(message: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, value in message.items():
+        if name == "driver_metadata":
+            yield from (f"{indent}{key} = {text}" for key, text in value.items())
+        elif isinstance(value, bool):
+            yield f"{indent}{name}  {yes_or_no(value)}"
+        elif name.endswith("_ms"):
+            yield f"{indent}{name.removesuffix('_ms')}  {time_text(value) if value else '-'}"
+        else:
+            yield f"{indent}{name}  {'-' if value is None else value}"
 
 
 def _range_of(text: str) -> Range:
@@ -365,6 +461,7 @@ def _found_rows(done: Rebuild) -> Iterator[Mapping[str, object]]:
 #: Action -> its function, in the order of the help.
 ACTIONS: Mapping[str, Callable[..., Any]] = {
     "show": show,
+    "context": context,
     "rebuild": rebuild,
     "checkpoint": checkpoint,
     "expire": expire,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 from uuid import UUID
@@ -322,7 +322,7 @@ first_of: Callable[[Gap], Position] = attrgetter("first")
 DRIVER_KEY = "managedLedgerOffloadDriver"
 
 
-def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
+def offload_context(state: ManifestState, ledger_id: int, *, hot: Collection[int] | None = None) -> OffloadContext:
     """Where the entries of a ledger are, in Pulsar's terms (PIP-76, metadata changes).
 
     A ledger in one V1 object has the attempt's uuid and ``complete``. A ledger in V2 segments lists them in order, each
@@ -330,6 +330,8 @@ def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
 
     Args:
         ledger_id: the ledger; an unknown one has an empty context.
+        hot: the ledgers that the hot tier, or the broker, lists now: any other is deleted there. ``None``: it wasn't
+            asked, and a ledger counts as deleted once the manifest has released or deleted it.
     """
     ends = Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)
     found = [s for s in state.segments.in_order(*ends) if s.status is not SegmentStatus.RETIRED]
@@ -338,10 +340,13 @@ def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
         return OffloadContext()
     first, _ = pieces[0]
     is_v1 = first.layout == 1
+    is_released = ledger_id in state.hot_released_ledgers or ledger_id in state.deleted_ledgers
+    is_deleted = is_released if hot is None else ledger_id not in hot
     segments = tuple(
         OffloadSegment(
             uuid=segment.uuid,
             complete=segment.status is SegmentStatus.OFFLOADED,
+            bookkeeper_deleted=is_deleted and segment.status is SegmentStatus.OFFLOADED,
             assigned_ms=segment.assigned_ms,
             offloaded_ms=segment.offloaded_ms,
             end_entry_id=end if end >= 0 else None,
@@ -353,6 +358,7 @@ def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
     return OffloadContext(
         uuid=first.uuid,
         complete=is_v1 and first.status is SegmentStatus.OFFLOADED,
+        bookkeeper_deleted=is_deleted,
         timestamp_ms=(is_v1 and first.offloaded_ms) or first.assigned_ms,
         driver_name=first.driver.get(DRIVER_KEY, ""),
         driver_metadata=first.driver,

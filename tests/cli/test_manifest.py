@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,10 +13,13 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import index_key, manifest_prefix, record_key
-from formats.manifest import Truncate
+from formats.manifest import HotReleased, Truncate
+from formats.metadata.messages import OffloadContext
 from offloader.cli.main import main
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.manifest.protection import lift_global_hold, set_global_hold
+from offloader.manifest.state import offload_context
 from offloader.store.base import OVERWRITE, ObjectInfo, ObjectStore
 from offloader.store.local import LocalStore
 from offloader.store.open import open_store
@@ -227,3 +231,59 @@ def test_wrong_arguments_are_refused_by_name(
     assert code in (2, 3)
     assert out == ""
     assert because in err
+
+
+def context_of(capsys: pytest.CaptureFixture[str], store: ObjectStore, ledger: int, *more: str) -> dict[str, Any]:
+    code, out, _ = said(capsys, "context", STREAM, str(ledger), "--store", store.url, "--json", *more)
+    assert code == 0
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_context_of_a_ledger_lists_its_segments(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter
+) -> None:
+    found = context_of(capsys, store, 1)
+    assert [(each["uuid"], each["end_entry_id"]) for each in found["segments"]] == [
+        (str(writer.uuids[0]), 49),
+        (str(writer.uuids[1]), 99),
+    ]
+    assert (found["uuid"], found["complete"], found["bookkeeper_deleted"]) == (str(writer.uuids[0]), False, False)
+    code, out, _ = said(capsys, "context", STREAM, "2", "--store", store.url)
+    assert code == 0
+    assert "bookkeeper_deleted  no" in out
+    code, _, err = said(capsys, "context", STREAM, "7", "--store", store.url)
+    assert (code, "no segment has entries of ledger 7" in err) == (3, True)
+
+
+def test_context_names_released_ledgers_as_deleted(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter
+) -> None:
+    writer.log.commit([HotReleased((1,))])
+    for ledger, is_deleted in ((1, True), (2, False)):
+        found = context_of(capsys, store, ledger)
+        flags = [found["bookkeeper_deleted"], *(each["bookkeeper_deleted"] for each in found["segments"])]
+        assert set(flags) == {is_deleted}
+
+
+def test_context_takes_the_hot_tiers_word(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/ledgers.db"
+    with closing(EmbeddedLedgers(url)) as database:
+        database.open_stream(STREAM).append([b"one"])
+        [ledger] = database.view_stream(STREAM).ledgers()
+    assert writer.uuids
+    for number in (1, 2):
+        found = context_of(capsys, store, number, "--ledgers", url)
+        assert found["bookkeeper_deleted"] is (number != ledger.ledger_id)
+
+
+@pytest.mark.parametrize(("numbers", "proposed"), [("pulsar", False), ("pip-76", True)])
+def test_context_is_written_as_protobuf(
+    capsysbinary: pytest.CaptureFixture[bytes], store: ObjectStore, writer: StreamWriter, numbers: str, proposed: bool
+) -> None:
+    assert main(["manifest", "context", STREAM, "1", "--store", store.url, "--proto", numbers]) == 0
+    found = OffloadContext.decode(capsysbinary.readouterr().out, proposed=proposed)
+    assert found == offload_context(load_manifest(store, STREAM), 1)
+    assert [each.uuid for each in found.segments] == writer.uuids

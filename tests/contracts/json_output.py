@@ -54,6 +54,7 @@ segments b/aside
 manifest show a/streamed
 manifest show b/aside
 manifest show a/paused
+manifest context a/streamed 6
 manifest checkpoint a/by-ledger
 manifest expire a/paused --dry-run
 read a/streamed --limit 3

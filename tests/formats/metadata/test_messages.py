@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from google.protobuf import descriptor_pb2
 
 from formats.errors import Inconsistent, located
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, OffloadSegment, PulsarLedger
-from tests.support.ledger_records import encoded_context, encoded_ledger
+from tests.support.ledger_records import encoded_ledger
 
 ROOT = Path(__file__).resolve().parents[3]
 #: An unknown field: number 900, length-delimited, "new".
@@ -63,7 +64,7 @@ def with_context(context: bytes) -> bytes:
 
 def test_unknown_fields_of_a_context_and_its_segments_are_kept() -> None:
     segment = OffloadSegment(uuid=NEGATIVE, complete=True, assigned_ms=1, offloaded_ms=2, end_entry_id=3)
-    inner = encoded_context(OffloadContext(segments=(segment,)))
+    inner = OffloadContext(segments=(segment,)).encode()
     # The unknown field goes into the segment: tag 0x3a, length, content.
     assert inner[0] == 0x3A
     changed = with_context(bytes([0x3A, inner[1] + len(UNKNOWN)]) + inner[2:] + UNKNOWN + UNKNOWN)
@@ -93,18 +94,41 @@ def test_offload_context_round_trip_with_uuid_halves_signed() -> None:
             OffloadSegment(uuid=UUID(int=1), complete=True),
         ),
     )
-    encoded = encoded_context(context)
+    encoded = context.encode()
     # -1 << 48 ... as a 64-bit number: ten bytes of varint.
     assert encoded.startswith(bytes.fromhex("08 ff9ffdffffffffffff01"))
     ledger = PulsarLedger.decode(encoded_ledger(PulsarLedger(ledger_id=1, context=context)))
     assert ledger.context == context
     assert PulsarLedger.decode(ledger.encode()).context == context
+    assert (
+        OffloadContext.decode(encoded) == OffloadContext.decode(context.encode(proposed=True), proposed=True) == context
+    )
 
 
 def test_segment_field_numbers_are_those_of_pulsars_bytes() -> None:
     segment = OffloadSegment(uuid=UUID(int=1), complete=True, assigned_ms=4, offloaded_ms=5, end_entry_id=6)
     decoded = PulsarLedger.decode(with_context(bytes.fromhex("3a0c 0800 1001 1801 2004 2805 3006")))
     assert decoded.context == OffloadContext(segments=(segment,))
+
+
+def test_segment_field_numbers_of_the_proposals_text() -> None:
+    """It has bookkeeperDeleted as 4, which Pulsar left out: the numbers after it are one higher."""
+    segment = OffloadSegment(
+        uuid=UUID(int=1), complete=True, bookkeeper_deleted=True, assigned_ms=4, offloaded_ms=5, end_entry_id=6
+    )
+    context = OffloadContext(segments=(segment,))
+    data = bytes.fromhex("3a0e 0800 1001 1801 2001 2804 3005 3806")
+    assert context.encode(proposed=True) == data
+    assert OffloadContext.decode(data, proposed=True) == context
+    assert OffloadContext.decode(context.encode()) == OffloadContext(
+        segments=(replace(segment, bookkeeper_deleted=False),)
+    )
+    assert context.encode() == bytes.fromhex("3a0c 0800 1001 1801 2004 2805 3006")
+
+
+def test_bytes_of_no_context_are_inconsistent() -> None:
+    with pytest.raises(Inconsistent, match="offload context"):
+        OffloadContext.decode(bytes.fromhex("3aff"))
 
 
 BAD = ["08", "ff", "0a", "10", "1001", "08011a", "2a", "0801 2a02 3200"]
