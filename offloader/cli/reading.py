@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from heapq import merge
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -64,6 +65,7 @@ from offloader.inspect.verify import (
     find_unexpected,
 )
 from offloader.ledgers.base import HotTierLost, ReadableLedgers
+from offloader.manifest.failed_segments import failed_segments
 from offloader.manifest.names import named_streams
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerClient, OwnerHotTier, OwnerUnreachable
@@ -335,12 +337,20 @@ _SEGMENT_COLUMNS = [
     Column("publish_time_max_ms", "TO", time_text, less=10),
     Column("offloaded_ms", "OFFLOADED", time_text, less=12),
 ]
+#: With ``--all``.
+_FAILED_COLUMNS = [Column("failed_ms", "FAILED", time_text, less=13), Column("reason", "WHY", less=14)]
 
 
 def segments(
     stream: StreamOrTopic,
     given: StoreArguments,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most segments shown; 0 = all.")] = 0,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Also list segments that failed, with the reason. Reads every kept record of the manifest."
+        ),
+    ] = False,
     plot: Annotated[
         str,
         typer.Option("--plot", metavar="FILE", help="Draw ledgers, segments, time into FILE.svg or FILE.png."),
@@ -348,8 +358,11 @@ def segments(
     json: Json = False,
 ) -> None:
     """List a stream's segments in the stream's order: positions, ledgers, sizes, times; with --json the objects too."""
-    if plot and limit:
-        raise InvalidCall("--plot draws all segments, and --limit is for the list", hint="leave one of them out")
+    if plot and (limit or everything):
+        raise InvalidCall(
+            "--plot draws all segments of the manifest, and --limit and --all are for the list",
+            hint="leave --plot out, or the others",
+        )
     opened = given.open()
     named = named_streams(opened, stream)
     states = [load_stream(opened, each) for each in named.streams]
@@ -360,10 +373,24 @@ def segments(
             )
         _plot(states[0], Path(plot), as_json=json)
         return
-    found = ((state.stream, record) for state in states for record in state.segments.in_order())
-    rows = ({**({"stream": of} if named.partitions else {}), **segment_row(record, of)} for of, record in found)
+    rows = (
+        {**({"stream": state.stream} if named.partitions else {}), **row}
+        for state in states
+        for row in _segment_rows(opened, state, everything=everything)
+    )
     columns = [*([Column("stream", "STREAM")] if named.partitions else []), *_SEGMENT_COLUMNS]
+    columns += _FAILED_COLUMNS if everything else []
     print_rows(islice(rows, limit or None), columns, as_json=json, empty=f"stream {stream} has no segments")
+
+
+def _segment_rows(store: ObjectStore, state: ManifestState, *, everything: bool) -> Iterator[Mapping[str, object]]:
+    """In the stream's order; a failed segment before those that took its place."""
+    given_up = sorted(failed_segments(store, state), key=lambda each: each.record.begin) if everything else []
+    failed = ((each.record, {"failed_ms": each.failed_ms, "reason": each.reason}) for each in given_up)
+    empty: Mapping[str, object] = {"failed_ms": None, "reason": None} if everything else {}
+    listed = ((record, empty) for record in state.segments.in_order())
+    for record, more in merge(failed, listed, key=lambda each: each[0].begin):
+        yield {**segment_row(record, state.stream), **more}
 
 
 def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:

@@ -32,11 +32,12 @@ def is_at_root(driver: Mapping[str, str]) -> bool:
 
 
 class SegmentStatus(Enum):
-    """Status of a segment. Failed and purged segments leave the manifest."""
+    """Status of a segment. Failed and purged segments leave the manifest: ``failed_segments`` lists the failed ones."""
 
     ASSIGNED = "assigned"
     OFFLOADED = "offloaded"
     RETIRED = "retired"
+    FAILED = "failed"
 
 
 #: Numbers of the statuses of segments in columns.

@@ -46,7 +46,7 @@ _STREAM_ONLY = (
     "subscriber",
     "subscriberRenewSeconds",
 )
-_BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "bounds")
+_BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "bounds", "failedSegments")
 #: Options of earlier releases, and what does it now.
 _REPLACED = {
     "pruneByFilters": "offloader.spark.entries(spark, store, stream, where=...) reads only the wanted part",
@@ -163,6 +163,7 @@ class SourceOptions:
         markers: whether markers of Pulsar's servers are messages too.
         message_bytes_max: most bytes of one entry's decompressed payload.
         skip_corrupt, skip_missing: skip damaged blocks, missing objects instead of failing.
+        failed_segments: content segments has those that failed too, from each stream's kept records.
         lease_seconds: lease of the query's segments against cleanup, from its planning on; 0: none.
         relocate: moved buckets, old and new.
         start_latest: a new streaming query skips existing entries.
@@ -191,6 +192,7 @@ class SourceOptions:
     message_bytes_max: int = field(default=PAYLOAD_BYTES_MAX, metadata=_option("messageBytesMax", _number))
     skip_corrupt: bool = field(default=False, metadata=_option("onCorrupt", _skips))
     skip_missing: bool = field(default=False, metadata=_option("onMissing", _skips))
+    failed_segments: bool = field(default=False, metadata=_option("failedSegments", _truth))
     lease_seconds: int = field(default=0, metadata=_option("leaseSeconds", _number))
     relocate: Pairs = field(default=NOT_MOVED, metadata=_option("relocate", _moves))
     bounds: Bounds | None = field(default=None, metadata=_option("bounds", _bounds))
@@ -349,7 +351,8 @@ _DDL = {
         epoch bigint NOT NULL, first_ledger_id bigint NOT NULL, first_entry_id bigint NOT NULL,
         last_ledger_id bigint, last_entry_id bigint, entries bigint, payload_bytes bigint, data_bytes bigint,
         index_bytes bigint, blocks bigint, compressed boolean, publish_time_min timestamp, publish_time_max timestamp,
-        assigned_time timestamp NOT NULL, offloaded_time timestamp, ledgers {_SPANS}""",
+        assigned_time timestamp NOT NULL, offloaded_time timestamp, ledgers {_SPANS}, failed_time timestamp,
+        reason string""",
     "ledgers": """
         stream string NOT NULL, ledger_id bigint NOT NULL, closed boolean NOT NULL, closed_at_entry_id bigint,
         deleted boolean NOT NULL, hot_released boolean NOT NULL, segments bigint NOT NULL, entries bigint NOT NULL,

@@ -25,6 +25,7 @@ from formats.entries import TIME_UNKNOWN_MS
 from formats.manifest import encode_record
 from formats.summary import LedgerSpan
 from offloader.errors import InvalidCall, OffloaderError, Unsupported
+from offloader.manifest.failed_segments import failed_segments
 from offloader.manifest.load import kept_records
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
@@ -53,6 +54,13 @@ _OF_SUMMARY = ("entries", "payload_bytes", "data_bytes", "index_bytes", "blocks"
 _Row = Mapping[str, object]
 
 
+def _segments(state: ManifestState, store: ObjectStore, options: SourceOptions) -> Iterator[_Row]:
+    """By position, including assigned and retired ones; then those that failed."""
+    yield from (segment_row(state.stream, record) for record in state.segments.in_order())
+    for record, failed_ms, reason in failed_segments(store, state) if options.failed_segments else ():
+        yield {**segment_row(state.stream, record), "failed_time": _micros(failed_ms), "reason": reason}
+
+
 def segment_row(stream: str, record: SegmentRecord) -> _Row:
     """One segment; ``None`` for values unknown before it is offloaded. Times in microseconds since 1970 UTC."""
     summary, end = record.summary, record.end
@@ -72,6 +80,8 @@ def segment_row(stream: str, record: SegmentRecord) -> _Row:
         "assigned_time": _micros(record.assigned_ms),
         "offloaded_time": _micros(record.offloaded_ms),
         "ledgers": [asdict(span) for span in summary.ledgers] if summary else [],
+        "failed_time": None,
+        "reason": None,
     }
 
 
@@ -81,7 +91,7 @@ def _micros(time_ms: int | None) -> int | None:
     return time_ms * US_PER_MS
 
 
-def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:
+def _ledgers(state: ManifestState, _: ObjectStore, __: SourceOptions) -> Iterator[_Row]:
     """Every ledger of a segment or of the source's facts, by id."""
     offloaded: dict[int, list[LedgerSpan]] = {}
     for span in chain.from_iterable(record.spans for record in state.offloaded()):
@@ -107,7 +117,7 @@ def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator
         }
 
 
-def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Iterator[_Row]:
+def _records(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iterator[_Row]:
     for record in kept_records(store, state):
         yield {
             "stream": state.stream,
@@ -121,18 +131,18 @@ def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Itera
         }
 
 
-def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings) -> Iterator[_Row]:
+def _anomalies(state: ManifestState, store: ObjectStore, options: SourceOptions) -> Iterator[_Row]:
     from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
 
+    settings = ReadSettings(relocate=options.relocate)
     found = chain.from_iterable(check.findings for check in check_segments(Fetcher(store, settings), state, deep=False))
     fills = check_fills(store, state, deep=False)
     return (each.as_row() for each in chain(check_order(state), found, fills, find_unexpected(store, state)))
 
 
 #: content -> the rows of one stream.
-DRIVER_CONTENTS: Mapping[str, Callable[[ManifestState, ObjectStore, ReadSettings], Iterator[_Row]]] = {
-    # By position, including assigned and retired ones.
-    "segments": lambda state, *_: (segment_row(state.stream, record) for record in state.segments.in_order()),
+DRIVER_CONTENTS: Mapping[str, Callable[[ManifestState, ObjectStore, SourceOptions], Iterator[_Row]]] = {
+    "segments": _segments,
     "ledgers": _ledgers,
     "manifest": _records,
     "anomalies": _anomalies,
@@ -157,8 +167,8 @@ class OffloaderReader(DataSourceReader):
         assert self._pinned is not None, "planned where the source was unpickled"
         states = self._pinned.found()
         if self.options.content in DRIVER_CONTENTS:
-            settings = ReadSettings(relocate=self.options.relocate)
-            rows = [row for state in states for row in DRIVER_CONTENTS[self.options.content](state, store, settings)]
+            rows_of = DRIVER_CONTENTS[self.options.content]
+            rows = [row for state in states for row in rows_of(state, store, self.options)]
             schema = self.projection.schema
             columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
             return [InputPartition(pa.Table.from_arrays(columns, schema=schema).to_batches())]

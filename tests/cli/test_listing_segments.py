@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, Position
-from formats.manifest import Assign
+from formats.manifest import Assign, Failed
 from formats.summary import Layout
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
@@ -82,6 +82,21 @@ def test_assigned_segment_is_shown_without_unknown_facts(offloader: Offloader, w
     assert "entries" not in row
     last = offloader("segments", "orders", "--wide").out.splitlines()[-1].split()
     assert last == [str(uuid), "V2", "assigned", "7:0", *["-"] * 9]
+
+
+def test_failed_segments_are_listed_with_the_reason(offloader: Offloader, writer: StreamWriter) -> None:
+    failed, later = uuid4(), uuid4()
+    writer.log.commit([Assign(failed, 2, Position(7, 0), None, BASE_MS, {})])
+    writer.log.commit([Failed(failed, "the store didn't answer"), Assign(later, 2, Position(7, 0), None, BASE_MS, {})])
+    assert str(failed) not in offloader("segments", "orders", "--json").out
+    rows = offloader("segments", "orders", "--all", "--json").rows
+    assert [(row["uuid"], row["status"], row["reason"]) for row in rows] == [
+        *((str(uuid), "offloaded", None) for uuid in writer.uuids),
+        (str(failed), "failed", "the store didn't answer"),
+        (str(later), "assigned", None),
+    ]
+    assert rows[2]["failed_ms"] > 0
+    assert "the store didn't answer" in offloader("segments", "orders", "--all", "--wide").out
 
 
 def test_unknown_publish_times_are_shown_as_dashes(offloader: Offloader, writer: StreamWriter) -> None:

@@ -262,7 +262,7 @@ def test_spark_tables_have_every_content_and_option() -> None:
         assert ddl(content, contents[content].strip("`").split(", ")) == ddl(content)
     rows = table(text, "option")
     assert {code(row[0])[0] for row in rows} == set(_OPTIONS) - set(_STREAM_ONLY)
-    assert len(defaults(rows)) == 7
+    assert len(defaults(rows)) == 8
     assert SourceOptions.of({**SOURCE, **defaults(rows)}) == SourceOptions.of(SOURCE)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 import re
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
-from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, EntryBatch
+from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.keys import catalog_key
+from formats.manifest import Assign, Failed
 from formats.segment import SegmentMap
 from offloader.spark.options import Needs, Projection, SourceOptions
 from offloader.spark.scan import (
@@ -26,7 +28,7 @@ from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
 from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 from tests.spark.reading import planned
-from tests.support.streams import StreamWriter, batch_of
+from tests.support.streams import BASE_MS, StreamWriter, batch_of
 
 ENTRIES = pa.schema([("ledger_id", pa.int64()), ("entry_id", pa.int64()), ("payload", pa.binary())])
 
@@ -172,6 +174,24 @@ def test_times_outside_of_the_calendar_are_null(writer: StreamWriter) -> None:
     [partition] = reader.partitions()
     [row] = [row for batch in reader.read(partition) for row in batch.to_pylist()]
     assert row == {"publish_time_min": None, "publish_time_max": None}
+
+
+def test_segments_content_has_failed_ones_when_asked_for(writer: StreamWriter) -> None:
+    from pyspark.sql.types import StringType, StructType
+
+    writer.add([batch_of(1, 0, 5)], closes=[1])
+    uuid = uuid4()
+    writer.log.commit([Assign(uuid, 2, Position(2, 0), None, BASE_MS, {})])
+    writer.log.commit([Failed(uuid, "the store didn't answer")])
+    columns = StructType().add("uuid", StringType()).add("status", StringType()).add("reason", StringType())
+    found = []
+    for more in ({}, {"failed_segments": True}):
+        asked = options(writer, content="segments", **more)
+        reader = OffloaderReader(asked, columns, Pinned(asked))
+        [partition] = reader.partitions()
+        found.append([tuple(row.values()) for batch in reader.read(partition) for row in batch.to_pylist()])
+    offloaded = (str(writer.uuids[0]), "offloaded", None)
+    assert found == [[offloaded], [offloaded, (str(uuid), "failed", "the store didn't answer")]]
 
 
 def test_plan_excludes_entries_committed_later(writer: StreamWriter) -> None:
