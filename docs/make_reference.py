@@ -21,7 +21,8 @@ from docs.layers_picture import layers_picture
 from offloader.errors import ErrorKind, OffloaderError
 from offloader.settings import Settings
 from offloader.settings.fields import allowed
-from offloader.settings.layered import ALIASES, PULSAR_NAMES, is_of_process, key_of, sample_settings, shown
+from offloader.settings.layered import ALIASES, is_of_process, key_of, sample_settings, shown
+from offloader.settings.pulsar_names import TRANSLATED
 from offloader.telemetry.recorder import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,9 +135,11 @@ def _settings() -> Iterator[str]:
     yield "A duration is a number and its unit, ms, s, m, h or d; a size likewise, B, KiB, MiB, GiB or TiB. An"
     yield "attribute of `offloader.Settings` with another name is a number in the unit that this name ends in. PIP-76's"
     yield f"and Pulsar's names are aliases, with such numbers: {', '.join(f'`{name}`' for name in sorted(ALIASES))};"
-    yield "`streaming_offload` (true or false) is one of `offload.method`. Their names in camel case are aliases too:"
-    yield f"{', '.join(f'`{name}`' for name in (*PULSAR_NAMES, 'offload.streamingOffload'))}. A topic's table may have"
-    yield "the topic's name, `persistent://tenant/namespace/topic`, or the stream's."
+    yield "`streaming_offload` (true or false) is one of `offload.method`. Their names in camel case are aliases too, at"
+    yield "the top of a table or in the setting's section, with Pulsar's numbers and units:"
+    yield f"{', '.join(f'`{name}`' for name in (*TRANSLATED, 'streamingOffload'))}. Pulsar's other offload settings are"
+    yield "refused, and the error names the setting to use: a driver and a bucket, for example, are one `serve.store`."
+    yield "A topic's table may have the topic's name, `persistent://tenant/namespace/topic`, or the stream's."
     for section in fields(Settings):
         values = getattr(Settings(), section.name)
         yield f"\n## {section.name}\n\n{_first_paragraph(type(values).__doc__)}\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,6 +19,7 @@ from offloader.errors import InvalidCall, NotFound
 from offloader.settings import Pairs, Settings, StoreSettings
 from offloader.settings.fields import allowed, from_file, in_file
 from offloader.settings.fields import problem as problem_of
+from offloader.settings.pulsar_names import REFUSED, TRANSLATED, translation_of
 from offloader.settings.retention import KEEP_SETTINGS
 from offloader.settings.values import REPLACED
 from offloader.stream_names import partition_of, require_stream_name
@@ -32,7 +33,7 @@ def _plain(key: str) -> str:
 #: PIP-76's switch, an alias of ``offload.method``.
 STREAMING = "streaming_offload"
 #: The same as a broker's offload policies spell it.
-_SWITCHES = (STREAMING, "offload.streamingOffload")
+_SWITCHES = (STREAMING, "offload.streamingOffload", "streamingOffload")
 #: Every setting.
 FIELDS: Mapping[str, Field[Any]] = {
     f"{section.name}.{each.name}": each
@@ -56,48 +57,10 @@ OLD: Mapping[str, str] = {
     **{name: name for name in FIELDS if key_of(name) != name and name not in ALIASES},
     **REPLACED,
 }
-#: Settings of a broker's own offload, in small letters -> the key here that does the same.
+#: Pulsar's names in small letters -> the key here that does the same.
 PULSARS: Mapping[str, str] = {
-    "managedledgeroffloadthresholdinbytes": "offload.offload_threshold_size",
-    "managedledgeroffloadautotriggersizethresholdbytes": "offload.offload_threshold_size",
-    "managedledgeroffloadthresholdinseconds": "offload.offload_threshold_age",
-    "managedledgeroffloaddeletionlagms": "offload.deletion_lag",
-    "managedledgeroffloaddeletionlaginmillis": "offload.deletion_lag",
-    "managedledgeroffloadedreadpriority": "read.read_priority",
-    "managedledgerdatareadpriority": "read.read_priority",
-    "managedledgeroffloaddriver": "serve.store",
-    "managedledgeroffloadbucket": "serve.store",
-    "s3managedledgeroffloadbucket": "serve.store",
-    "gcsmanagedledgeroffloadbucket": "serve.store",
-    "managedledgeroffloadserviceendpoint": "serve.endpoint_url",
-    "s3managedledgeroffloadserviceendpoint": "serve.endpoint_url",
-    "s3managedledgeroffloadregion": "serve.region",
-}
-
-
-def _same(given: Any) -> Any:
-    return given
-
-
-def _minutes(given: Any) -> Any:
-    return given / 60_000 if isinstance(given, int | float) and not isinstance(given, bool) else given
-
-
-def _words(given: Any) -> Any:
-    return given.lower().replace("_", "-") if isinstance(given, str) else given
-
-
-#: Pulsar's and PIP-76's own names, aliases in these sections -> the setting, and its value in the setting's unit.
-PULSAR_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "offload.maxSizePerOffloadSegmentMbytes": ("offload.max_size_per_offload_segment_mbytes", _same),
-    "offload.maxOffloadSegmentRolloverTimeMinutes": ("offload.max_offload_segment_rollover_time_minutes", _same),
-    "offload.managedLedgerOffloadThresholdInBytes": ("offload.offload_threshold_bytes", _same),
-    "offload.managedLedgerOffloadAutoTriggerSizeThresholdBytes": ("offload.offload_threshold_bytes", _same),
-    "offload.managedLedgerOffloadThresholdInSeconds": ("offload.offload_threshold_seconds", _same),
-    "offload.managedLedgerOffloadDeletionLagMs": ("offload.deletion_lag_minutes", _minutes),
-    "offload.managedLedgerOffloadDeletionLagInMillis": ("offload.deletion_lag_minutes", _minutes),
-    "read.managedLedgerOffloadedReadPriority": ("read.read_priority", _words),
-    "read.managedLedgerDataReadPriority": ("read.read_priority", _words),
+    **{name.lower(): key_of(setting) for name, (setting, _) in TRANSLATED.items()},
+    **{name.lower(): instead for name, instead in REFUSED.items() if " " not in instead},
 }
 #: Every key without what spellings differ in -> the key.
 _PLAIN_KEYS: Mapping[str, str] = {_plain(name): name for name in (*SETTINGS, *ALIASES, STREAMING)}
@@ -424,7 +387,7 @@ def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
     section = key.partition(".")[0]
     if is_old(key):
         raise ValueError(f"is now {key_of(OLD[key])}")
-    pulsar = PULSAR_NAMES.get(key)
+    pulsar = translation_of(key)
     name = pulsar[0] if pulsar else key if key in ALIASES else SETTINGS.get(key)
     if name is None:
         if section in _SECTIONS or section == key:
