@@ -307,11 +307,25 @@ def _binary_array(payloads: Sequence[bytes] | pa.Array) -> pa.BinaryArray:
     if isinstance(payloads, pa.Array):
         array = payloads if payloads.type == pa.binary() else payloads.cast(pa.binary())
     else:
-        require_at_most("a batch holds too many bytes", sum(map(len, payloads)), BATCH_BYTES_MAX)
-        array = pa.array(payloads, type=pa.binary())
+        lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
+        require_at_most("a batch holds too many bytes", int(lengths.sum()), BATCH_BYTES_MAX)
+        array = _joined(payloads, lengths)
     if array.null_count:
         raise Inconsistent("an entry's payload is null", expected="bytes", found="null")
     return array
+
+
+def _joined(payloads: Sequence[bytes], lengths: NDArray[np.int64]) -> pa.BinaryArray:
+    """The array of byte strings; ``pyarrow.array`` of a list imports pandas first, which can take seconds."""
+    try:
+        data = b"".join(payloads)
+    except TypeError:
+        data = None
+    if data is None or len(data) != lengths.sum():  # not only bytes: None, for example, or what Arrow refuses
+        return pa.array(payloads, type=pa.binary())
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.BinaryArray.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def repeated_text(text: str, count: int) -> pa.StringArray:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,11 @@ from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.wrappers import Request, StoreWrapper
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.support.flight_door import flight_door
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 TIMES = (-(2**63), 2**63, 2**64 - 1)
 _names = itertools.count()
@@ -170,3 +174,60 @@ def test_pulsar_entry_with_an_impossible_time_is_kept_with_unknown_time() -> Non
             for each in batch.publish_times_ms.tolist()
         ]
         assert [each == TIME_UNKNOWN_MS for each in times] == [False, True, False]
+
+
+class HangingStore(StoreWrapper):
+    """Requests wait from ``hang`` to ``release``."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self._open = threading.Event()
+        self._open.set()
+        #: Set once a request waits.
+        self.is_waiting = threading.Event()
+        self.hang, self.release = self._open.clear, self._open.set
+
+    def around(self, request: Request, call: Callable[[], Any]) -> Any:
+        if not self._open.is_set():
+            self.is_waiting.set()
+            assert self._open.wait(PATIENCE_S)
+        return call()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["streaming", "ledger"])
+def test_first_append_does_not_wait_for_the_store(store: ObjectStore, method: str) -> None:
+    """Appends return while every request hangs; the entries are offloaded when the store answers again."""
+    hanging = HangingStore(store)
+    settings = offloader.Settings.of({"offload": {"method": method}, "ledgers": {"ledger_entries_max": 2}})
+    made = offloader.open_managed_ledger("orders", ledgers="sqlite://:memory:", store=hanging, settings=settings)
+    try:
+        hanging.hang()
+        positions = [made.append(b"one"), made.append(b"two"), made.append(b"three")]
+        assert hanging.is_waiting.wait(PATIENCE_S) or method == "ledger"
+        hanging.release()
+        made.offload(timeout_s=PATIENCE_S)
+        assert [entry.payload for entry in made.read(positions[0], positions[-1])] == [b"one", b"two", b"three"]
+    finally:
+        hanging.release()
+        made.close(drain=False)
+
+
+@pytest.mark.process
+def test_first_append_does_not_import_pandas() -> None:
+    """Where pandas is installed, ``pyarrow.array`` of a list imports it: seconds on a busy machine."""
+    code = """
+import sys
+import offloader
+from offloader.store.memory import MemoryStore
+from offloader.store.wrappers import Request, StoreWrapper
+from offloader.runtime.clock import SystemClock
+
+made = offloader.open_managed_ledger("a", ledgers="sqlite://:memory:", store=MemoryStore("a", "", SystemClock()))
+made.append_batch([b"one", b"two"])
+made.offload()
+made.close()
+print([name for name in ("pandas",) if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
