@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -262,3 +263,30 @@ def test_overlapping_blocks_are_found_by_a_full_scan() -> None:
     assert InOrder.of(found.blocks, np.arange(5), overlapping) is None
     damaged = replace(found, _upper=overlapping, _in_order=None)
     assert damaged.find(Position(1, 40), Position(1, 41)).tolist() == [1]
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def test_part_numbers_of_pulsars_indexes_count_uploaded_parts_over_the_object() -> None:
+    """One block a part: 1, 2, 3 over the object, also where a ledger's only block is the third."""
+    for path in sorted(GOLDEN.rglob("*-index")):
+        rows = np.concatenate([each.entries for each in decode_index(path.read_bytes()).groups])
+        rows = rows[np.argsort(rows["offset"])]
+        assert rows["part"].tolist() == list(range(1, len(rows) + 1)), path
+
+
+def test_part_numbers_are_not_looked_at() -> None:
+    """Ours count uploaded parts too, which may hold several blocks; another number changes no lookup."""
+    batches = [batch(1, 0, [b"x" * 100] * 60), batch(3, 7, [b"y"] * 5)]
+    _, finished = build(batches, extension=False)
+    ours = decode_index(finished.index)
+    assert [each.entries["part"].tolist() for each in ours.groups] == [[1, 1], [1]]
+    other = replace(ours, groups=tuple(replace(each, entries=each.entries.copy()) for each in ours.groups))
+    for each in other.groups:
+        each.entries["part"] = 7
+    found, again = (SegmentMap.parse(encode_index(each), object_name="i") for each in (ours, other))
+    assert found.blocks.offset.tolist() == again.blocks.offset.tolist()
+    for first in range(60):
+        ends = Position(1, first), Position(3, 7)
+        assert found.find(*ends).tolist() == again.find(*ends).tolist()
