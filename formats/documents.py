@@ -55,6 +55,20 @@ class GlobalHold(CheckedDocument):
     reason: str
 
 
+#: Likewise.
+STORE_IDENTITY_KEY = "_store"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity(CheckedDocument):
+    """The random id of a store, created once at its root. A copy of the whole store has the same one."""
+
+    uuid: UUID
+
+
+#: Our objects at a store's root that belong to no stream.
+ROOT_KEYS = frozenset({GLOBAL_HOLD_KEY, STORE_IDENTITY_KEY})
+
 _NAME = re.compile(r"[0-9]{16}-[0-9a-f]{16}")
 _NUMBER = re.compile(r"[0-9]{20}")
 _SUFFIX = ".json"

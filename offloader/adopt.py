@@ -11,6 +11,7 @@ from uuid import UUID
 
 from formats.block import padding
 from formats.checksum import crc32c
+from formats.documents import ROOT_KEYS
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.errors import FormatError, Inconsistent, LimitExceeded
 from formats.keys import check_object_version, data_key, index_key, parse_object_key
@@ -621,7 +622,7 @@ def _pairs(store: ObjectStore, done: Adoption) -> Iterator[ObjectPair]:
         done.objects += 1
         parsed = parse_object_key(info.key, "")
         if parsed is None or parsed.is_fill:
-            if "/" not in info.key:  # keys in folders aren't Pulsar's
+            if "/" not in info.key and info.key not in ROOT_KEYS:  # keys in folders aren't Pulsar's
                 done.foreign.add(info.key)
             continue
         name = parsed.uuid, parsed.ledger_id

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from formats.entries import Position
 from formats.errors import FormatError
@@ -39,6 +40,7 @@ from offloader.manifest.protection import global_hold, time_for_deletion_ms
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.source_identity import CheckedSource
 from offloader.manifest.state import ManifestState
+from offloader.manifest.store_identity import IDENTITY_HINT, other_identity, read_identity
 from offloader.manifest.unlisted import unlisted_streams
 from offloader.read.reader import load_of_source, load_stream
 from offloader.runtime.clock import Clock
@@ -697,7 +699,7 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
     Args:
         ledgers: the ledger database; default: ``serve.ledgers``.
     """
-    stored = list(list_streams(store))
+    stored, identity = list(list_streams(store)), read_identity(store)
     ledgers = ledgers or file.settings_of("").serve.ledgers
     with ExitStack() as stack:
         hot: dict[str, EmbeddedStream] = {}
@@ -712,6 +714,7 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
                 hot = {name: database.view_stream(name) for name in database.streams()[:STREAMS_MAX]}
                 losses = database.losses(stored)
             lost = {each.stream: (each, refused(path, each)) for each in losses}
+        yield from check_identity(identity, {name: source.noted_store() for name, source in hot.items()})
         # Damaged ones first: those are never left out.
         names = sorted({*stored, *hot, *lost}, key=lambda name: (name not in lost, name))
         troubles = 0
@@ -728,6 +731,14 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
         yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")
     elif rest:
         yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` says how far those are")
+
+
+def check_identity(identity: UUID | None, noted: Mapping[str, UUID | None]) -> Iterator[Finding]:
+    """Compares the store's identity with the one that each hot tier noted; says nothing where none differs."""
+    whys = {name: why for name, each in sorted(noted.items()) if (why := other_identity(identity, each))}
+    for name, why in list(whys.items())[:1]:
+        more = f" and of {len(whys) - 1} more" if len(whys) > 1 else ""
+        yield warning("store identity", f"{why} to the hot tier of {name}{more}", IDENTITY_HINT)
 
 
 def _stream(

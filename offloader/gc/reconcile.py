@@ -11,8 +11,8 @@ from itertools import chain
 from uuid import UUID
 
 from formats.documents import (
-    GLOBAL_HOLD_KEY,
     GROUP_PREFIX,
+    ROOT_KEYS,
     group_of_key,
     intent_key,
     lease_key,
@@ -589,7 +589,7 @@ def _place_outside(info: ObjectInfo) -> Place | None:
     # A reader group. A deleted one keeps its generation, so groups leave no garbage.
     if info.key.startswith(GROUP_PREFIX) and group_of_key(info.key) is not None:
         return Place.RETENTION
-    return Place.STORE if info.key == GLOBAL_HOLD_KEY else None
+    return Place.STORE if info.key in ROOT_KEYS else None
 
 
 def _kept_for(key: str) -> tuple[str | None, bool]:

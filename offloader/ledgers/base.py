@@ -166,6 +166,12 @@ class NotingSource(Protocol):
     def noted_manifests(self) -> list[tuple[UUID, int]]:
         """What ``note_manifest`` recorded last for each incarnation, the newest incarnation last."""
 
+    def note_store(self, store_id: UUID) -> None:
+        """Records the identity of the store that the stream is committed to, in place of an earlier one."""
+
+    def noted_store(self) -> UUID | None:
+        """What ``note_store`` recorded last; ``None``: nothing. Cheap: it may be asked every few seconds."""
+
     def noted_remedy(self) -> str:
         """What an operator does to go on with another store."""
 

@@ -657,3 +657,10 @@ class IdentifiedLedgers(PushedLedgers):
     def noted_manifests(self) -> list[tuple[UUID, int]]:
         """Empty: nothing is noted."""
         return []
+
+    def note_store(self, store_id: UUID) -> None:
+        """Does nothing, likewise."""
+
+    def noted_store(self) -> UUID | None:
+        """``None``: nothing is noted."""
+        return None

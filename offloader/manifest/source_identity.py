@@ -31,6 +31,7 @@ from offloader.ledgers.base import (
 from offloader.manifest.ledger_table import settled_ranges
 from offloader.manifest.noted import require_noted
 from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.manifest.store_identity import note_start
 from offloader.store.base import ObjectStore
 
 #: Contradicting ledgers that an error names.
@@ -370,9 +371,9 @@ class OwnersSource:
         Raises:
             OffloaderError: the source refuses the range of a start, and so has no ids.
         """
-        self._accept = None
+        is_accepted, self._accept = self._accept is not None, None
         if not self._has_noted:
-            self._source.note_manifest(state.incarnation, state.record_id)
+            note_start(self._store, self._source, state, is_accepted=is_accepted)
             self._has_noted = True
         if self._range is None or state.source is None or state.source.reserved < self._range[1] - 1:
             return

@@ -33,6 +33,7 @@ from offloader.service.providers.embedded import EmbeddedProvider
 from offloader.service.providers.flight import FlightProvider
 from offloader.service.providers.pulsar import PulsarProvider
 from offloader.service.queries import ServiceControl, ServiceView
+from offloader.service.store_watch import StoreWatch
 from offloader.service.streams import ServedStreams, StreamProvider
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
@@ -258,7 +259,11 @@ def assemble(
     for feed in [] if read_only else (feeds or providers_of)(made):
         process.add_feed(feed)
     if not is_given:
-        process.probes[""] = _store_probe(settings, clock)
+        watch = StoreWatch(store.url, lambda: [(each.name, each.source) for each in streams.all()], clock)
+        process.probes[""] = _store_probe(settings, clock, watch)
+        process.looks.append(watch.look)
+        process.more_problems.append(watch.problems)
+        metrics.watch(watch.readings)
     if feeds is None and settings.pulsar.topics and not read_only:
         process.probes[PulsarProvider.name] = _broker_probe(process, settings, clock)
     if settings.http.listen:
@@ -287,7 +292,7 @@ def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only
     )
 
 
-def _store_probe(settings: Settings, clock: Clock) -> Probe:
+def _store_probe(settings: Settings, clock: Clock, watch: StoreWatch) -> Probe:
     """Asks the store over a connection that nothing else uses, without limits of the rate."""
     store = open_store(
         settings.serve.store,
@@ -301,7 +306,7 @@ def _store_probe(settings: Settings, clock: Clock) -> Probe:
         "store",
         f"store {store.url}",
         "the store",
-        partial(ask_store, store),
+        partial(ask_store, store, watch.see),
         clock=clock,
         hint="look at the server, the network and the credentials; nothing is lost: it is asked again, and all goes on",
         end=store.close,

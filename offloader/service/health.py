@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
-from formats.keys import catalog_key
-from offloader.errors import AccessDenied, NotFound, StoreUnavailable, Throttled, plain_reason
+from formats.documents import STORE_IDENTITY_KEY
+from offloader.errors import AccessDenied, Corrupt, NotFound, StoreUnavailable, Throttled, Unsupported, plain_reason
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.transport import security_of
+from offloader.manifest.store_identity import require_identity
 from offloader.runtime.clock import Clock
 from offloader.service.streams import ProviderProblem
 from offloader.settings import PulsarSettings, StoreSettings
@@ -24,8 +26,6 @@ _log = logging.getLogger("offloader.service.health")
 PROBE_PERIOD_S, PROBE_ANSWER_S = 3.0, 5.0
 #: Probes of one target that may hang at once.
 PROBES_OPEN_MAX = 3
-#: The key requested; a NotFound is a response too.
-_KEY = catalog_key("is-anybody-there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +178,23 @@ def probe_settings(settings: StoreSettings) -> StoreSettings:
     )
 
 
-def ask_store(store: ObjectStore) -> None:
-    """Sends one request, a second one after a refusal. Raises ``OffloaderError``: the store can't be worked with."""
-    with suppress(NotFound, Throttled):
+def ask_store(store: ObjectStore, see: Callable[[UUID | None], object] = lambda _: None) -> None:
+    """Sends one request, a second one after a refusal.
+
+    Args:
+        see: takes the store's identity where the answer has it, ``None``: there is none.
+
+    Raises:
+        OffloaderError: the store can't be worked with.
+    """
+    with suppress(Throttled, Corrupt, Unsupported):
         try:
-            store.head(_KEY)
+            see(require_identity(store))
+        except NotFound:
+            see(None)
         except AccessDenied:
             # Without the permission to list, S3 refuses to say that a key isn't there; its text says what is missing.
-            store.list(_KEY, limit=1)
+            store.list(STORE_IDENTITY_KEY, limit=1)
 
 
 def probe_client(settings: PulsarSettings, clock: Clock) -> PulsarClient:

@@ -230,6 +230,7 @@ class ServingProcess:
     Attributes:
         doors: listeners, started and stopped with the process; complete before ``start``.
         more_problems: of parts that aren't its own, fast and without I/O.
+        looks: calls of such parts, made every ``TROUBLES_S``.
         probes: by the feed that needs the target, ``""`` of the store; started and closed likewise.
         history: records pauses in the manifest.
         started_ms: when it was made, ms since 1970 UTC.
@@ -252,6 +253,7 @@ class ServingProcess:
         self.doors: list[HttpListener] = []
         self.probes: dict[str, Probe] = {}
         self.more_problems: list[Callable[[], Sequence[ProviderProblem]]] = []
+        self.looks: list[Callable[[], object]] = []
         self._troubles = TroubleLog()
         # For maintenance, whose runs are long, and one more for retries.
         self._workers = Workers(JOBS_AT_ONCE_MAX + 1, clock)
@@ -473,6 +475,8 @@ class ServingProcess:
         else:
             for line in self._troubles.look(self._clock.monotonic_s(), self.streams.troubles()):
                 _log.warning("%s", line, extra={"event": "trouble"})
+        for look in self.looks:
+            self._quietly("look", look)
         if not self._stopping:
             self._workers.call_after(TROUBLES_S, self._tell_troubles)
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from formats.entries import Position
-from offloader.doctor import TOPICS_LOOKED_AT_MAX, Finding, warning
+from offloader.doctor import TOPICS_LOOKED_AT_MAX, Finding, check_identity, warning
 from offloader.errors import NotFound
 from offloader.ledgers.pulsar.discovery import Look, TopicPatterns, survey
-from offloader.ledgers.pulsar.source import PulsarCluster
+from offloader.ledgers.pulsar.source import PulsarCluster, noted_store
 from offloader.ledgers.pulsar.topics import TopicInternals, topic_of_stream
 from offloader.manifest.catalog import list_streams
+from offloader.manifest.store_identity import read_identity
 from offloader.runtime.clock import Clock
 from offloader.settings import PulsarSettings
 from offloader.store.base import ObjectStore
@@ -34,6 +35,8 @@ def check_topics(store: ObjectStore, settings: PulsarSettings, clock: Clock) -> 
         look, _ = survey(cluster.admin, patterns)
         if settings.broker_plugin:
             yield from _terminated(cluster, look)
+        topics = sorted(topic for each in look.topics.values() for topic in each)[:TOPICS_LOOKED_AT_MAX]
+        yield from check_identity(read_identity(store), {topic: noted_store(cluster, topic) for topic in topics})
     yield from _deleted(streams, look, patterns)
 
 

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar, cast
 
-from formats.documents import GLOBAL_HOLD_KEY
+from formats.documents import ROOT_KEYS
 from formats.keys import RESERVED_LEVELS
 from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported, needs_extra
 from offloader.runtime.clock import Clock, SystemClock
@@ -248,7 +248,7 @@ def _at(place: ObjectsPlace) -> str:
 
 
 def _is_note(key: str) -> bool:
-    return "/" in key or key == GLOBAL_HOLD_KEY
+    return "/" in key or key in ROOT_KEYS
 
 
 class OverlayStore(StoreWrapper):

@@ -63,6 +63,12 @@ _ALL = (
     Metric("fenced_total", "counter", "Times a stream stopped because another process owned it.", _STREAM, _NO_LABEL),
     Metric("streams", "gauge", "Streams by mode.", (*_STREAM, "mode")),
     Metric("store_up", "gauge", "Whether the store answers this process: 1, or 0.", (), merge=min),
+    Metric(
+        "store_identity_differs",
+        "gauge",
+        "Whether the store's identity isn't the one that this process or its hot tiers know: 1, or 0.",
+        (),
+    ),
     Metric("source_up", "gauge", "Whether what a feed reads answers this process: 1, or 0.", ("feed",), merge=min),
     Metric("standby", "gauge", "Streams that this process takes over if their leader ends.", _NAMESPACE),
     Metric("streams_stalled", "gauge", "Streams whose entries wait in vain: of mode stalled, or stopped by an error."),

@@ -36,6 +36,7 @@ from offloader.manifest.source_identity import (
     source_mismatch,
 )
 from offloader.manifest.state import ManifestState, SegmentRecord, require_takeable
+from offloader.manifest.store_identity import other_identity, read_identity
 from offloader.runtime.clock import Clock
 from offloader.settings import OffloadSettings
 from offloader.store.base import CREATE, ByteRange, ObjectStore
@@ -357,6 +358,7 @@ def _compared(log: ManifestLog, source: LedgerSource, *, create: bool) -> tuple[
         return identity, ManifestState(stream=log.stream, incarnation=noted[-1][0]), absent
     why = source_mismatch(state.source, facts_now(state, identity))
     why = why or store_mismatch(state if state.record_id else None, noted, replaced_by(log.store, state))
+    why = why or other_identity(read_identity(log.store), identity.noted_store())
     return identity, state, why or "; ".join(contradictions(state, source.ledgers()).values())
 
 

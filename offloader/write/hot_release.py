@@ -17,6 +17,7 @@ from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.manifest.store_identity import note_start
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Alarm, Backoff, SerialTask, Workers
 from offloader.write.hot_tier import acknowledged_end, listed_before, listed_ranges
@@ -305,7 +306,7 @@ class CommitAck:
             position, why = acknowledgeable(self._log.name_newest(), ledgers, with_gaps=self._with_gaps)
         if position is not None:
             if self._noted != state.incarnation and (notes := noting(self._source)) is not None:
-                notes.note_manifest(state.incarnation, state.record_id)
+                note_start(self._log.store, notes, state)
                 self._noted = state.incarnation
             self._listed.acknowledge(position)
             self._acknowledged = position

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
 from offloader.doctor import Finding, Outcome
+from offloader.ledgers.pulsar.source import STORE_PROPERTY
 from offloader.ledgers.pulsar.topics import internals_of
+from offloader.manifest.store_identity import identify
 from offloader.runtime.clock import SystemClock
 from offloader.service.topic_doctor import check_topics, kept_ledger
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from tests.ledgers.pulsar_bench import TOPIC, PulsarBench
+from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench
 from tests.support.streams import StreamWriter, batch_of
 
 _names = itertools.count()
@@ -108,3 +111,15 @@ def test_many_streams_of_deleted_topics_are_one_finding(bench: PulsarBench, stor
     stored(store, *(f"public/default/persistent/gone{number}" for number in range(7)))
     [finding] = found(bench, store)
     assert "gone4 and 2 more:" in finding.what
+
+
+def test_topic_that_was_committed_to_another_store_is_named(bench: PulsarBench, store: ObjectStore) -> None:
+    bench.open()
+    stored(store, "public/default/persistent/orders")
+    identity, noted = identify(store), UUID(int=7)
+    bench.topic.note(NAME, {STORE_PROPERTY: str(identity)})
+    assert found(bench, store, broker_plugin=False) == []
+    bench.topic.note(NAME, {STORE_PROPERTY: str(noted)})
+    [finding] = found(bench, store, broker_plugin=False)
+    assert (finding.check, finding.outcome) == ("store identity", Outcome.WARNING)
+    assert finding.what == f"its identity is {identity}, and {noted} is known to the hot tier of {TOPIC}"

@@ -6,6 +6,7 @@ What the write side is judged by, so it shares no code with the read side.
 from __future__ import annotations
 
 from formats.block import decode_block
+from formats.documents import STORE_IDENTITY_KEY
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.segment_map import SegmentMap
@@ -44,4 +45,5 @@ def unaccounted_keys(store: ObjectStore, stream: str) -> set[str]:
             index_key(stream, segment.uuid, segment.v1_ledger_id),
         }
     keys = {info.key for info in store.list("").objects}
+    known.add(STORE_IDENTITY_KEY)
     return {key for key in keys - known if not key.startswith("_catalog/") and "/manifest/" not in key}

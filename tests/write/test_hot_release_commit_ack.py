@@ -107,6 +107,7 @@ class Broker:
         self._log = log
         self.acknowledged: list[tuple[Position, int]] = []
         self.noted: list[tuple[UUID, int]] = []
+        self.store_id: UUID | None = None
 
     def ledgers(self) -> list[LedgerInfo]:
         return LEDGERS
@@ -117,6 +118,13 @@ class Broker:
 
     def noted_manifests(self) -> list[tuple[UUID, int]]:
         return self.noted
+
+    def note_store(self, store_id: UUID) -> None:
+        assert not self.acknowledged
+        self.store_id = store_id
+
+    def noted_store(self) -> UUID | None:
+        return self.store_id
 
     def noted_remedy(self) -> str:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from itertools import takewhile
@@ -281,6 +281,7 @@ class PulsarSource:
         self._lock = threading.Lock()
         self._is_closed = False
         self._failure: OffloaderError | None = None
+        self._noted_store: UUID | None = None
         self._known: AskKnown | None = None
         settings = cluster.settings
         self.acknowledges_commits = settings.broker_plugin
@@ -454,7 +455,8 @@ class PulsarSource:
 
     def noted_remedy(self) -> str:
         """As ``NotingSource``."""
-        return f"remove the property {NOTED_PROPERTY} of subscription {self._cluster.settings.subscription}"
+        subscription = self._cluster.settings.subscription
+        return f"remove the properties {NOTED_PROPERTY} and {STORE_PROPERTY} of subscription {subscription}"
 
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
         """As ``NotingSource``, in a property of the subscription; only of a new incarnation."""
@@ -462,19 +464,31 @@ class PulsarSource:
         if noted and noted[-1][0] == incarnation:
             return
         kept = [each for each in noted if each[0] != incarnation][-NOTED_MAX + 1 :]
-        text = ",".join(f"{uuid}:{number}" for uuid, number in (*kept, (incarnation, record_id)))
-        try:
-            self._cluster.admin.note(self.topic, self._cluster.settings.subscription, {NOTED_PROPERTY: text})
-        except (AccessDenied, NotFound, Unsupported) as error:
-            # Nothing depends on the note: without it another store isn't recognised.
-            _log.warning("%s: which store it is committed to isn't noted: %s", self.topic, error)
+        self._note(NOTED_PROPERTY, ",".join(f"{uuid}:{number}" for uuid, number in (*kept, (incarnation, record_id))))
 
     def noted_manifests(self) -> list[tuple[UUID, int]]:
         """As ``NotingSource``: asks the admin interface; raises as that."""
+        found: Mapping[str, str] = {}
         with suppress(NotFound):
             found = self._cluster.admin.properties(self.topic, self._cluster.settings.subscription)
-            return list(_noted_in(found.get(NOTED_PROPERTY, "")))
-        return []
+        self._noted_store = _uuid_in(found.get(STORE_PROPERTY, ""))
+        return list(_noted_in(found.get(NOTED_PROPERTY, "")))
+
+    def note_store(self, store_id: UUID) -> None:
+        """As ``NotingSource``, in a property of the subscription."""
+        self._note(STORE_PROPERTY, str(store_id))
+        self._noted_store = store_id
+
+    def noted_store(self) -> UUID | None:
+        """As ``NotingSource``: as ``noted_manifests`` found it last."""
+        return self._noted_store
+
+    def _note(self, name: str, text: str) -> None:
+        try:
+            self._cluster.admin.note(self.topic, self._cluster.settings.subscription, {name: text})
+        except (AccessDenied, NotFound, Unsupported) as error:
+            # Nothing depends on the note: without it another store isn't recognised.
+            _log.warning("%s: which store it is committed to isn't noted: %s", self.topic, error)
 
     def watch_releases(self, released: Callable[[], object]) -> None:
         """As ``ListedSource``."""
@@ -564,6 +578,8 @@ class PulsarSource:
 NOTED_PROPERTY = "offloader-manifests"
 #: Manifests in that property.
 NOTED_MAX = 10
+#: Property of our subscription: the identity of the store that the topic was committed to.
+STORE_PROPERTY = "offloader-store"
 
 
 def _noted_in(text: str) -> Iterator[tuple[UUID, int]]:
@@ -571,6 +587,20 @@ def _noted_in(text: str) -> Iterator[tuple[UUID, int]]:
         incarnation, _, record_id = each.partition(":")
         with suppress(ValueError):
             yield UUID(incarnation), int(record_id)
+
+
+def noted_store(cluster: PulsarCluster, topic: str) -> UUID | None:
+    """The identity of the store that a topic was committed to, as its subscription has it; raises as the admin
+    interface."""
+    with suppress(NotFound):
+        return _uuid_in(cluster.admin.properties(topic, cluster.settings.subscription).get(STORE_PROPERTY, ""))
+    return None
+
+
+def _uuid_in(text: str) -> UUID | None:
+    with suppress(ValueError):
+        return UUID(text)
+    return None
 
 
 #: Property of our subscription: the first ledger that the broker listed when its list began to be followed.

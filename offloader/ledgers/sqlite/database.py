@@ -36,7 +36,7 @@ from offloader.runtime.system import make_directories, sync_name
 
 #: Application id ("offl"), which distinguishes the file from other programs' databases.
 _APPLICATION_ID = 0x6F66666C
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 _VERSION_1 = (
     """CREATE TABLE streams (
         stream_id INTEGER PRIMARY KEY, stream TEXT NOT NULL UNIQUE, owner INTEGER NOT NULL,
@@ -101,6 +101,8 @@ _VERSION_3 = (
     "ALTER TABLE streams DROP COLUMN manifest_incarnation",
     "ALTER TABLE streams DROP COLUMN manifest_record_id",
 )
+#: Version 4 keeps the identity of the store that a stream was committed to.
+_VERSION_4 = ("ALTER TABLE streams ADD COLUMN store_id BLOB",)
 _ORPHANED_LEDGER = (
     "SELECT ledger_id, stream_id FROM ledgers WHERE stream_id NOT IN (SELECT stream_id FROM streams) LIMIT 1"
 )
@@ -154,7 +156,7 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
         for statement in _VERSION_2:
             connection.execute(statement)
         connection.execute("INSERT INTO identity (source_id) VALUES (?)", (UUID(bytes=entropy(16), version=4).bytes,))
-    for statement in _VERSION_3 if version < 3 else ():
+    for statement in (*(_VERSION_3 if version < 3 else ()), *(_VERSION_4 if version < 4 else ())):
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
     return version < _SCHEMA_VERSION

@@ -260,6 +260,16 @@ class EmbeddedStream:
             ).fetchall()
         return [(UUID(bytes=incarnation), record_id) for incarnation, record_id in rows]
 
+    def note_store(self, store_id: UUID) -> None:
+        """Records the identity of the store that the stream is committed to."""
+        with self._changing() as connection:
+            connection.execute("UPDATE streams SET store_id = ? WHERE stream_id = ?", (store_id.bytes, self._stream_id))
+
+    def noted_store(self) -> UUID | None:
+        """What ``note_store`` recorded last."""
+        row = self._row("SELECT store_id FROM streams WHERE stream_id = ?")
+        return None if row is None or row[0] is None else UUID(bytes=row[0])
+
     def next_ledger(self) -> int:
         """The lowest ledger id that this database has neither used nor granted to any stream."""
         with self._database.reading() as connection:

@@ -75,3 +75,14 @@ def test_subscription_that_was_made_again_has_no_notes(bench: PulsarBench, sourc
     bench.topic.note(NAME, {})
     assert source.noted_manifests() == []
     log_of(source).load(create=True, source=source)
+
+
+def test_store_is_noted_beside_the_manifests(bench: PulsarBench, source: PulsarSource) -> None:
+    assert source.noted_store() is None
+    source.note_manifest(UUID(int=1), 3)
+    source.note_store(UUID(int=7))
+    assert source.noted_store() == UUID(int=7)
+    source.close()
+    again = bench.open()
+    assert again.noted_manifests() == [(UUID(int=1), 3)]
+    assert again.noted_store() == UUID(int=7)

@@ -1,0 +1,107 @@
+"""Notices that the store of a running process is another one: by its identity, which the store's probe reads.
+
+Two comparisons: with the identity that the process read first, and with the one that each stream's hot tier noted. Both
+only name the difference; what may be written is decided by the manifests (``offloader.manifest.noted``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from uuid import UUID
+
+from offloader.errors import OffloaderError
+from offloader.ledgers.base import LedgerSource, noting
+from offloader.manifest.store_identity import IDENTITY_HINT, other_identity
+from offloader.runtime.clock import Clock
+from offloader.service.health import named
+from offloader.service.streams import ProviderProblem, error_of
+from offloader.telemetry.recorder import Reading
+
+_log = logging.getLogger("offloader.service.health")
+
+
+class StoreWatch:
+    """Thread-safe.
+
+    Args:
+        url: of the store.
+        sources: name and hot tier of each stream of the process.
+    """
+
+    def __init__(self, url: str, sources: Callable[[], Iterable[tuple[str, LedgerSource]]], clock: Clock) -> None:
+        self._url, self._sources, self._clock = url, sources, clock
+        self._lock = threading.Lock()
+        self._is_seen = False
+        self._first: UUID | None = None
+        self._newest: UUID | None = None
+        #: What the hot tier of a stream noted.
+        self._noted: dict[str, UUID] = {}
+        self._problems: dict[str, ProviderProblem] = {}
+
+    def see(self, identity: UUID | None) -> None:
+        """Takes the identity that the store has now, ``None``: none."""
+        with self._lock:
+            self._is_seen, self._newest = True, identity
+            self._first = self._first or identity
+
+    def look(self) -> None:
+        """Compares, and logs each difference once; asks hot tiers only that are new or differed before."""
+        with self._lock:
+            is_seen, first, newest, noted = self._is_seen, self._first, self._newest, self._noted
+        if not is_seen:
+            return
+        asked: dict[str, UUID] = {}
+        for name, source in self._sources():
+            found = noted.get(name)
+            if found is None or found != newest:
+                found = _noted_by(source, name)
+            if found is not None:
+                asked[name] = found
+        self._report(first, newest, asked)
+
+    def _report(self, first: UUID | None, newest: UUID | None, noted: dict[str, UUID]) -> None:
+        whys = {"": other_identity(newest, first)}
+        for why in sorted({why for each in noted.values() if (why := other_identity(newest, each))}):
+            names = sorted(name for name, each in noted.items() if other_identity(newest, each) == why)
+            whys[why] = f"{named(names)}: {why} to the hot tier"
+        with self._lock:
+            before, now_ms = self._problems, self._clock.now_ms()
+            self._noted = noted
+            self._problems = {
+                key: ProviderProblem(
+                    where=f"store {self._url}",
+                    what=text,
+                    hint=IDENTITY_HINT if key else "is it mounted, and the right one? If it is, restart the process",
+                    since_ms=before[key].since_ms if key in before else now_ms,
+                    blocks_ready=not key and newest is not None,
+                )
+                for key, text in whys.items()
+                if text
+            }
+            fresh = [each for key, each in self._problems.items() if key not in before]
+        for each in fresh:
+            _log.error("%s: %s", each.where, each.what, extra={"event": "store_identity_differs"})
+
+    def problems(self) -> list[ProviderProblem]:
+        """Without I/O. Another identity than the process began with blocks readiness."""
+        with self._lock:
+            return list(self._problems.values())
+
+    def readings(self) -> Iterator[Reading]:
+        """Nothing before the store was asked."""
+        with self._lock:
+            is_seen, differs = self._is_seen, bool(self._problems)
+        if is_seen:
+            yield Reading("store_identity_differs", float(differs))
+
+
+def _noted_by(source: LedgerSource, name: str) -> UUID | None:
+    """``None``: nothing, or the hot tier doesn't answer, which is named elsewhere."""
+    found: list[UUID | None] = []
+    notes = noting(source)
+    if notes is not None:
+        error: OffloaderError | None = error_of(lambda: found.append(notes.noted_store()), f"stream {name}: its note")
+        return None if error is not None else found[0]
+    return None
