@@ -228,6 +228,14 @@ class Replace(Edit, kind="replace"):
 
 
 @dataclass(frozen=True, slots=True)
+class Recover(Edit, kind="recover"):
+    """The segments ``by``, assigned by ``rewrite``, hold entries of recorded gaps, which shrink by them."""
+
+    by: tuple[Rewritten, ...]
+    offloaded_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class SetMethod(Edit, kind="set_method"):
     """Offload method of the stream from here on: ``streaming``, ``ledger`` or ``none``."""
 

@@ -78,7 +78,12 @@ class GapReason(StrEnum):
     @property
     def keeps_hot_copy(self) -> bool:
         """Whether the hot copy may be the only place from which the entries can be recovered."""
-        return self in (self.LOST, self.UNCONFIRMED)
+        return self in (self.LOST, self.UNCONFIRMED) or self.may_be_filled
+
+    @property
+    def may_be_filled(self) -> bool:
+        """Whether a writer whose hot tier lists the entries offloads them: nobody looked there before."""
+        return self is self.UNRECOVERED
 
 
 class LedgerEnds(Protocol):

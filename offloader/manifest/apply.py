@@ -38,6 +38,7 @@ from formats.manifest import (
     Pause,
     Purged,
     Record,
+    Recover,
     Release,
     Replace,
     ReserveLedgers,
@@ -126,6 +127,7 @@ _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
     UndoRetire: lambda state, edit, _: _have(state, edit.uuids, lambda found: found.status is SegmentStatus.OFFLOADED),
     Rewrite: lambda state, edit, _: any(each.uuid == edit.uuid for each in state.rewrites),
     Replace: lambda state, edit, _: all(_holds(state, each) for each in edit.by),
+    Recover: lambda state, edit, _: all(_holds(state, each) for each in edit.by),
     Restore: lambda state, edit, _: (
         (edit.head is None or state.head is None or state.head <= edit.head)
         and state.deleted_ledgers.isdisjoint(edit.ledger_ids)
@@ -650,7 +652,26 @@ class RecordBuilder:
             self.drop_promise(record.uuid)
             self.put_counted(record)
 
-    def _record(self, edit: Replace, each: Rewritten, promised: AssignedSegment | None) -> SegmentRecord:
+    def recover(self, edit: Recover) -> None:
+        """Takes the new segments' ranges out of the gaps that hold them; what is committed stays so."""
+        promised = {each.uuid: each for each in self.now("rewrites")}
+        for each in edit.by:
+            record = self._record(edit, each, promised.get(each.uuid))
+            begin, end, gaps = record.begin, each.summary.end, self.now("gaps")
+            at = bisect_right(gaps, begin, key=first_of) - 1
+            if at < 0 or gaps[at].last < end:
+                raise self.refused(edit, f"{begin}..{end} isn't in one gap")
+            if any(fill.first <= end and fill.last >= begin for fill in self.now("fills")):
+                raise self.refused(edit, f"a fill has entries of {begin}..{end}")
+            gap = gaps[at]
+            sides = Gap(gap.first, begin.previous(), gap.reason), Gap(end.next(), gap.last, gap.reason)
+            self.changes["gaps"] = (*gaps[:at], *(side for side in sides if side.first <= side.last), *gaps[at + 1 :])
+            self.require_free(edit, begin, end)
+            self.require_after_head(edit, end)
+            self.drop_promise(record.uuid)
+            self.put_counted(record)
+
+    def _record(self, edit: Replace | Recover, each: Rewritten, promised: AssignedSegment | None) -> SegmentRecord:
         summary = each.summary
         if promised is None:
             raise self.refused(edit, f"segment {each.uuid} wasn't promised, or has failed")

@@ -19,6 +19,7 @@ from formats.manifest import (
     Offloaded,
     OpenEpoch,
     Record,
+    Recover,
     Replace,
     Rewrite,
     StreamDeleted,
@@ -62,7 +63,7 @@ CONFLICTS_MAX = 100
 
 #: Edits that begin or end a segment: only the owner of its epoch knows which uploads are in flight. Only an owner's
 #: ``failed`` lets garbage collection delete an assigned uuid's objects.
-_OWNERS_EDITS = (Assign, Offloaded, Failed, Rewrite, Replace)
+_OWNERS_EDITS = (Assign, Offloaded, Failed, Rewrite, Replace, Recover)
 
 
 class ManifestLog:

@@ -29,6 +29,7 @@ from formats.manifest import (
     LedgerClosed,
     Offloaded,
     Purged,
+    Recover,
     Release,
     Replace,
     Restore,
@@ -106,6 +107,8 @@ class Survivors:
                     self.at_root[edit.uuid] = AtRoot(edit.summary, edit.owned)
             case Replace():
                 self._let_go(*edit.uuids)
+                self.ranges |= {each.uuid: (each.summary.begin, each.summary.end) for each in edit.by}
+            case Recover():
                 self.ranges |= {each.uuid: (each.summary.begin, each.summary.end) for each in edit.by}
             case Failed():
                 self._let_go(edit.uuid)

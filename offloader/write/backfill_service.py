@@ -65,6 +65,7 @@ from offloader.write.hot_tier import (
     partly_offloaded,
     uncovered,
 )
+from offloader.write.recovery import recover_lost, recoverable
 from offloader.write.rollback import LedgerRewrite, RewriteResult
 from offloader.write.stream_state import Commits
 
@@ -371,7 +372,7 @@ class BackfillService:
         start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
         on_plan(start.plan)
         result = HistoryResult(state=state)
-        if start.plan.segments or start.gaps or start.ends:
+        if start.plan.segments or start.gaps or start.ends or recoverable(state, ledgers):
             commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
             again = True
             while again:
@@ -439,7 +440,7 @@ class BackfillService:
             raise
         on_plan(plan)
         result = HistoryResult(state=state)
-        if plan.segments or gaps:
+        if plan.segments or gaps or recoverable(state, ledgers):
             commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
             if log.state.method != "ledger":
                 log.commit([SetMethod("ledger")])
@@ -636,6 +637,7 @@ class BackfillService:
             is_fresh=True,
         )
         owners.take(commits)
+        recover_lost(log, source, self._tools, commit=commits.commit, is_stopped=lambda: self._stopped)
         return commits, owners.given_up
 
     def _finished(self, stream: str, run: BackfillJob) -> HistoryResult:

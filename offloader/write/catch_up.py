@@ -25,6 +25,7 @@ from offloader.write.backfill import (
 from offloader.write.epoch import Ownership
 from offloader.write.hot_tier import CATCH_UP_READ_BYTES, blocked_at, gap_before, read_next, require_recording
 from offloader.write.quota import segment_bytes_max
+from offloader.write.recovery import recover_lost
 from offloader.write.stream import Event, Phase
 from offloader.write.stream_state import Commits, StreamState, lag_between
 
@@ -156,6 +157,11 @@ class CatchUp:
         self._end_run()
         if self._log.state.method != "streaming":
             self._commits.commit([SetMethod("streaming")])
+        recover_lost(
+            *(self._log, self._source, self._tools),
+            commit=self._commits.commit,
+            is_stopped=lambda: self._shared.is_ended,
+        )
         given_up = self._ownership.given_up
         given_up += interrupted(self._log, given_up)
         ledgers = self._source.ledgers()

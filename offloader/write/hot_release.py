@@ -76,8 +76,8 @@ def releasable_ledgers(
 
 
 def doubtful_gap(state: ManifestState, info: LedgerInfo) -> Gap | None:
-    """The first recorded gap of a ledger with entries that the source lost or doesn't explain: they may only be
-    recoverable from the hot copy."""
+    """The first recorded gap of a ledger with entries that are lost or not explained: they may only be recoverable from
+    the hot copy."""
     first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
     found = (gap for gap in state.gaps if GapReason.of(gap).keeps_hot_copy and gap.first <= last and gap.last >= first)
     return next(found, None)
@@ -240,6 +240,7 @@ def acknowledgeable(
         gap
         for gap in state.gaps
         if GapReason.of(gap).keeps_hot_copy
+        and (not GapReason.of(gap).may_be_filled or _is_listed(ledgers, gap))
         and gap.first <= end
         and gap.first.ledger_id not in gone
         and (head is None or gap.last >= head)
@@ -252,6 +253,12 @@ def acknowledgeable(
         hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
     )
     return listed_before(ledgers, first.first), why
+
+
+def _is_listed(ledgers: Sequence[LedgerInfo], gap: Gap) -> bool:
+    """Whether the hot tier lists entries of a gap."""
+    ends = ((Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)) for info in ledgers)
+    return any(first <= gap.last and last >= gap.first for first, last in ends)
 
 
 class CommitAck:

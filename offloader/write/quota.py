@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -313,6 +313,12 @@ class StreamQuota:
 
 #: S3 takes at most 10,000 parts an object; a tenth is kept for the last segment's overshoot and the block's overhead.
 PARTS_MAX = 9_000
+
+
+def sized_for(settings: OffloadSettings, payload_bytes: int) -> OffloadSettings:
+    """The settings for an object of so many bytes: a ledger may be larger than a segment, so are its parts."""
+    size_mbytes = max(settings.max_size_per_offload_segment_mbytes, 2 * payload_bytes / 1024**2)
+    return replace(settings, max_size_per_offload_segment_mbytes=size_mbytes)
 
 
 def segment_bytes_max(settings: OffloadSettings) -> int:

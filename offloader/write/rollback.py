@@ -60,7 +60,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools, PlannedSegment
-from offloader.write.quota import segment_bytes_max
+from offloader.write.quota import segment_bytes_max, sized_for
 from offloader.write.stream_state import OWNER_REPLACED, announce
 from offloader.write.upload import READ_BYTES, LedgerPiece, upload_of, write_segment
 
@@ -104,12 +104,6 @@ class ColdLedger:
             assert batch.first.entry_id >= first_entry_id, "batches go forward"
             self.digest.add(batch)
         return batch
-
-
-def sized_for(settings: OffloadSettings, payload_bytes: int) -> OffloadSettings:
-    """The settings for an object of so many bytes: a ledger may be larger than a segment, so are its parts."""
-    size_mbytes = max(settings.max_size_per_offload_segment_mbytes, 2 * payload_bytes / _MIB)
-    return replace(settings, max_size_per_offload_segment_mbytes=size_mbytes)
 
 
 def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, ledger_id: int) -> LedgerInfo:
@@ -286,7 +280,6 @@ REPLANS_MAX = 3
 LATER = "it became whole meanwhile: the next run rewrites it"
 #: Segments retired by one record.
 RETIRED_PER_RECORD_MAX = 500
-_MIB = 1024 * 1024
 
 
 @dataclass(slots=True)

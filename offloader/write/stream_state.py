@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, EntryBatch, Position
-from formats.manifest import Assign, Edit, Failed, Gap, Offloaded, Replace
+from formats.manifest import Assign, Edit, Failed, Gap, Offloaded, Recover, Replace
 from formats.summary import Layout, SegmentSummary
 from offloader.coverage import KnownEnds, follows
 from offloader.errors import Closed, OffloaderError, OutcomeUnknown
@@ -237,6 +237,12 @@ def announce(edits: Sequence[Edit], state: ManifestState, recorder: Recorder) ->
                 # The same entries in other objects: no more entries are readable.
                 for each in edit.by:
                     _log_segment("segment_rewritten", each.uuid, each.summary, edit.offloaded_ms, state)
+            case Recover():
+                for each in edit.by:
+                    recorder.add("entries_offloaded_total", each.summary.entries, stream=state.stream)
+                    recorder.add("bytes_offloaded_total", each.summary.payload_bytes, stream=state.stream)
+                    recorder.add("segments_total", stream=state.stream, label="offloaded")
+                    _log_segment("segment_recovered", each.uuid, each.summary, edit.offloaded_ms, state)
             case Failed():
                 # Its owner stopped or moved before the segment was complete: a restart, and no fault.
                 is_abandoned = edit.reason == OWNER_REPLACED

@@ -33,6 +33,7 @@ from formats.manifest import (
     Pause,
     Purged,
     Record,
+    Recover,
     Release,
     Replace,
     ReserveLedgers,
@@ -112,7 +113,10 @@ SOURCE_EDITS = (
 )
 
 #: Kinds of which earlier releases know nothing.
-FILL_EDITS = (GapFilled(UUID_A, Position(6, 0), Position(6, 5), 6, 600, 732, 0xFFFFFFFF),)
+FILL_EDITS = (
+    GapFilled(UUID_A, Position(6, 0), Position(6, 5), 6, 600, 732, 0xFFFFFFFF),
+    Recover((Rewritten(UUID_B, SUMMARY),), 1_700_000_000_004),
+)
 
 RECORD = Record(
     record_id=42,

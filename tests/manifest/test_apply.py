@@ -23,6 +23,7 @@ from formats.manifest import (
     Pause,
     Purged,
     Record,
+    Recover,
     Release,
     Replace,
     Resume,
@@ -502,6 +503,10 @@ ALL_KINDS: list[tuple[list[Edit], list[Edit]]] = [
     (
         [Rewrite(B, 2, Position(1, 0), Position(1, 9), 3, {})],
         [Replace((A,), (Rewritten(B, summary(Position(1, 0), Position(1, 9))),), 4)],
+    ),
+    (
+        [Gap(Position(1, 10), Position(1, 12), "lost"), Rewrite(B, 2, Position(1, 10), Position(1, 11), 3, {})],
+        [Recover((Rewritten(B, summary(Position(1, 10), Position(1, 11))),), 4)],
     ),
     ([], [SetMethod("ledger")]),
     ([], [Pause("x")]),

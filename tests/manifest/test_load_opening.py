@@ -60,7 +60,7 @@ def test_first_entry_of_a_cold_stream_takes_five_requests_after_each_other(memor
 
 
 @pytest.mark.slow
-def test_first_segment_of_a_new_stream_is_assigned_after_nine_requests(tmp_path: Path) -> None:
+def test_first_segment_of_a_new_stream_is_assigned_after_eleven_requests(tmp_path: Path) -> None:
     def chain() -> int:
         store = DistantStore(open_store(f"memory://{uuid.uuid4().hex}"))
         ledgers = f"sqlite:///{tmp_path}/{uuid.uuid4().hex}.db"
@@ -70,7 +70,7 @@ def test_first_segment_of_a_new_stream_is_assigned_after_nine_requests(tmp_path:
         store.calls = [call for call in store.calls if not call.key.startswith("_probe/")]
         return store.longest_chain(lambda call: call.verb == "put" and call.key.endswith("2.json"))
 
-    assert shortest(chain, 9) == 9
+    assert shortest(chain, 11) == 11
 
 
 @pytest.mark.parametrize("error", [AccessDenied, StoreUnavailable])

@@ -88,3 +88,30 @@ def test_what_no_tier_has_is_missing(place: Place, capsys: pytest.CaptureFixture
     code, done = place.rebuild(capsys, "--ledgers", place.database)
     assert code == 6
     assert len(done["missing"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["second", "third"])
+@pytest.mark.parametrize("method", ["start", "streaming", "ledger"])
+def test_gap_that_the_hot_tier_can_fill_is_filled_by_the_next_start(
+    word: str, method: str, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.lose(word)
+    code, done = place.rebuild(capsys, "--closed", "1:9", "--closed", "1001:9")  # no hot tier
+    assert (code, len(done["missing"])) == (6, 1)
+    assert len(place.read()) == 20
+    if method == "start":
+        place.offload("later")
+    else:
+        settings = Path(place.database.removeprefix("sqlite:///")).parent / "offloader.toml"
+        settings.write_text(f'[offload]\nmethod = "{method}"\n')
+        options = ["--store", place.url, "--ledgers", place.database, "--config", str(settings), "--take-over"]
+        assert main(["offload", STREAM, *options]) == 0
+    words = (*WORDS, "later") if method == "start" else WORDS
+    assert place.read() == [f"{each} {number}" for each in words for number in range(10)]
+    state = load_manifest(place.store, STREAM)
+    assert (state.gaps, state.rewrites) == ((), ())
+    assert main(["verify", STREAM, "--deep", "--store", place.url]) == 0
+    # Another rebuild finds the segment, and no gap.
+    place.store.delete([info.key for info in place.store.list(f"{STREAM}/manifest/").objects])
+    assert place.rebuild(capsys, "--ledgers", place.database)[1]["missing"] == []

@@ -32,7 +32,7 @@ _Answer = TypeVar("_Answer")
 
 @pytest.fixture
 def store() -> ObjectStore:
-    return open_store(f"memory://identity-{next(_names)}")
+    return open_store(f"memory://store-identity-{next(_names)}")
 
 
 def test_identity_is_created_once_and_read_by_later_processes(store: ObjectStore) -> None:

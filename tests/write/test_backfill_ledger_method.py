@@ -310,7 +310,7 @@ def test_a_ledger_with_a_recorded_gap_is_refused_by_name(bench: Bench) -> None:
     bench.append(700)
     log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
     log.open_epoch()
-    log.commit([Gap(Position(2, 5), Position(2, 8), "lost")])
+    log.commit([Gap(Position(2, 5), Position(2, 8), "gone")])
 
     result = bench.offloader.history.ledgers(bench.source, STREAM)
 
