@@ -52,7 +52,7 @@ _ALL = (
     Metric(
         "segments_total",
         "counter",
-        "Segments by how they ended; abandoned: its owner stopped or moved, the next one writes the entries again.",
+        "Segments by how they ended; abandoned: its owner or run stopped, the next one writes the entries again.",
         (*_STREAM, "status"),
         ("offloaded", "failed", "abandoned"),
     ),

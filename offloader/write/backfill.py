@@ -35,7 +35,7 @@ from offloader.write.hot_tier import (
     uncovered,
 )
 from offloader.write.quota import MemoryBudget, part_bytes_for, segment_bytes_max
-from offloader.write.stream_state import Commits
+from offloader.write.stream_state import INTERRUPTED, Commits
 from offloader.write.upload import READ_BYTES, LedgerPiece, SourceLedger, upload_of, write_segment
 
 
@@ -245,7 +245,7 @@ def interrupted(log: ManifestLog, given_up: Collection[Failed]) -> list[Failed]:
     """Segments that an earlier run of this epoch left assigned."""
     said = {edit.uuid for edit in given_up}
     own = [each.uuid for each in log.state.assigned() if each.epoch == log.epoch]
-    return [Failed(uuid, "interrupted") for uuid in own if uuid not in said]
+    return [Failed(uuid, INTERRUPTED) for uuid in own if uuid not in said]
 
 
 @dataclass(slots=True)

@@ -26,12 +26,10 @@ from offloader.manifest.state import ManifestState
 from offloader.store.rate_limit import Priority, working_at
 from offloader.write.backfill import HistoryTools
 from offloader.write.quota import sized_for
+from offloader.write.stream_state import INTERRUPTED
 from offloader.write.upload import LedgerPiece, SourceLedger, upload_of, write_segment
 
 _log = logging.getLogger("offloader.history")
-
-#: Why a promised segment of an earlier attempt is given up.
-INTERRUPTED = "its recovery was interrupted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,10 @@ _log = logging.getLogger("offloader.segments")
 
 #: Reason of a segment that an earlier owner left incomplete; the next one writes its entries again.
 OWNER_REPLACED = "its owner was replaced"
+#: Reason of a segment that an earlier run of the same epoch left incomplete: it was stopped, or the stream paused.
+INTERRUPTED = "interrupted"
+#: Reasons without a fault: the segment's own errors have other ones.
+_ABANDONED = (OWNER_REPLACED, INTERRUPTED)
 
 
 def announce(edits: Sequence[Edit], state: ManifestState, recorder: Recorder) -> None:
@@ -244,8 +248,8 @@ def announce(edits: Sequence[Edit], state: ManifestState, recorder: Recorder) ->
                     recorder.add("segments_total", stream=state.stream, label="offloaded")
                     _log_segment("segment_recovered", each.uuid, each.summary, edit.offloaded_ms, state)
             case Failed():
-                # Its owner stopped or moved before the segment was complete: a restart, and no fault.
-                is_abandoned = edit.reason == OWNER_REPLACED
+                # Its owner or its run ended before the segment was complete: a restart, and no fault.
+                is_abandoned = edit.reason in _ABANDONED
                 recorder.add("segments_total", stream=state.stream, label="abandoned" if is_abandoned else "failed")
                 _log.log(
                     logging.INFO if is_abandoned else logging.WARNING,

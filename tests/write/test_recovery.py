@@ -21,7 +21,6 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.write.hot_release import acknowledgeable, doubtful_gap
-from offloader.write.hot_tier import NOT_DELIVERED
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.recovery import recover_lost, recoverable
 from tests.support.readback import stored_entries
@@ -52,7 +51,7 @@ def test_listed_entries_of_lost_gaps_can_be_recovered() -> None:
     assert found(state_with(GAP), *ledgers) == parts
     assert found(state_with(GAP, head=Position(3, 3)), *ledgers) == [(Position(3, 3), Position(3, 3))]
     assert found(state_with(GAP, held=True), *ledgers) == []
-    assert found(state_with(Gap(GAP.first, GAP.last, NOT_DELIVERED)), *ledgers) == []
+    assert found(state_with(Gap(GAP.first, GAP.last, GapReason.UNDELIVERED)), *ledgers) == []
 
 
 def test_hot_copy_of_entries_in_a_lost_gap_is_not_released() -> None:
