@@ -27,7 +27,7 @@ from offloader.read.values import VersionedDecoders
 from offloader.retention.cuts import partition_segment
 from offloader.retention.subscribers import StreamRetention, open_retention, require_subscriber_name
 from offloader.runtime.clock import Clock, SystemClock
-from offloader.settings import ReadSettings
+from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def run(
     if wanted.subscriber:
         require_subscriber_name(wanted.subscriber)
     upkeep.require_sense()
-    settings, store = given.prepared(read_only=upkeep.dry_run or not wanted.subscriber)
+    settings_of, store = given.settings_of(), given.open(read_only=upkeep.dry_run or not wanted.subscriber)
     for name in streams:
         for each in named_streams(store, name).streams:  # before a table is created
             load_stream(store, each)
@@ -204,7 +204,7 @@ def run(
     exported = [] if upkeep.dry_run else streams
 
     def add(name: str) -> None:
-        for done in _exported(store, name, table, wanted, schemas, settings.read, stop):
+        for done in _exported(store, name, table, wanted, schemas, settings_of, stop):
             if done.ranges or not following:
                 _print(done, as_json=json)
 
@@ -255,7 +255,7 @@ def _exported(
     table: Table,
     wanted: RangeArguments,
     schemas: SchemaArguments,
-    settings: ReadSettings,
+    settings_of: Callable[[str], Settings],
     stop: threading.Event,
 ) -> list[Exported]:
     """Exports a stream, or all partitions of a topic; then acknowledges them as the subscriber."""
@@ -272,7 +272,7 @@ def _exported(
             range_bytes=wanted.range_size,
             bad_messages=wanted.on_bad_message,
             values=_values(schemas, each),
-            settings=settings,
+            settings=settings_of(each).read,
             stop=stop,
         )
         for each in named.streams

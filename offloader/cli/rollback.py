@@ -137,7 +137,9 @@ def _apply_rollback(
         SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown,
     ):
         shown.expect(sum(1 for each in ledgers if not each.obstacle and each.ledger_id not in delete))
-        result = offloader.history.rollback(stream, delete=delete, take_over=take_over, on_progress=shown.segment)
+        result = offloader.history.rollback(
+            stream, delete=delete, take_over=take_over, read=settings.read, on_progress=shown.segment
+        )
     _print_rollback(opened, stream, result, as_json=json)
     if result.errors:
         raise result.errors[0]

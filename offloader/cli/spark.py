@@ -14,6 +14,8 @@ from offloader.cli.options import NAME_A_STORE, DryRun, Json, TakeOver, argument
 from offloader.cli.output import json_line, print_result
 from offloader.cli.reading import print_finding, print_totals
 from offloader.errors import ErrorKind, InvalidCall
+from offloader.manifest.names import stream_name
+from offloader.settings.fields import Pairs
 from offloader.spark.options import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
 
@@ -145,7 +147,7 @@ def run(
     again it adds what is new. verify: every byte of the streams against their manifests; damage ends with exit code 6.
     """
     _require_parquet(written, streams)
-    options = _options(given, more or [])
+    options = _options(given, [] if action == "backfill" else streams, more or [])
     exporting = {"to": to, "content": content, "dead_letter": dead_letter, "skip_lost": skip_lost}
     backfilling = {"take_over": take_over, "dry_run": dry_run, "segments_at_once": segments_at_once}
     decoding = {"json_values": json_values, "avro_values": avro_values, "avro_version": avro_version}
@@ -219,12 +221,14 @@ def _run_job(action: Action, master: str, job: Callable[[Any, Any], Any]) -> Any
         return job(jobs, spark)
 
 
-def _options(given: LedgerArguments, more: list[str]) -> dict[str, str]:
+def _options(given: LedgerArguments, streams: Sequence[str], more: list[str]) -> dict[str, str]:
     place = given.place()
     if not place.url:
         raise InvalidCall("no store was named", hint=NAME_A_STORE)
     named = {"store": place.url, "endpointUrl": place.endpoint_url, "region": place.region}
     options = {name: value for name, value in named.items() if value}
+    if moved := _moved(given, streams):
+        options["relocate"] = ", ".join(f"{old}={new}" for old, new in moved)
     for text in more:
         name, value = named_value(text, option="--option", hint="for example --option leaseSeconds=86400")
         if name.lower() in ("secretkey", "sessiontoken", "accesskey"):
@@ -233,3 +237,10 @@ def _options(given: LedgerArguments, more: list[str]) -> dict[str, str]:
             )
         options[name] = value
     return options
+
+
+def _moved(given: LedgerArguments, streams: Sequence[str]) -> Pairs:
+    """``read.relocate`` of the settings file for streams that are read; a pattern has that of the process."""
+    settings_of = given.settings_of()
+    names = {"" if {"*", "?"} & set(name) else stream_name(name) for name in streams}
+    return Pairs(pair for name in sorted(names) for pair in settings_of(name).read.relocate)

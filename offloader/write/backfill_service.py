@@ -39,7 +39,7 @@ from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, newest_of
 from offloader.read.cold import read_fill
-from offloader.settings import ManifestSettings
+from offloader.settings import ManifestSettings, ReadSettings
 from offloader.store.base import CREATE, ObjectStore
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import (
@@ -534,6 +534,7 @@ class BackfillService:
         *,
         delete: Sequence[int] = (),
         take_over: bool = True,
+        read: ReadSettings | None = None,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> RewriteResult:
         """Make a stream's ledgers readable to a reader older than the streaming method, out of the cold tier alone.
@@ -543,6 +544,7 @@ class BackfillService:
 
         Args:
             delete: ledgers to be deleted from the stream instead.
+            read: of the stream's reader, for moved buckets.
             others: as for ``backfill``.
 
         Raises:
@@ -554,6 +556,7 @@ class BackfillService:
         return LedgerRewrite(
             self._log(stream),
             self._tools,
+            read or ReadSettings(),
             delete=delete,
             take_over=take_over,
             is_stopped=lambda: self._stopped,

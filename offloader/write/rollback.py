@@ -308,6 +308,7 @@ class LedgerRewrite:
     Args:
         log: the stream's manifest; the run opens an epoch, which fences the owner.
         tools: of the process; its settings must not compress: an old reader can't decompress.
+        read: of the stream's reader.
         delete: ledgers to be deleted from the stream instead of rewritten.
         take_over: take the stream from an active owner.
         is_stopped: called at intervals; when True the run ends with an error.
@@ -321,6 +322,7 @@ class LedgerRewrite:
         self,
         log: ManifestLog,
         tools: HistoryTools,
+        read: ReadSettings,
         *,
         delete: Sequence[int],
         take_over: bool,
@@ -329,7 +331,7 @@ class LedgerRewrite:
     ) -> None:
         if tools.settings.codec != "none":
             raise InvalidCall(f"an old reader can't read codec {tools.settings.codec}", hint="rewrite with codec none")
-        self._log, self._tools, self._delete = log, tools, sorted(set(delete))
+        self._log, self._tools, self._read, self._delete = log, tools, read, sorted(set(delete))
         self._take_over, self._is_stopped, self._on_progress = take_over, is_stopped, on_progress
         self._result = RewriteResult()
 
@@ -454,7 +456,7 @@ class LedgerRewrite:
         """Upload one segment; returns its summary, and the digest of the entries read."""
         settings = self._tools.settings
         ledger_id = planned.begin.ledger_id
-        fetcher = Fetcher(self._log.store, ReadSettings())
+        fetcher = Fetcher(self._log.store, self._read)
         holding = [each for each in group.old if any(span.ledger_id == ledger_id for span in each.spans)]
         info = ledger_info(fetcher, before, holding[-1], ledger_id)
         ledger = ColdLedger(info, Reader(fetcher, before).scan(planned.begin, planned.end, READ_BYTES))
@@ -476,7 +478,7 @@ class LedgerRewrite:
 
     def _digest(self, state: ManifestState, planned: PlannedSegment) -> bytes:
         digest = EntryDigest()
-        reader = Reader(Fetcher(self._log.store, ReadSettings()), state)
+        reader = Reader(Fetcher(self._log.store, self._read), state)
         with working_at(Priority.BACKFILL), closing(reader.scan(planned.begin, planned.end, READ_BYTES)) as batches:
             for batch in batches:
                 digest.add(batch)
