@@ -55,6 +55,7 @@ class GapReason(StrEnum):
     UNDELIVERED = "not delivered: the source stores them and gives them to nobody (markers, aborted transactions)"
     FILLED = "not delivered: readers aren't given these entries, a fill keeps them"
     LOST = "lost by the source: it lists them, and can't give them to anybody any more"
+    ACCEPTED = "lost by the source, and accepted by an operator"
     UNCONFIRMED = "unconfirmed: the source lists them, gives them to nobody, and doesn't say that they are harmless"
     DELETED = "the hot tier has nothing there: its ledgers were deleted before they were offloaded"
     SOURCE_REPLACED = "the ledger database was replaced, and these entries aren't in the one that was accepted"
@@ -67,13 +68,18 @@ class GapReason(StrEnum):
 
     @property
     def is_loss(self) -> bool:
-        """Whether acknowledged entries are lost, or may be: the policy ``block`` stops there."""
+        """Whether acknowledged entries are lost, or may be."""
         return self not in (self.BEFORE_HEAD, self.TRUNCATED, self.UNDELIVERED, self.FILLED)
+
+    @property
+    def may_block(self) -> bool:
+        """Whether the policy ``block`` stops at such a gap: a loss that no operator has accepted."""
+        return self.is_loss and self is not self.ACCEPTED
 
     @property
     def is_listed(self) -> bool:
         """Whether the source lists the entries."""
-        return self in (self.UNDELIVERED, self.LOST, self.UNCONFIRMED)
+        return self in (self.UNDELIVERED, self.LOST, self.ACCEPTED, self.UNCONFIRMED)
 
     @property
     def keeps_hot_copy(self) -> bool:

@@ -193,8 +193,19 @@ def test_a_gap_reason_says_whether_entries_are_lost_and_where_they_may_still_be(
         GapReason.UNDELIVERED,
         GapReason.FILLED,
     }
-    assert reasons(lambda each: each.keeps_hot_copy) == {GapReason.LOST, GapReason.UNCONFIRMED}
-    assert reasons(lambda each: each.is_listed) == {GapReason.LOST, GapReason.UNCONFIRMED, GapReason.UNDELIVERED}
+    assert reasons(lambda each: each.keeps_hot_copy) == {
+        GapReason.LOST,
+        GapReason.UNCONFIRMED,
+        GapReason.UNRECOVERED,
+    }
+    assert reasons(lambda each: each.is_listed) == {
+        GapReason.LOST,
+        GapReason.ACCEPTED,
+        GapReason.UNCONFIRMED,
+        GapReason.UNDELIVERED,
+    }
+    assert reasons(lambda each: each.is_loss and not each.may_block) == {GapReason.ACCEPTED}
+    assert reasons(lambda each: each.may_be_filled) == {GapReason.UNRECOVERED}
 
 
 def test_an_unknown_gap_reason_counts_as_a_loss() -> None:

@@ -25,6 +25,7 @@ class LedgerInfo:
         undelivered: runs of ids, first and last, ascending, that the source stores and never delivers (a broker's
             markers, aborted transactions); they count in ``entries``.
         lost: runs of ids that the source lists and no longer stores (a broker whose bookies lost them); likewise.
+        is_loss_accepted: whether an operator has accepted that ``lost`` entries are lost.
         unconfirmed: runs of ids that the source lists, doesn't deliver and doesn't explain, so that they may be lost;
             likewise.
         is_exact: whether ``size_bytes`` and ``created_ms`` are the ledger's own and stable. False: the source has seen
@@ -41,6 +42,7 @@ class LedgerInfo:
     lost: tuple[tuple[int, int], ...] = ()
     unconfirmed: tuple[tuple[int, int], ...] = ()
     is_exact: bool = True
+    is_loss_accepted: bool = False
 
     @property
     def not_given(self) -> tuple[tuple[int, int], ...]:

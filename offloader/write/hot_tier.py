@@ -285,7 +285,7 @@ class FoundGaps:
 def why_not_given(info: LedgerInfo, run: tuple[int, int]) -> GapReason:
     """Reason of the gap for one of a ledger's runs ``not_given``."""
     if run in info.lost:
-        return GapReason.LOST
+        return GapReason.ACCEPTED if info.is_loss_accepted else GapReason.LOST
     return GapReason.UNCONFIRMED if run in info.unconfirmed else GapReason.UNDELIVERED
 
 
@@ -564,7 +564,7 @@ def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | Non
         policy: the setting ``on_gap``.
     """
     for number, gap in enumerate(lost):
-        if policy == "block" and GapReason.of(gap).is_loss:
+        if policy == "block" and GapReason.of(gap).may_block:
             return list(lost[:number]), gap
     return list(lost), None
 
@@ -589,7 +589,7 @@ def require_recording(stream: str, gap: Gap, policy: str) -> None:
         Corrupt: the policy is to block.
     """
     reason = GapReason.of(gap)
-    if policy == "block" and reason.is_loss:
+    if policy == "block" and reason.may_block:
         raise blocked_at(stream, gap)
     doubt = logging.WARNING if reason is GapReason.UNCONFIRMED else logging.ERROR
     level = doubt if reason.is_loss else logging.INFO

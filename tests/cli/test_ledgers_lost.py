@@ -93,6 +93,23 @@ def test_commands_succeed_after_the_loss_was_accepted(offloader: Offloader) -> N
     assert [offloader(*words).code for words in (["read", STREAM], ["offload", STREAM], ["doctor"])] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("method", ["streaming", "ledger"])
+def test_stream_that_was_never_offloaded_is_offloaded_after_the_loss_was_accepted(
+    method: str, offloader: Offloader, database: Path
+) -> None:
+    config = database.with_name("offloader.toml")
+    config.write_text(f'[offload]\nmethod = "{method}"\n')
+    assert offloader("accept-loss", STREAM).code == 0
+    with closing(EmbeddedLedgers(str(database))) as ledgers:
+        stream = ledgers.open_stream(STREAM)
+        stream.append([b"later"] * 2)
+        stream.close_ledger()
+    words = (["offload", STREAM, "--config", str(config)], ["read", STREAM], ["doctor"], ["verify", STREAM])
+    done = [offloader(*each) for each in words]
+    assert [each.code for each in done] == [0, 0, 0, 0], [each.err for each in done]
+    assert done[1].out == "kept\n" * 4 + "later\n" * 2
+
+
 def test_read_succeeds_when_the_store_has_what_the_database_lacks(offloader: Offloader, database: Path) -> None:
     whole = database.with_name("whole.db")
     with closing(EmbeddedLedgers(str(whole))) as ledgers:

@@ -616,7 +616,7 @@ def test_accepting_a_loss_records_the_gap_although_a_segment_was_left_open(store
 
     assert [(gap.first, gap.last) for gap in after.gaps] == [(first, last)]
     assert planned["lost"] == done["lost"]
-    assert done["manifest"]["missing"] == [{"first": str(first), "last": str(last), "reason": GapReason.LOST}]
+    assert done["manifest"]["missing"] == [{"first": str(first), "last": str(last), "reason": GapReason.ACCEPTED}]
     assert done["manifest"]["failed"] == [str(each.uuid) for each in before.assigned()]
     assert (done["manifest"]["record"], after.assigned()) == (after.record_id, [])
     assert accept_loss(stored)["manifest"]["record"] is None, "nothing is left to do"

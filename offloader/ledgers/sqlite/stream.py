@@ -162,6 +162,7 @@ def ledger_info(row: tuple[Any, ...]) -> LedgerInfo:
         created_ms=created_ms,
         closed_ms=closed_ms,
         lost=((entries - lost, entries - 1),) if lost else (),
+        is_loss_accepted=bool(lost),
     )
 
 
