@@ -26,6 +26,7 @@ from typer.main import get_command
 import offloader
 from offloader.cli import all_columns
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
+from offloader.errors import InvalidCall
 from offloader.runtime import system as own_process
 
 #: Verb -> its line in ``offloader --help``, in the order of the help.
@@ -119,6 +120,9 @@ def main(
     if verb == "serve":  # runs for weeks
         own_process.keep_heap_small()
     try:
+        if switch := next((word for word in options if word.startswith((f"{_DEBUG}=", f"{_WIDE}="))), ""):
+            name = switch.partition("=")[0]
+            raise InvalidCall(f"option {name!r} does not take a value", hint=f"say {name} alone, or leave it out")
         command: Any = get_command(_app(verb, verbs, package))
         _keep_plain_values(command)
         actions = getattr(command.commands.get(verb), "commands", ())

@@ -308,3 +308,14 @@ def test_an_option_without_effect_is_refused(
     done = offloader(*(each.format(folder=tmp_path) for each in call), "--store", store_url)
     assert (done.code, option in done.err) == (2, True), done.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["--wide", "--debug"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_option_of_every_verb_that_is_given_a_value_says_that_it_takes_none(
+    offloader: Offloader, store_url: str, name: str, *, is_first: bool
+) -> None:
+    words = [f"{name}=3", "ls"] if is_first else ["ls", f"{name}=3"]
+    done = offloader(*words, "--store", store_url)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"offloader: option '{name}' does not take a value\nhint: say {name} alone, or leave it out\n"
