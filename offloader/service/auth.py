@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 from offloader.errors import AccessDenied, InvalidCall, NotFound, parsing
 from offloader.settings import AccessSettings
@@ -248,9 +248,21 @@ _PLACE = re.compile(
 )
 
 
-def without_places(text: str) -> str:
-    """A text for callers who are bound to some streams: without URLs of stores and paths of this machine."""
-    return _PLACE.sub("(a place on the server)", text)
+_Told = TypeVar("_Told")
+
+
+def without_places(told: _Told) -> _Told:
+    """A text, or a document with texts, for callers who are bound to some streams: without URLs of stores and paths of
+    this machine."""
+    found: Any = told
+    match told:
+        case str():
+            found = _PLACE.sub("(a place on the server)", told)
+        case Mapping():
+            found = {name: without_places(value) for name, value in told.items()}
+        case list() | tuple():
+            found = [without_places(value) for value in told]
+    return cast("_Told", found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +286,10 @@ class Caller:
     def sees(self, stream: str) -> bool:
         """Whether the stream exists for the caller."""
         return self.streams is None or any(covers(scope, stream) for scope in self.streams)
+
+    def told(self, answer: _Told) -> _Told:
+        """``answer`` as the caller may know it."""
+        return answer if self.streams is None else without_places(answer)
 
     def require_known(self) -> None:
         """Passes any known caller. Raises ``NotAuthenticated``: the caller is unknown."""

@@ -187,7 +187,7 @@ class ServiceView:
 
     #: Whether a stream is shown where several are; ``None``: all are.
     sees: Callable[[str], bool] | None = None
-    told: Callable[[str], str] = str
+    told: Callable[[Any], Any] = staticmethod(lambda answer: answer)
 
     def __init__(
         self, store: ObjectStore, *, clock: Clock, process: ServingProcess, last_hour: LastHour | None = None
@@ -227,7 +227,7 @@ class ServiceView:
             "ready": readiness.ready,
             "problems": [asdict(each) for each in readiness.problems],
             "store": document["store"],
-            "health": self._process.health(),
+            "health": self.told(self._process.health()),
             "limits": document["limits"],
             "buffer": {
                 "bytes": sum(row["buffer"]["bytes"] for row in rows if row["buffer"]),
@@ -270,11 +270,9 @@ class ServiceView:
         if self.sees is None:
             return document
         # The settings name topics and places of tokens.
-        return {
-            **document,
-            "settings": {},
-            "streams": [row for row in document["streams"] if self._shows(row["stream"])],
-        }
+        rows = [row for row in document["streams"] if self._shows(row["stream"])]
+        found: Mapping[str, Any] = self.told({**document, "settings": {}, "streams": rows})
+        return found
 
     def config(self, topic: str = "") -> list[dict[str, Any]]:
         """Every effective setting of a topic, or of the process, with its source."""
@@ -587,7 +585,8 @@ class ServiceView:
         return f"the store doesn't answer: {store['why']}" if store and store["up"] is False else ""
 
     def _labelled(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {"namespace": namespace_of(row["stream"]), "feed": None, "active": False, **row}
+        found: dict[str, Any] = {"namespace": namespace_of(row["stream"]), "feed": None, "active": False, **row}
+        return {**found, **self.told({name: each for name, each in found.items() if name != "stream"})}
 
 
 def _manifest_of(store: ObjectStore, name: str) -> dict[str, Any] | NotFound:

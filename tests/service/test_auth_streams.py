@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -231,6 +231,33 @@ def test_bound_callers_are_told_no_places(text: str, told: str | None) -> None:
     assert without_places(text) == (text if told is None else told)
 
 
+def test_documents_for_bound_callers_name_no_places() -> None:
+    document = {
+        "stream": "a/b",
+        "entries": 7,
+        "store": {"url": "s3://bucket/root", "problems": ["/srv/l.db"], "up": None},
+    }
+    store = {"url": "(a place on the server)", "problems": ["(a place on the server)"], "up": None}
+    assert Caller("", Role.READ, streams=frozenset({"a/"})).told(document) == {**document, "store": store}
+    assert Caller("", Role.READ).told(document) == document
+
+
+@pytest.mark.slow
+def test_documents_name_the_store_to_unbound_tokens_only(
+    process: tuple[OffloadHttp, HttpProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http, served = process
+    document, trouble = served.document(), f"{served.store.url} doesn't answer, says /srv/l.db"
+    rows = [{**row, "last_error": trouble, "stalled": trouble} for row in document["streams"]]
+    monkeypatch.setattr(served, "document", lambda: {**document, "streams": rows})
+    monkeypatch.setattr(served, "health", lambda: {"store": {"up": True, "why": trouble}, "sources": {}})
+    for path in ("/v1/overview", "/v1/status", "/v1/streams", f"/v1/streams/{quoted(MINE)}"):
+        team, admin = (ask(http.url + path, token=TOKENS[each]) for each in ("TEAM", "ADMIN"))
+        assert served.store.url in admin.body.decode(), path
+        assert team.status == 200
+        assert not [each for each in (served.store.url, "/srv") if each in team.body.decode()], path
+
+
 @pytest.mark.slow
 def test_errors_name_the_store_to_unbound_tokens_only(process: tuple[OffloadHttp, HttpProcess]) -> None:
     http, served = process
@@ -348,3 +375,22 @@ def test_flight_status_of_a_bound_token_lists_its_own_streams_only(door: Door) -
 
     assert streams("ADMIN") == {MINE, OTHER}
     assert streams("TEAM") == {MINE}
+
+
+@pytest.mark.slow
+def test_flight_errors_name_the_store_to_unbound_tokens_only(door: Door) -> None:
+    absent = "shop/eu/persistent/none"
+    ticket, descriptor = fl.Ticket(json.dumps({"stream": absent}).encode()), fl.FlightDescriptor.for_path(absent)
+    gets: list[Callable[[fl.FlightCallOptions], Any]] = [
+        lambda options: door.client().do_get(ticket, options).read_all(),
+        lambda options: door.client().get_flight_info(descriptor, options),
+    ]
+    for get in gets:
+        told = []
+        for token in ("TEAM", "ADMIN"):
+            with pytest.raises(pa.ArrowException) as refused:
+                get(bearing(token))
+            told.append(f"{refused.value} {getattr(refused.value, 'extra_info', b'').decode()}")
+        assert "(a place on the server)" in told[0]
+        assert "memory://" not in told[0]
+        assert "memory://bound-streams" in told[1]

@@ -420,7 +420,7 @@ _KINDS: dict[ErrorKind, type[fl.FlightError]] = {
 _log = logging.getLogger("offloader.service.flight")
 
 
-def refusal(error: OffloaderError) -> fl.FlightError:
+def refusal(error: OffloaderError, told: Callable[[str], str] = str) -> fl.FlightError:
     """The error raised to the caller: ``Kind: what, where, why (what to do)``, and the same as JSON in ``extra_info``.
 
     | error               | gRPC code         | in Python                      |
@@ -435,21 +435,23 @@ def refusal(error: OffloaderError) -> fl.FlightError:
     known = not isinstance(error, NotAuthenticated)
     kind = _KINDS.get(error.kind, fl.FlightServerError) if known else fl.FlightUnauthenticatedError
     facts = {"error": type(error).__name__, "kind": error.kind.name.lower(), "what": error.message, "hint": error.hint}
-    return kind(f"{type(error).__name__}: {error}", encoded(facts))
+    facts |= {name: told(facts[name]) for name in ("what", "hint")}
+    return kind(told(f"{type(error).__name__}: {error}"), encoded(facts))
 
 
 @contextlib.contextmanager
-def refusing(what: str) -> Iterator[None]:
+def refusing(what: str, told: Callable[[str], str] = str) -> Iterator[None]:
     """Translates errors of a call.
 
     Args:
         what: the call, for the log.
+        told: a text of an error as the caller may know it.
     """
     try:
         yield
     except OffloaderError as error:
         _log.info("%s refused: %s", what, error, extra={"event": "flight_refused", "call": what})
-        raise refusal(error) from error
+        raise refusal(error, told) from error
     except (fl.FlightError, StopIteration, GeneratorExit):
         raise
     except pa.ArrowException as error:

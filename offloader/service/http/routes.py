@@ -254,9 +254,9 @@ def stream_routes(view: ServiceView) -> APIRouter:
         return _page(ListPage[StreamRow], page, *of)
 
     @router.get("/{stream}", response_model_exclude_unset=True)
-    def stream(name: StreamName, served: Served = False) -> StreamRow:
+    def stream(caller: Known, name: StreamName, served: Served = False) -> StreamRow:
         """One stream: what the process and the manifest say. Of a topic: sums, and `partitions`."""
-        return shown(StreamRow, view.stream(name, served_only=served))
+        return shown(StreamRow, _seen(view, caller).stream(name, served_only=served))
 
     @router.get("/{stream}/segments", response_model_exclude_unset=True)
     def segments(name: StreamName, cursor: Cursor = "", limit: Limit = 100) -> ListPage[SegmentRow]:

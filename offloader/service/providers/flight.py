@@ -135,7 +135,7 @@ class Actions:
         given = {field: read(fields, field) for field, read in _FIELDS[name].items()}
         fields.end()
         caller.may(operation, subscriber=given.get("subscriber"), stream=given["stream"] or None)
-        return encoded(self._run[name](caller, **given))
+        return encoded(caller.told(self._run[name](caller, **given)))
 
     def _status(self, caller: Caller, stream: str) -> dict[str, Any]:
         if not stream:
@@ -215,9 +215,12 @@ class Gets:
     ) -> None:
         self._store, self._settings_of, self._source_of = store, settings_of, source_of
 
-    def entries(self, request: GetRequest) -> fl.FlightDataStream:
-        """The entries of a ticket, a batch at a time. Raises ``NotFound``, ``Trimmed``, ``BeyondEnd``, ``InvalidCall``
-        and other errors of a reader: at once where possible."""
+    def entries(self, request: GetRequest, told: Callable[[str], str] = str) -> fl.FlightDataStream:
+        """The entries of a ticket, a batch at a time; ``told`` as for ``refusing``.
+
+        Raises ``NotFound``, ``Trimmed``, ``BeyondEnd``, ``InvalidCall`` and other errors of a reader: at once where
+        possible.
+        """
         with contextlib.ExitStack() as stack:
             reader = stack.enter_context(
                 open_stream_reader(
@@ -230,7 +233,7 @@ class Gets:
             )
             batches = self._scan(reader, request)
             stack.pop_all()
-        return fl.GeneratorStream(request.schema, _sent(reader, batches, request.schema.names))
+        return fl.GeneratorStream(request.schema, _sent(reader, batches, request.schema.names, told))
 
     def info(self, name: str) -> fl.FlightInfo:
         """One stream's first and last position, entries and bytes in the cold tier. Raises ``NotFound``: no such
@@ -243,11 +246,11 @@ class Gets:
         known = {"first": first and str(first), "last": last and str(last)}
         return _info(name, state.sums.entries, state.sums.payload_bytes, encoded(known))
 
-    def infos(self, prefix: str, sees: Callable[[str], bool]) -> Iterator[fl.FlightInfo]:
-        """All streams with a name prefix that ``sees`` is true of, without reading their manifests."""
-        with refusing("ListFlights"):
+    def infos(self, prefix: str, caller: Caller) -> Iterator[fl.FlightInfo]:
+        """All streams with a name prefix that exist for the caller, without reading their manifests."""
+        with refusing("ListFlights", caller.told):
             for name in list_streams(self._store):
-                if name.startswith(prefix) and sees(name):
+                if name.startswith(prefix) and caller.sees(name):
                     yield _info(name, _UNKNOWN, _UNKNOWN, b"")
 
     def _scan(self, reader: Reader, request: GetRequest) -> Iterator[EntryBatch]:
@@ -258,8 +261,10 @@ class Gets:
         return reader.scan(*chosen, min(request.batch_bytes or most, most))
 
 
-def _sent(reader: Reader, batches: Iterator[EntryBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with contextlib.closing(reader), refusing("DoGet"):
+def _sent(
+    reader: Reader, batches: Iterator[EntryBatch], columns: Sequence[str], told: Callable[[str], str]
+) -> Iterator[pa.RecordBatch]:
+    with contextlib.closing(reader), refusing("DoGet", told):
         for batch in batches:
             yield batch.to_arrow().select(columns)
 
@@ -489,9 +494,10 @@ def admitted(context: fl.ServerCallContext, call: str, *, has_role: bool = True)
         text = identity.decode(errors="replace") if isinstance(identity, bytes) else identity
         caller: Caller = context.get_middleware(CALL).caller(text)
         caller.require_known()
-        if has_role:
-            caller.may(OPERATION_OF_ACTION[call])
-        yield caller
+        with refusing(call, caller.told):
+            if has_role:
+                caller.may(OPERATION_OF_ACTION[call])
+            yield caller
 
 
 class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
@@ -544,11 +550,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         with admitted(context, "DoGet") as caller:
             request = get_request(ticket.ticket)
             caller.may(OPERATION_OF_ACTION["DoGet"], stream=request.stream)
-            return self._gets.entries(request)
+            return self._gets.entries(request, caller.told)
 
     def list_flights(self, context: fl.ServerCallContext, criteria: bytes) -> Iterator[fl.FlightInfo]:
         with admitted(context, "ListFlights") as caller:
-            return self._gets.infos(criteria.decode(errors="replace"), caller.sees)
+            return self._gets.infos(criteria.decode(errors="replace"), caller)
 
     def get_flight_info(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
         with admitted(context, "GetFlightInfo") as caller:
