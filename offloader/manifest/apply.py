@@ -212,6 +212,15 @@ def _text(runs: list[_Run] | None) -> str:
     )
 
 
+def _ledger_changes(segments: Iterable[SegmentRecord]) -> set[tuple[Position, Position]]:
+    """Where one ledger ends within a segment, and where the next one begins."""
+    return {
+        (Position(one.ledger_id, one.last_entry_id), Position(two.ledger_id, two.first_entry_id))
+        for each in segments
+        for one, two in pairwise(each.spans)
+    }
+
+
 class RecordBuilder:
     """A mutable copy of a view, for building one record: precondition and effect of each edit in its kind's method."""
 
@@ -613,9 +622,8 @@ class RecordBuilder:
     def rewrite(self, edit: Rewrite) -> None:
         """Adds a segment in flight; its range stays with the segments that hold it."""
         self.require_new(edit, edit.uuid)
-        # Within a ledger, so that the neighbours follow each other by the same facts as before.
-        if edit.begin.ledger_id != edit.end.ledger_id or edit.end < edit.begin:
-            raise self.refused(edit, f"{edit.begin}..{edit.end} isn't a part of one ledger")
+        if edit.end < edit.begin:
+            raise self.refused(edit, f"{edit.begin}..{edit.end} ends before it begins")
         self.changes["rewrites"] = (*self.now("rewrites"), self.promised(edit))
 
     def drop_promise(self, uuid: UUID) -> bool:
@@ -708,17 +716,18 @@ class RecordBuilder:
         return found
 
     def _require_known_borders(self, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]) -> None:
-        """Requires known ledger ends where new segments meet at a ledger change within an old one."""
-        inside = {
-            (Position(one.ledger_id, one.last_entry_id), Position(two.ledger_id, two.first_entry_id))
-            for each in old
-            for one, two in pairwise(each.spans)
-        }
+        """Requires a known ledger end at each ledger change that is within a segment before or after, but not both.
+
+        Within a segment its writer vouches for the ledger's end, between two segments the manifest does. An end that is
+        unknown would be proven by nothing, or an entry lost at a rollover would go unnoticed.
+        """
+        inside, now_inside = _ledger_changes(old), _ledger_changes(new)
+        between = {(one.end, two.begin) for one, two in pairwise(sorted(new, key=lambda each: each.begin)) if one.end}
         closed = self.ledgers().closed
-        for one, two in pairwise(sorted(new, key=lambda each: each.begin)):
-            assert one.end is not None
-            if (one.end, two.begin) in inside and not follows(one.end, two.begin, closed):
-                raise self.refused(edit, f"ledger {one.end.ledger_id} isn't known to end at {one.end.entry_id}")
+        for end, begin in sorted(inside & between | now_inside - inside):
+            if not follows(end, begin, closed):
+                why = f"ledger {end.ledger_id} isn't known to end at {end.entry_id} and to be followed by {begin}"
+                raise self.refused(edit, why)
 
     def restore(self, edit: Restore) -> None:
         """Moves the head back, and unmarks deleted ledgers.

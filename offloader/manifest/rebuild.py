@@ -306,7 +306,9 @@ def _most_entries(found: Sequence[FoundSegment]) -> list[FoundSegment]:
     for segment in ordered:
         before.append(bisect_left(ends, segment.summary.begin))
         entries, epochs = best[before[-1]]
-        best.append(max(best[-1], (entries + segment.summary.entries, epochs + segment.epoch)))
+        # By entry, not by segment: a segment that compaction made counts more than the many that it was made of.
+        own = segment.summary.entries
+        best.append(max(best[-1], (entries + own, epochs + own * segment.epoch)))
     chosen, at = [], len(ordered)
     while at:
         if best[at] == best[at - 1]:

@@ -174,7 +174,7 @@ def test_rewritten_segment_must_match_its_promise() -> None:
     refused(Replace((A, B), (Rewritten(THREE, LEDGER_1), *ALL[1:]), 9), state=READY, because="wasn't promised")
     refused(promised(A, LEDGER_1), state=BEFORE, because="exists already")
     refused(promised(ONE, LEDGER_1), state=READY, because="exists already")
-    refused(promised(THREE, summary((1, 5, 9), (2, 0, 4))), state=BEFORE, because="isn't a part of one ledger")
+    refused(Rewrite(THREE, 2, Position(2, 4), Position(1, 5), 3, {}), state=BEFORE, because="ends before it begins")
 
 
 def test_segment_claiming_more_than_it_holds_is_refused() -> None:
@@ -219,6 +219,57 @@ def test_ledgers_meet_only_where_the_manifest_knows_the_end() -> None:
     refused(*edits, done, state=state, because="ledger 1 isn't known to end at 9")
     told = after(LedgerClosed(1, 9), *edits, done, state=state)
     assert told.committed_end() == Position(2, 4)
+
+
+def test_segments_of_several_ledgers_become_one() -> None:
+    state = after(
+        OpenEpoch(1),
+        LedgerClosed(1, 9),
+        LedgerClosed(2, 4),
+        *offloaded(A, (1, 0, 9)),
+        *offloaded(B, (2, 0, 4), (3, 0, 4)),
+        state=ManifestState(stream="s", incarnation=UUID(int=7)),
+    )
+    merged = summary((1, 0, 9), (2, 0, 4), (3, 0, 4))
+    done = after(promised(ONE, merged), Replace((A, B), (Rewritten(ONE, merged),), 9), state=state)
+    assert [(s.uuid, s.begin, s.end) for s in done.offloaded()] == [(ONE, Position(1, 0), Position(3, 4))]
+    assert done.committed_end() == state.committed_end() == Position(3, 4)
+    assert done.totals().entries == state.totals().entries
+    assert {each.uuid for each in done.replaced} == {A, B}
+
+
+def test_segments_are_joined_only_where_the_manifest_knows_a_ledgers_end() -> None:
+    """Else a ledger that lost its last entries would look whole."""
+    state = after(
+        OpenEpoch(1),
+        *offloaded(A, (1, 0, 9)),
+        *offloaded(B, (2, 0, 4)),
+        state=ManifestState(stream="s", incarnation=UUID(int=7)),
+    )
+    merged = summary((1, 0, 9), (2, 0, 4))
+    edits = (promised(ONE, merged), Replace((A, B), (Rewritten(ONE, merged),), 9))
+    refused(*edits, state=state, because="ledger 1 isn't known to end at 9")
+    refused(LedgerClosed(1, 11), *edits, state=state, because="ledger 1 isn't known to end at 9")
+    between = (LedgerClosed(1, 9), LedgerClosed(2, 4))
+    apart = summary((1, 0, 9), (3, 0, 4))
+    others = after(*between, *offloaded(C, (3, 0, 4)), state=state)
+    skipping = (promised(ONE, apart), Replace((A, C), (Rewritten(ONE, apart),), 9))
+    refused(*skipping, state=others, because="isn't known to end at 9 and to be followed by 3:0")
+    told = after(LedgerClosed(1, 9), state=state)
+    assert after(*edits, state=told).committed_end() == told.committed_end() == Position(2, 4)
+
+
+def test_segments_with_a_gap_between_are_not_joined() -> None:
+    state = after(
+        OpenEpoch(1),
+        *offloaded(A, (1, 0, 3)),
+        Gap(Position(1, 4), Position(1, 5), "lost"),
+        *offloaded(B, (1, 6, 9)),
+        state=ManifestState(stream="s", incarnation=UUID(int=7)),
+    )
+    merged = summary((1, 0, 9))
+    edits = (promised(ONE, merged), Replace((A, B), (Rewritten(ONE, merged),), 9))
+    refused(*edits, state=state, because="of ledger 1 the new segments hold 0..9")
 
 
 def test_a_gap_stays_a_gap() -> None:
