@@ -7,25 +7,19 @@ the root of a bucket. An export writes such objects; the stream and its manifest
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from hashlib import blake2b
-from operator import itemgetter
 from urllib.parse import urlsplit
 from uuid import UUID
 
-import numpy as np
-
-from formats.entries import EntryBatch, Position
+from formats.entries import Position
 from formats.errors import FormatError
-from formats.manifest import Edit, Failed, LedgersDeleted, Replace, Retire, Rewrite, Rewritten, SetMethod
+from formats.manifest import Edit, LedgersDeleted, Retire, Rewritten, SetMethod
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
 from formats.segment_map import SegmentMap
-from formats.summary import Layout, LedgerSpan, SegmentSummary
-from offloader.coverage import Run, joined, without
+from formats.summary import Layout, SegmentSummary
+from offloader.coverage import without
 from offloader.errors import (
     Corrupt,
     ErrorKind,
@@ -38,13 +32,10 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import LedgerInfo
-from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
-from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, require_takeable
-from offloader.read.cold import objects_of
+from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs
-from offloader.read.fetch import ReaderThreads as Parallel
 from offloader.read.ledger_entries import LedgerEntries
 from offloader.read.ledger_plan import (
     BrokerFacts,
@@ -54,83 +45,22 @@ from offloader.read.ledger_plan import (
     require_same_ledger,
     require_whole,
 )
-from offloader.read.reader import Reader
 from offloader.settings import OffloadSettings, ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
-from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools, PlannedSegment
 from offloader.write.quota import segment_bytes_max, sized_for
-from offloader.write.stream_state import OWNER_REPLACED, announce
-from offloader.write.upload import READ_BYTES, LedgerPiece, upload_of, write_segment
-
-
-class EntryDigest:
-    """Digest of entries, independent of batch boundaries: ids, lengths, publish times and payloads."""
-
-    def __init__(self) -> None:
-        self._digests = [blake2b() for _ in range(4)]
-
-    def add(self, batch: EntryBatch) -> None:
-        columns = (batch.entry_ids, batch.lengths, batch.publish_times_ms)
-        payloads = batch.data[int(batch.offsets[0]) : int(batch.offsets[-1])]
-        pieces = (*(np.ascontiguousarray(column, dtype="<i8").data for column in columns), payloads)
-        for digest, piece in zip(self._digests, pieces, strict=True):
-            digest.update(piece)
-
-    def value(self) -> bytes:
-        return b"".join(each.digest() for each in self._digests)
-
-
-class ColdLedger:
-    """Entries of one ledger in the cold tier (``LedgerHandle``), read once.
-
-    Args:
-        batches: the entries, ascending, none of them empty.
-
-    Attributes:
-        info: the ledger.
-        digest: of the entries read so far.
-    """
-
-    def __init__(self, info: LedgerInfo, batches: Iterator[EntryBatch]) -> None:
-        self.info = info
-        self.digest = EntryDigest()
-        self._batches = batches
-
-    def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - their own size
-        batch = next(self._batches, None)
-        if batch is not None:
-            assert batch.first.entry_id >= first_entry_id, "batches go forward"
-            self.digest.add(batch)
-        return batch
-
-
-def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, ledger_id: int) -> LedgerInfo:
-    """Facts about a ledger from the manifest and the index of its last segment.
-
-    Raises:
-        Corrupt, ObjectMissing, ObjectChanged: the index is damaged.
-    """
-    objects = objects_of(state.stream, segment, fetcher.store, fetcher.settings.relocate)
-    segment_map = fetcher.index(objects)
-    known = PulsarLedger(ledger_id=ledger_id)
-    if segment_map.layout is Layout.V2:
-        [metadata] = [each.metadata for each in segment_map.ledgers if each.ledger_id == ledger_id]
-        try:
-            known = PulsarLedger.decode(metadata)
-        except FormatError as error:
-            raise Corrupt(f"{objects.index_key}: {error}") from error
-    last = state.closed_ledgers.get(ledger_id)
-    return LedgerInfo(
-        ledger_id=ledger_id,
-        closed=last is not None,
-        entries=0 if last is None else last + 1,
-        size_bytes=known.size_bytes or 0,
-        created_ms=0,
-        closed_ms=known.closed_ms,
-    )
-
+from offloader.write.replacement import (
+    GROUP_SEGMENTS,
+    ColdLedger,
+    Contents,
+    EntryDigest,
+    RewriteGroup,
+    SegmentReplacement,
+    contents,
+    runs_in,
+)
+from offloader.write.upload import LedgerPiece, upload_of, write_segment
 
 #: Segments that one group replaces.
 GROUP_SEGMENTS_MAX = 256
@@ -153,29 +83,6 @@ class StreamedLedger:
     obstacle: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RewriteGroup:
-    """Replacements of one record.
-
-    Attributes:
-        old: replaced segments.
-        new: their replacements, in the stream's order: whole ledgers (V1), and the old segments' parts of unchanged
-            ledgers (V2).
-    """
-
-    old: tuple[SegmentRecord, ...]
-    new: tuple[PlannedSegment, ...]
-
-    @property
-    def ledger_ids(self) -> list[int]:
-        """Ledgers that become readable to an old reader."""
-        return [each.begin.ledger_id for each in self.new if each.layout is Layout.V1]
-
-
-#: Segments and what each of them has of one ledger, in order.
-_Contents = list[tuple[SegmentRecord, LedgerSpan]]
-
-
 def streamed_ledgers(state: ManifestState) -> list[StreamedLedger]:
     """Ledgers unreadable to an old reader, ascending (proposal: rollback guide)."""
     return [
@@ -186,7 +93,7 @@ def streamed_ledgers(state: ManifestState) -> list[StreamedLedger]:
             payload_bytes=sum(span.payload_bytes for _, span in held),
             obstacle=_obstacle(state, ledger_id, held),
         )
-        for ledger_id, held in _contents(_unreadable(state.offloaded()))
+        for ledger_id, held in contents(_unreadable(state.offloaded()))
     ]
 
 
@@ -224,9 +131,9 @@ def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> R
 
 def _new(state: ManifestState, complete: set[int], old: Sequence[SegmentRecord]) -> Iterator[PlannedSegment]:
     """Replacements of ``old``: runs of entries, one of each ledger at a time."""
-    for ledger_id, held in _contents(old):
+    for ledger_id, held in contents(old):
         layout = Layout.V1 if ledger_id in complete else Layout.V2
-        for first, last in _runs(held) if ledger_id not in state.deleted_ledgers else ():
+        for first, last in runs_in(held) if ledger_id not in state.deleted_ledgers else ():
             yield PlannedSegment(layout, Position(ledger_id, first), Position(ledger_id, last))
 
 
@@ -234,20 +141,7 @@ def _unreadable(segments: Sequence[SegmentRecord]) -> Iterator[SegmentRecord]:
     return (segment for segment in segments if segment.layout != 1 or segment.content.compressed)
 
 
-def _contents(segments: Iterable[SegmentRecord]) -> list[tuple[int, _Contents]]:
-    """Ledger ids, ascending, and what the segments hold of each."""
-    found: dict[int, _Contents] = {}
-    for segment in segments:
-        for span in segment.content.ledgers:
-            found.setdefault(span.ledger_id, []).append((segment, span))
-    return sorted(found.items(), key=itemgetter(0))
-
-
-def _runs(held: _Contents) -> list[Run]:
-    return joined((span.first_entry_id, span.last_entry_id) for _, span in held)
-
-
-def _obstacle(state: ManifestState, ledger_id: int, held: _Contents) -> str:
+def _obstacle(state: ManifestState, ledger_id: int, held: Contents) -> str:
     """Why a ledger can't become one V1 object; empty: it can."""
     if ledger_id in state.deleted_ledgers:
         return "it is deleted from the stream"
@@ -257,7 +151,7 @@ def _obstacle(state: ManifestState, ledger_id: int, held: _Contents) -> str:
         return "it isn't known to be closed"
     if state.head is not None and state.head > Position(ledger_id, 0):
         return f"the stream begins at {state.head}"
-    missing = without([(0, last)], _runs(held))
+    missing = without([(0, last)], runs_in(held))
     # Gaps inside a segment show only in its count.
     if missing or sum(span.entries for _, span in held) != last + 1:
         first, end = missing[0] if missing else (0, last)
@@ -270,12 +164,6 @@ def _obstacle(state: ManifestState, ledger_id: int, held: _Contents) -> str:
     return ""
 
 
-_log = logging.getLogger("offloader.rollback")
-
-#: Size of a group in segments: bounds the work repeated after a crash, and the duplicate data per retry.
-GROUP_SEGMENTS = 4
-#: Attempts to plan again because of concurrent changes of the stream.
-REPLANS_MAX = 3
 #: Why a ledger is left that was no candidate when the run began.
 LATER = "it became whole meanwhile: the next run rewrites it"
 #: Segments retired by one record.
@@ -331,8 +219,12 @@ class LedgerRewrite:
     ) -> None:
         if tools.settings.codec != "none":
             raise InvalidCall(f"an old reader can't read codec {tools.settings.codec}", hint="rewrite with codec none")
-        self._log, self._tools, self._read, self._delete = log, tools, read, sorted(set(delete))
-        self._take_over, self._is_stopped, self._on_progress = take_over, is_stopped, on_progress
+        self._log, self._delete = log, sorted(set(delete))
+        self._replacement = SegmentReplacement(log, tools, is_stopped, read=read)
+        self._take_over, self._on_progress = take_over, on_progress
+        self._bytes_max = GROUP_SEGMENTS * segment_bytes_max(tools.settings)
+        self._wanted = list[int]()
+        self._failed: dict[int, OffloaderError] = {}
         self._result = RewriteResult()
 
     def run(self) -> RewriteResult:
@@ -346,98 +238,49 @@ class LedgerRewrite:
                 f"stream {self._log.stream}: an old reader reads ledger {min(unknown)}, or it isn't offloaded",
                 hint="`offloader rollback plan` lists the ledgers that can be deleted",
             )
-        wanted = [each.ledger_id for each in ledgers if not each.obstacle and each.ledger_id not in self._delete]
-        failed: dict[int, OffloaderError] = {}
-        if wanted or self._delete:
-            if self._log.state.held:  # refuse before fencing the owner
-                raise EditRefused(
-                    f"stream {self._log.stream} is on hold: nothing of it is replaced", hint="lift the hold first"
-                )
-            self._take()
-            failed = self._rewrite(wanted)
+        self._wanted = [e.ledger_id for e in ledgers if not e.obstacle and e.ledger_id not in self._delete]
+        if self._wanted or self._delete:
+            self._replacement.take(take_over=self._take_over, more=self._first_edits)
+            self._replacement.run(
+                lambda state: next_group(state, self._wanted, self._bytes_max),
+                on_replaced=self._replaced,
+                on_failed=self._damaged,
+                on_changed=self._changed,
+            )
             self._retire_deleted()
         self._result.left = [
-            replace(each, obstacle=each.obstacle or str(failed.get(each.ledger_id, LATER)))
+            replace(each, obstacle=each.obstacle or str(self._failed.get(each.ledger_id, LATER)))
             for each in streamed_ledgers(self._log.state)
             if each.ledger_id not in self._log.state.deleted_ledgers
         ]
         return self._result
 
-    def _take(self) -> None:
-        tools, state = self._tools, self._log.state
-        require_takeable(state, tools.clock.now_ms(), tools.settings.takeover_after_seconds, take_over=self._take_over)
-        self._log.open_epoch()
-        state = self._log.state
-        edits: list[Edit] = [Failed(each.uuid, OWNER_REPLACED) for each in state.rewrites]
+    def _first_edits(self, state: ManifestState) -> Sequence[Edit]:
         # Else the stream's next segment would be V2 again.
-        edits += [SetMethod("ledger")] if state.method == "streaming" else []
+        edits: list[Edit] = [SetMethod("ledger")] if state.method == "streaming" else []
         self._result.deleted = deleted = [each for each in self._delete if each not in state.deleted_ledgers]
-        edits += [LedgersDeleted(tuple(deleted))] if deleted else []
-        if edits:
-            self._commit(edits)
+        return [*edits, *([LedgersDeleted(tuple(deleted))] if deleted else [])]
 
-    def _rewrite(self, wanted: list[int]) -> dict[int, OffloaderError]:
-        failed: dict[int, OffloaderError] = {}
-        replans = 0
-        bytes_max = GROUP_SEGMENTS * segment_bytes_max(self._tools.settings)
-        while (group := next_group(self._log.state, wanted, bytes_max)) is not None:
-            try:
-                self._replace(group)
-            except EditRefused:
-                # Retention retired a segment meanwhile, or another record was written: plan anew.
-                replans += 1
-                if replans > REPLANS_MAX:
-                    raise
-                self._give_up("the stream changed meanwhile")
-                whole = {each.ledger_id for each in streamed_ledgers(self._log.state) if not each.obstacle}
-                wanted = [each for each in wanted if each in whole]
-                continue
-            except OffloaderError as error:
-                if error.kind is not ErrorKind.DATA_CORRUPTION:
-                    raise
-                _log.warning("stream %s: ledgers %s aren't rewritten: %s", self._log.stream, group.ledger_ids, error)
-                self._result.errors.append(error)
-                failed |= dict.fromkeys(group.ledger_ids, error)
-                self._give_up(str(error))
-            done = set(group.ledger_ids)
-            wanted = [each for each in wanted if each not in done]
-        return failed
+    def _changed(self, state: ManifestState) -> None:
+        whole = {each.ledger_id for each in streamed_ledgers(state) if not each.obstacle}
+        self._wanted = [each for each in self._wanted if each in whole]
 
-    def _give_up(self, reason: str) -> None:
-        """Give up a group; the sweeper deletes uploads under its promised names."""
-        if promised := [Failed(each.uuid, reason) for each in self._log.load().rewrites]:
-            self._commit(promised)
+    def _damaged(self, group: RewriteGroup, error: OffloaderError) -> None:
+        self._result.errors.append(error)
+        self._failed |= dict.fromkeys(group.ledger_ids, error)
+        self._leave(group)
 
-    def _commit(self, edits: Sequence[Edit]) -> None:
-        announce(edits, self._log.commit(edits), recorder_of(self._log.store))
-
-    def _replace(self, group: RewriteGroup) -> None:
-        """Promise, upload, compare and replace."""
-        tools, log = self._tools, self._log
-        named = [(tools.new_uuid(log.state), planned) for planned in group.new]
-        now_ms = tools.clock.now_ms()
-        log.commit([Rewrite(u, int(p.layout), p.begin, p.end, now_ms, tools.driver) for u, p in named])
-        # Entries before the start position are unreadable, but share segments with readable ones.
-        before = replace(log.state, head=None)
-        parallel = Parallel(tools.settings.backfill_segments_in_flight_max)
-        sent = list(parallel.in_order(partial(self._send, uuid, planned, group, before) for uuid, planned in named))
-        by = tuple(Rewritten(uuid, summary) for (uuid, _), (summary, _) in zip(named, sent, strict=True))
-        edit = Replace(tuple(each.uuid for each in group.old), by, tools.clock.now_ms())
-        # Read the new objects like a reader before retiring the old ones, which may be the only copy.
-        after = apply_edits(before, [edit], record_id=before.record_id + 1)
-        found = list(parallel.in_order(partial(self._digest, after, planned) for _, planned in named))
-        for (uuid, planned), (_, expected), digest in zip(named, sent, found, strict=True):
-            if digest != expected:
-                raise Corrupt(
-                    f"stream {log.stream}: segment {uuid} reads otherwise than {planned.begin}..{planned.end} did",
-                    hint="nothing was replaced",
-                )
-        self._commit([edit])
+    def _replaced(self, group: RewriteGroup, by: Sequence[Rewritten]) -> None:
         self._result.replaced += len(group.old)
         for each in by:
             if each.summary.layout is Layout.V1:
                 self._result.rewritten.append((each.uuid, each.summary))
                 self._on_progress(each.summary)
+        self._leave(group)
+
+    def _leave(self, group: RewriteGroup) -> None:
+        done = set(group.ledger_ids)
+        self._wanted = [each for each in self._wanted if each not in done]
 
     def _retire_deleted(self) -> None:
         state = self._log.state
@@ -449,40 +292,6 @@ class LedgerRewrite:
         for start in range(0, len(gone), RETIRED_PER_RECORD_MAX):
             self._log.commit([Retire(tuple(gone[start : start + RETIRED_PER_RECORD_MAX]))])
         self._result.retired = len(gone)
-
-    def _send(
-        self, uuid: UUID, planned: PlannedSegment, group: RewriteGroup, before: ManifestState
-    ) -> tuple[SegmentSummary, bytes]:
-        """Upload one segment; returns its summary, and the digest of the entries read."""
-        settings = self._tools.settings
-        ledger_id = planned.begin.ledger_id
-        fetcher = Fetcher(self._log.store, self._read)
-        holding = [each for each in group.old if any(span.ledger_id == ledger_id for span in each.spans)]
-        info = ledger_info(fetcher, before, holding[-1], ledger_id)
-        ledger = ColdLedger(info, Reader(fetcher, before).scan(planned.begin, planned.end, READ_BYTES))
-        piece = LedgerPiece(ledger, planned.begin.entry_id, planned.end.entry_id)
-        sized = sized_for(settings, sum(each.content.payload_bytes for each in holding))
-        with working_at(Priority.BACKFILL):
-            upload = upload_of(
-                self._log.store,
-                self._log.stream,
-                uuid,
-                ledger_id if planned.layout is Layout.V1 else None,
-                incarnation=self._log.state.incarnation,
-                epoch=self._log.epoch or 0,
-                codec=settings.codec,
-                testimony=self._log.testimony,
-            )
-            summary = write_segment([piece], planned.layout, upload, sized, is_stopped=self._is_stopped)
-        return summary, ledger.digest.value()
-
-    def _digest(self, state: ManifestState, planned: PlannedSegment) -> bytes:
-        digest = EntryDigest()
-        reader = Reader(Fetcher(self._log.store, self._read), state)
-        with working_at(Priority.BACKFILL), closing(reader.scan(planned.begin, planned.end, READ_BYTES)) as batches:
-            for batch in batches:
-                digest.add(batch)
-        return digest.value()
 
 
 #: Of a ledger's own errors the kind that a run ends with: the first of these that there is.

@@ -33,7 +33,8 @@ from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.rollback import EntryDigest, RewriteResult, next_group, streamed_ledgers
+from offloader.write.replacement import EntryDigest
+from offloader.write.rollback import RewriteResult, next_group, streamed_ledgers
 from tests.support.manifests import summary_of
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of
