@@ -53,6 +53,7 @@ VERBS = {
     "cleanup": "Delete what no stream needs any more.",
     "delete-stream": "Delete whole streams.",
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
+    "compact": "Merge a stream's small segments into larger ones.",
     "config": "Explain or check settings.",
     "status": "Show what the streams are doing.",
     "doctor": "Find out what keeps streams from being offloaded.",

@@ -54,6 +54,7 @@ from offloader.write.backfill import (
     plan_of_history,
     start_of_history,
 )
+from offloader.write.compact import Compaction, CompactionPlan, CompactionResult
 from offloader.write.epoch import Ownership
 from offloader.write.hot_release import CommitAck, HotRelease
 from offloader.write.hot_tier import (
@@ -560,6 +561,39 @@ class BackfillService:
             delete=delete,
             take_over=take_over,
             is_stopped=lambda: self._stopped,
+            on_progress=on_progress,
+        ).run()
+
+    def compact(
+        self,
+        stream: str,
+        *,
+        recode: bool = False,
+        take_over: bool = True,
+        on_plan: Callable[[CompactionPlan], None] = lambda _: None,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> CompactionResult:
+        """Merge small neighbouring segments into segments of the configured size, out of the cold tier alone.
+
+        Readers see the old segments until the record that replaces them. Their objects are deleted by cleanup, as those
+        of retired segments. Safe to interrupt: the next call continues.
+
+        Args:
+            recode: also rewrite segments whose compression isn't the configured codec's.
+            others: as for ``backfill``.
+
+        Raises:
+            Fenced: an active owner has the stream, or another writer took it meanwhile.
+            EditRefused: the stream is on hold, or was changed again and again meanwhile.
+            StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
+        """
+        return Compaction(
+            self._log(stream),
+            self._tools,
+            recode=recode,
+            take_over=take_over,
+            is_stopped=lambda: self._stopped,
+            on_plan=on_plan,
             on_progress=on_progress,
         ).run()
 

@@ -257,6 +257,7 @@ def test_every_wrong_setting_is_reported_with_file_and_key_before_any_work(place
         ["config", "explain", STREAM],
         ["offload", STREAM, "--take-over"],
         ["rollback", "apply", STREAM, "--take-over"],
+        ["compact", STREAM, "--take-over"],
     ):
         code, error = command.refused(*arguments, "--config", str(config))
         assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "InvalidCall")
@@ -299,6 +300,8 @@ COMMANDS = [
     ["offload", STREAM, "--take-over"],
     ["rollback", "plan", STREAM],
     ["rollback", "apply", STREAM, "--take-over"],
+    ["compact", STREAM, "--dry-run"],
+    ["compact", STREAM, "--take-over"],
 ]
 
 

@@ -83,6 +83,8 @@ EACH = {
     "manifest checkpoint": [],
     "manifest checkpoint ": ["--dry-run"],
     "manifest expire": ["--dry-run"],
+    "compact": ["--take-over"],
+    "compact ": ["--dry-run"],
     "rollback plan": [],
     "rollback apply": ["--take-over"],
     "rollback apply ": ["--dry-run"],

@@ -96,6 +96,8 @@ cleanup audit
 cleanup orphans
 truncate b/released --before RELEASED --dry-run
 truncate b/released --before RELEASED --take-over
+compact a/streamed --dry-run
+compact a/streamed --take-over
 rollback plan a/streamed
 rollback export a/streamed --to memory://exported --broker-record RECORD
 rollback apply a/streamed --take-over --delete 2 --delete 6 --yes

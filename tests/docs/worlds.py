@@ -204,6 +204,12 @@ def _orphans(folder: Path, request: pytest.FixtureRequest) -> _Made:
     yield made
 
 
+@world("docs/how-to/compacting.md")
+def _compacting(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    writer = (r"is owned by \S+, which wrote its last record \d+ s ago", "is owned by WRITER")
+    yield World({"/srv/compacting": str(folder)}, (UUID, writer))
+
+
 @world("docs/how-to/extending.md", "process")
 def _extending(folder: Path, request: pytest.FixtureRequest) -> _Made:
     def check(run: Run) -> None:
