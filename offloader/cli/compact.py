@@ -16,7 +16,7 @@ import typer
 
 from offloader.cli.errors import run_on_each
 from offloader.cli.offload import STORED_COLUMNS, stored_rows, stored_totals, totals_text
-from offloader.cli.options import DryRun, Json, ShowProgress, StoreArguments, StreamOrTopic, TakeOver, amount, option
+from offloader.cli.options import DryRun, Json, ShowProgress, StoreArguments, StreamOrTopic, amount, option
 from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, counted, json_line, print_rows
 from offloader.errors import OffloaderError, Unsupported
 from offloader.manifest.state import SegmentRecord
@@ -92,15 +92,17 @@ def run(
         typer.Option("--recode", help="Also rewrite segments whose compression isn't the codec's, one by one."),
     ] = False,
     dry_run: DryRun = False,
-    take_over: TakeOver = False,
+    beside_owner: Annotated[
+        bool, typer.Option("--beside-owner", help="Also if the stream's owner is active. It continues.")
+    ] = False,
     progress: ShowProgress = False,
     json: Json = False,
 ) -> int:
     """Merge a stream's small neighbouring segments into segments of the configured size.
 
     The entries come from the store alone. The new objects are uploaded, read back and compared with the old ones; then
-    one manifest record replaces them, and cleanup deletes the old objects after the grace period. The command becomes
-    the stream's owner; an active one is fenced only with --take-over. Interrupted, call it again. Segments of another
+    one manifest record replaces them, and cleanup deletes the old objects after the grace period. The stream's owner
+    continues; while it is active, the command needs --beside-owner. Interrupted, call it again. Segments of another
     layout, with gaps or of truncated ledgers stay; adopted ones that would be merged are named, with exit code 2. Of a
     topic with partitions each is compacted, one after the other.
     """
@@ -111,7 +113,7 @@ def run(
         return run_on_each(named.streams, planned, as_json=json)
     opened = given.open(read_only=False)
     one = partial(_compact, store=opened, given=given, written=written, recode=recode, json=json)
-    return run_on_each(named.streams, partial(one, take_over=take_over, progress=progress), as_json=json)
+    return run_on_each(named.streams, partial(one, beside_owner=beside_owner, progress=progress), as_json=json)
 
 
 def _print_plan(
@@ -147,7 +149,7 @@ def _compact(
     given: StoreArguments,
     written: SegmentArguments,
     recode: bool,
-    take_over: bool,
+    beside_owner: bool,
     progress: bool,
     json: bool,
 ) -> None:
@@ -162,7 +164,7 @@ def _compact(
             shown.expect(len(plan.merges))
 
         result = offloader.history.compact(
-            stream, recode=recode, take_over=take_over, on_plan=expect, on_progress=shown.segment
+            stream, recode=recode, beside_owner=beside_owner, on_plan=expect, on_progress=shown.segment
         )
     _print_result(store, stream, result, as_json=json)
     if result.errors:

@@ -64,6 +64,9 @@ CONFLICTS_MAX = 100
 #: Edits that begin or end a segment: only the owner of its epoch knows which uploads are in flight. Only an owner's
 #: ``failed`` lets garbage collection delete an assigned uuid's objects.
 _OWNERS_EDITS = (Assign, Offloaded, Failed, Rewrite, Replace, Recover)
+#: Of these a maintainer may make within a named epoch: they replace segments that are offloaded, which an owner never
+#: changes. A promise may be failed by anyone: its replacement is refused from then on, and the next epoch fails it too.
+_REPLACING_EDITS = (Failed, Rewrite, Replace)
 
 
 class ManifestLog:
@@ -244,7 +247,11 @@ class ManifestLog:
         """
         if self._epoch is None:
             raise InvalidCall(f"stream {self.stream}: no epoch is open", hint="call open_epoch() first")
-        requirement = self.state.incarnation, self._epoch
+        return self._commit_within(self._epoch, edits)
+
+    def _commit_within(self, epoch: int, edits: Sequence[Edit]) -> ManifestState:
+        """Commits edits unless another epoch was opened; raises as ``commit``."""
+        requirement = self.state.incarnation, epoch
         try:
             return self._commit(*requirement, edits)
         except EditRefused as error:
@@ -261,24 +268,32 @@ class ManifestLog:
                 raise
             return self._commit(*requirement, edits)
 
-    def commit_as_maintainer(self, edits: Sequence[Edit]) -> ManifestState:
+    def commit_as_maintainer(self, edits: Sequence[Edit], *, epoch: int | None = None) -> ManifestState:
         """Commits edits without owning the stream: retention, cleanup, commands.
 
         The record carries the current epoch; its owner continues with the next number.
 
+        Args:
+            epoch: the one that the edits belong to; they are refused once another one is open. Only then may they
+                replace segments: promise new ones, give up such promises, and replace old ones.
+
         Raises:
             InvalidCall: edits reserved to the owner, such as failing a segment that it may be completing.
             EditRefused: the edits don't fit the current manifest. Nothing was committed: reload and plan again.
-            Fenced: the stream was deleted.
+            Fenced: the stream was deleted, or another epoch than the named one is open.
             OutcomeUnknown: the outcome is unknown; commit the same edits again, or nothing.
         """
         deletes = any(isinstance(edit, StreamDeleted) for edit in edits)
         owners = _OWNERS_EDITS if deletes else (*_OWNERS_EDITS, OpenEpoch)
+        promised = {each.uuid for each in self.state.rewrites}
         for edit in edits:
-            if isinstance(edit, owners):
+            replaces = epoch is not None and isinstance(edit, _REPLACING_EDITS)
+            if isinstance(edit, owners) and not (replaces and (not isinstance(edit, Failed) or edit.uuid in promised)):
                 raise InvalidCall(
                     f"stream {self.stream}: {edit.kind} is for the owner of an epoch", hint="call open_epoch() first"
                 )
+        if epoch is not None:
+            return self._commit_within(epoch, edits)
         if not self.state.record_id:
             # The stream's creator may have crashed before it wrote the boundary.
             entry = read_entry(self.store, self.stream)

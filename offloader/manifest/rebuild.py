@@ -298,17 +298,20 @@ def choose_segments(
 
 
 def _most_entries(found: Sequence[FoundSegment]) -> list[FoundSegment]:
-    """Weighted interval scheduling: the best choice among the first n, by their ends."""
+    """Weighted interval scheduling: the best choice among the first n, by their ends.
+
+    Of equal ones that of the later epochs, by entry and not by segment: a segment that replaced many counts as much as
+    they did. Of these the one of fewer segments: compaction replaces within an epoch.
+    """
     ordered = sorted(found, key=lambda s: (s.summary.end, s.summary.begin, s.uuid))
     ends = [s.summary.end for s in ordered]
-    best: list[tuple[int, int]] = [(0, 0)]
+    best: list[tuple[int, int, int]] = [(0, 0, 0)]
     before: list[int] = []
     for segment in ordered:
         before.append(bisect_left(ends, segment.summary.begin))
-        entries, epochs = best[before[-1]]
-        # By entry, not by segment: a segment that compaction made counts more than the many that it was made of.
+        entries, epochs, fewer = best[before[-1]]
         own = segment.summary.entries
-        best.append(max(best[-1], (entries + own, epochs + own * segment.epoch)))
+        best.append(max(best[-1], (entries + own, epochs + own * segment.epoch, fewer - 1)))
     chosen, at = [], len(ordered)
     while at:
         if best[at] == best[at - 1]:

@@ -373,11 +373,14 @@ def _end_in(segment: SegmentRecord, ledger_id: int) -> int | None:
     return -1 if segment.begin.ledger_id <= ledger_id <= (segment.end or segment.begin).ledger_id else None
 
 
-def require_takeable(state: ManifestState, now_ms: int, takeover_after_s: float, *, take_over: bool) -> None:
+def require_takeable(
+    state: ManifestState, now_ms: int, takeover_after_s: float, *, take_over: bool, option: str = "--take-over"
+) -> None:
     """Refuses to take over a stream whose owner was active less than ``takeover_after_s`` ago.
 
     Args:
         now_ms: ms since 1970 UTC. Fencing doesn't depend on clocks; they only decide whether to wait.
+        option: sets ``take_over``, for the error's hint.
 
     Raises:
         Fenced: there is such an owner; names it, and its URL if known.
@@ -388,7 +391,7 @@ def require_takeable(state: ManifestState, now_ms: int, takeover_after_s: float,
     where = f" at {state.writer.url}" if state.writer.url else ""
     raise Fenced(
         f"stream {state.stream} is owned by {state.writer.name}{where}, which wrote its last record {age_s:.0f} s ago",
-        hint=f"ask that owner, wait until it is silent for takeover_after ({takeover_after_s:g} s), or say --take-over",
+        hint=f"ask that owner, wait until it is silent for takeover_after ({takeover_after_s:g} s), or say {option}",
     )
 
 

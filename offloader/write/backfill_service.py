@@ -569,7 +569,7 @@ class BackfillService:
         stream: str,
         *,
         recode: bool = False,
-        take_over: bool = True,
+        beside_owner: bool = True,
         on_plan: Callable[[CompactionPlan], None] = lambda _: None,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> CompactionResult:
@@ -580,10 +580,12 @@ class BackfillService:
 
         Args:
             recode: also rewrite segments whose compression isn't the configured codec's.
-            others: as for ``backfill``.
+            beside_owner: also if the stream's owner was active just now. It is never fenced; it continues beside this.
+            on_plan: called with the plan before its execution.
+            on_progress: called with each new segment.
 
         Raises:
-            Fenced: an active owner has the stream, or another writer took it meanwhile.
+            Fenced: an active owner has the stream, or another writer opened an epoch meanwhile.
             EditRefused: the stream is on hold, or was changed again and again meanwhile.
             StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
         """
@@ -591,7 +593,7 @@ class BackfillService:
             self._log(stream),
             self._tools,
             recode=recode,
-            take_over=take_over,
+            beside_owner=beside_owner,
             is_stopped=lambda: self._stopped,
             on_plan=on_plan,
             on_progress=on_progress,

@@ -196,10 +196,10 @@ class Compaction:
     """One run over one stream. Single use.
 
     Args:
-        log: the stream's manifest; a run that merges something opens an epoch, which fences the owner.
+        log: the stream's manifest; the owner of its epoch continues.
         tools: of the process; their settings say how the new segments are written.
         recode: see ``plan_compaction``.
-        take_over: take the stream from an active owner.
+        beside_owner: also if the stream's owner was active just now.
         is_stopped: called at intervals; when True the run ends with an error.
         on_plan: called with the plan.
         on_progress: called with each new segment.
@@ -211,14 +211,14 @@ class Compaction:
         tools: HistoryTools,
         *,
         recode: bool,
-        take_over: bool,
+        beside_owner: bool,
         is_stopped: Callable[[], bool],
         on_plan: Callable[[CompactionPlan], None],
         on_progress: Callable[[SegmentSummary], None],
     ) -> None:
         self._log, self._settings = log, tools.settings
         self._replacement = SegmentReplacement(log, tools, is_stopped)
-        self._recode, self._take_over, self._on_plan, self._on_progress = recode, take_over, on_plan, on_progress
+        self._recode, self._beside_owner, self._on_plan, self._on_progress = recode, beside_owner, on_plan, on_progress
         self._left: list[Merge] = []
         self._per_group = GROUP_SEGMENTS
         self._damaged = set[UUID]()
@@ -236,7 +236,7 @@ class Compaction:
         self._on_plan(plan)
         self._result.adopted = plan.adopted
         if plan.merges:
-            self._replacement.take(take_over=self._take_over)
+            self._replacement.join(beside_owner=self._beside_owner)
             self._plan_again(self._log.state)
             self._replacement.run(
                 self._next_group,

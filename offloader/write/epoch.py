@@ -318,7 +318,8 @@ def accept_loss(
     identity, state, why = _compared(log, source, create=False)
     if why:
         return accept_source(log, source, settings=settings, clock=clock)
-    found, commit = _lost(state, source), log.commit_as_maintainer
+    found = _lost(state, source)
+    commit: Callable[[Sequence[Edit]], ManifestState] = log.commit_as_maintainer
     adopted, failed = tuple[UUID, ...](), tuple[UUID, ...]()
     if found.gaps and state.assigned():
         require_takeable(state, clock.now_ms(), settings.takeover_after_seconds, take_over=take_over)

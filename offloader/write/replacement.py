@@ -3,8 +3,11 @@
 ``rollback`` makes V1 objects of V2 segments this way, ``compact`` makes one large segment of many small ones. Both plan
 groups (pure functions of the manifest's view); this module carries one group out. The order of durable steps:
 
-1. ``open_epoch``: the previous owner can't commit any more. Promises of earlier epochs fail in the next record, so that
-   their objects may be swept.
+1. Either the run takes the stream: ``open_epoch``, after which the previous owner can't commit any more. Or it works
+   beside the owner: its records are maintenance commits within the epoch that it found, refused once another one is
+   open. The owner continues: it never changes an offloaded segment. Promises that nothing can complete any more fail
+   in the first record, so that their objects may be swept: after ``open_epoch`` all, beside the owner those older than
+   ``PROMISE_AGE_MS_MAX``. Failing one that another process is still working on loses nothing: step 5 is refused then.
 2. ``rewrite``, one for each new segment: from this record on the orphan search leaves its objects alone. A promise
    claims no range; readers see the old segments.
 3. Both objects of each new segment are uploaded. The entries come from the old segments through the reader, which
@@ -15,8 +18,8 @@ groups (pure functions of the manifest's view); this module carries one group ou
    hold the same runs of entries with the same numbers of entries and bytes, and no old one was retired meanwhile. The
    old objects are deleted later, by cleanup, after the grace period and the leases.
 
-An interruption before step 5 leaves the stream as it was; the next epoch fails the promises. After it nothing is left
-to do. A record of unknown outcome is settled by ``ManifestLog``.
+An interruption before step 5 leaves the stream as it was; the next epoch or a later run fails the promises. After it
+nothing is left to do. A record of unknown outcome is settled by ``ManifestLog``.
 """
 
 from __future__ import annotations
@@ -42,12 +45,11 @@ from offloader.errors import Corrupt, ErrorKind, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, require_takeable
+from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, newest_of, require_takeable
 from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
 from offloader.read.fetch import ReaderThreads as Parallel
 from offloader.read.reader import Reader
-from offloader.settings import ReadSettings
 from offloader.store.rate_limit import Priority, working_at
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools, PlannedSegment
@@ -61,6 +63,8 @@ _log = logging.getLogger("offloader.replacement")
 GROUP_SEGMENTS = 4
 #: Attempts to plan again because of concurrent changes of the stream.
 REPLANS_MAX = 3
+#: Age from which on a run beside the owner fails a promise that another run left.
+PROMISE_AGE_MS_MAX = 24 * 3600 * 1000
 
 
 class EntryDigest:
@@ -170,22 +174,22 @@ class RewriteGroup:
 _Digests = dict[int, bytes]
 
 
-@dataclass(frozen=True, slots=True)
 class SegmentReplacement:
-    """Replaces groups of one stream's segments.
+    """Replaces groups of one stream's segments. ``take`` or ``join`` comes first.
 
     Args:
-        log: the stream's manifest, loaded; ``take`` opens an epoch, which fences the owner.
+        log: the stream's manifest, loaded.
         tools: of the process.
         is_stopped: called at intervals; when True the run ends with an error.
     """
 
-    log: ManifestLog
-    tools: HistoryTools
-    is_stopped: Callable[[], bool]
+    def __init__(self, log: ManifestLog, tools: HistoryTools, is_stopped: Callable[[], bool]) -> None:
+        self._log, self._tools, self._is_stopped = log, tools, is_stopped
+        #: The epoch that the records belong to, and its nonce.
+        self._epoch, self._nonce = 0, ""
 
-    def take(self, *, take_over: bool, more: Callable[[ManifestState], Sequence[Edit]] = lambda _: ()) -> None:
-        """Open an epoch, and give up what earlier ones promised.
+    def take(self, *, take_over: bool, more: Callable[[ManifestState], Sequence[Edit]]) -> None:
+        """Open an epoch, which fences the owner, and give up what earlier ones promised.
 
         Args:
             more: further edits of the same record.
@@ -194,13 +198,36 @@ class SegmentReplacement:
             EditRefused: the stream is on hold.
             Fenced: an active owner has the stream.
         """
-        log, tools = self.log, self.tools
-        if log.state.held:  # refuse before fencing the owner
-            raise EditRefused(f"stream {log.stream} is on hold: nothing of it is replaced", hint="lift the hold first")
+        self._require_replaceable(take_over, "--take-over")
+        self._log.open_epoch()
+        self._begin([*(Failed(each.uuid, OWNER_REPLACED) for each in self._log.state.rewrites), *more(self._log.state)])
+
+    def join(self, *, beside_owner: bool) -> None:
+        """Work within the current epoch; its owner continues.
+
+        Args:
+            beside_owner: also if the owner was active just now.
+
+        Raises:
+            EditRefused: the stream is on hold.
+            Fenced: an active owner has the stream.
+        """
+        self._require_replaceable(beside_owner, "--beside-owner")
+        before_ms = self._tools.clock.now_ms() - PROMISE_AGE_MS_MAX
+        old = [each.uuid for each in self._log.state.rewrites if each.assigned_ms < before_ms]
+        self._begin([Failed(uuid, "the run that promised it ended") for uuid in old])
+
+    def _require_replaceable(self, is_forced: bool, option: str) -> None:
+        state, tools = self._log.state, self._tools
+        if state.held:  # refuse before an owner is fenced
+            raise EditRefused(
+                f"stream {self._log.stream} is on hold: nothing of it is replaced", hint="lift the hold first"
+            )
         takeover_after_s = tools.settings.takeover_after_seconds
-        require_takeable(log.state, tools.clock.now_ms(), takeover_after_s, take_over=take_over)
-        log.open_epoch()
-        edits = [*(Failed(each.uuid, OWNER_REPLACED) for each in log.state.rewrites), *more(log.state)]
+        require_takeable(state, tools.clock.now_ms(), takeover_after_s, take_over=is_forced, option=option)
+
+    def _begin(self, edits: Sequence[Edit]) -> None:
+        self._epoch, self._nonce = self._log.state.epoch, self._log.state.owner.nonce
         if edits:
             self._commit(edits)
 
@@ -224,42 +251,46 @@ class SegmentReplacement:
             Fenced, StoreUnavailable, OutcomeUnknown, Closed: the run ends; the next one continues.
         """
         replans = 0
-        while (group := next_group(self.log.state)) is not None:
+        while (group := next_group(self._log.state)) is not None:
+            named = [(self._tools.new_uuid(self._log.state), planned) for planned in group.new]
+            uuids = [uuid for uuid, _ in named]
             try:
-                by = self._replace(group)
+                by = self._replace(group, named)
             except EditRefused:
                 # Retention retired a segment meanwhile, or another record was written.
                 replans += 1
                 if replans > REPLANS_MAX:
                     raise
-                self._give_up("the stream changed meanwhile")
-                on_changed(self.log.state)
+                self._give_up(uuids, "the stream changed meanwhile")
+                on_changed(self._log.state)
             except OffloaderError as error:
                 if error.kind is not ErrorKind.DATA_CORRUPTION:
                     raise
                 _log.warning(
                     "stream %s: %s..%s isn't rewritten: %s",
-                    *(self.log.stream, group.old[0].begin, group.old[-1].end, error),
+                    *(self._log.stream, group.old[0].begin, group.old[-1].end, error),
                 )
-                self._give_up(str(error))
+                self._give_up(uuids, str(error))
                 on_failed(group, error)
             else:
                 on_replaced(group, by)
 
-    def _give_up(self, reason: str) -> None:
-        """Give up a group; the sweeper deletes uploads under its promised names."""
-        if promised := [Failed(each.uuid, reason) for each in self.log.load().rewrites]:
+    def _give_up(self, named: Iterable[UUID], reason: str) -> None:
+        """Give up a group's promises; the sweeper deletes uploads under their names."""
+        mine = set(named)
+        if promised := [Failed(each.uuid, reason) for each in self._log.load().rewrites if each.uuid in mine]:
             self._commit(promised)
 
     def _commit(self, edits: Sequence[Edit]) -> None:
-        announce(edits, self.log.commit(edits), recorder_of(self.log.store))
+        log = self._log
+        after = log.commit(edits) if log.epoch is not None else log.commit_as_maintainer(edits, epoch=self._epoch)
+        announce(edits, after, recorder_of(log.store))
 
-    def _replace(self, group: RewriteGroup) -> Sequence[Rewritten]:
+    def _replace(self, group: RewriteGroup, named: Sequence[tuple[UUID, PlannedSegment]]) -> Sequence[Rewritten]:
         """Promise, upload, compare and replace."""
-        tools, log = self.tools, self.log
-        named = [(tools.new_uuid(log.state), planned) for planned in group.new]
+        tools, log = self._tools, self._log
         now_ms = tools.clock.now_ms()
-        log.commit([Rewrite(u, int(p.layout), p.begin, p.end, now_ms, tools.driver) for u, p in named])
+        self._commit([Rewrite(u, int(p.layout), p.begin, p.end, now_ms, tools.driver) for u, p in named])
         # Entries before the start position are unreadable, but share segments with readable ones.
         before = replace(log.state, head=None)
         parallel = Parallel(tools.settings.backfill_segments_in_flight_max)
@@ -282,7 +313,7 @@ class SegmentReplacement:
         self, uuid: UUID, planned: PlannedSegment, group: RewriteGroup, before: ManifestState
     ) -> tuple[SegmentSummary, _Digests]:
         """Upload one segment; returns its summary, and the digests of the entries read."""
-        settings, log = self.tools.settings, self.log
+        settings, log = self._tools.settings, self._log
         fetcher = Fetcher(log.store, self._read)
         reader = Reader(fetcher, before)
         begin, end = planned.begin, planned.end
@@ -304,16 +335,16 @@ class SegmentReplacement:
                 uuid,
                 planned.begin.ledger_id if planned.layout is Layout.V1 else None,
                 incarnation=log.state.incarnation,
-                epoch=log.epoch or 0,
+                epoch=self._epoch,
                 codec=settings.codec,
-                testimony=log.testimony,
+                testimony=lambda: newest_of(log.state.assigning, self._nonce),
             )
-            summary = write_segment(pieces, planned.layout, upload, sized, is_stopped=self.is_stopped)
+            summary = write_segment(pieces, planned.layout, upload, sized, is_stopped=self._is_stopped)
         return summary, {each.info.ledger_id: each.digest.value() for each in ledgers}
 
     def _digests(self, state: ManifestState, planned: PlannedSegment) -> _Digests:
         digests: dict[int, EntryDigest] = {}
-        reader = Reader(Fetcher(self.log.store, ReadSettings()), state)
+        reader = Reader(Fetcher(self._log.store, self._read), state)
         with working_at(Priority.BACKFILL), closing(reader.scan(planned.begin, planned.end, READ_BYTES)) as batches:
             for batch in batches:
                 digests.setdefault(batch.ledger_id, EntryDigest()).add(batch)

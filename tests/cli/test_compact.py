@@ -32,7 +32,7 @@ def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
 
 @pytest.mark.slow
 def test_compact_lists_verified_objects(offloader: Offloader, writer: StreamWriter) -> None:
-    done = offloader("compact", "orders", "--take-over")
+    done = offloader("compact", "orders", "--beside-owner")
     assert done.code == 0, done.err
     heading, row, sentence = done.out.splitlines()
     assert heading.split()[:3] == ["SEGMENT", "FIRST", "LAST"]
@@ -40,7 +40,7 @@ def test_compact_lists_verified_objects(offloader: Offloader, writer: StreamWrit
     assert sentence.startswith(f"30 entries, 600 B, in 2 objects, each checked in {writer.store.url}; ")
     assert "3 segments await deletion after the grace period" in sentence
     assert stored_entries(writer.store, "orders") == [(e.position, e.payload) for e in writer.entries]
-    again = offloader("compact", "orders", "--take-over")
+    again = offloader("compact", "orders", "--beside-owner")
     assert (again.code, again.out) == (0, "nothing to merge of orders\n")
 
 
@@ -56,7 +56,7 @@ def test_dry_run_prints_the_plan_and_changes_nothing(offloader: Offloader, write
 
 @pytest.mark.slow
 def test_options_say_how_the_result_is_written(offloader: Offloader, writer: StreamWriter) -> None:
-    options = ("--take-over", "--codec", "zstd", "--segment-size", "1KiB", "--block-size", "512", "--json")
+    options = ("--beside-owner", "--codec", "zstd", "--segment-size", "1KiB", "--block-size", "512", "--json")
     writer.add([batch_of(2, 20, 100)])
     done = offloader("compact", "orders", *options)
     assert done.code == 2, "a size below the least one"
@@ -68,7 +68,7 @@ def test_options_say_how_the_result_is_written(offloader: Offloader, writer: Str
     assert (record.content.compressed, record.content.blocks > 1) == (True, True)
 
 
-def test_owned_stream_is_refused_without_take_over(offloader: Offloader, writer: StreamWriter) -> None:
+def test_stream_with_an_active_owner_is_refused(offloader: Offloader, writer: StreamWriter) -> None:
     record = load_manifest(writer.store, "orders").record_id
     done = offloader("compact", "orders")
     assert done.code == 5
@@ -87,7 +87,7 @@ def test_adopted_segments_are_refused_by_name_and_the_others_merged(offloader: O
     others.log.commit([Adopt(adopted, first.content, {}, False), LedgerClosed(1, 9)])
     others.add([batch_of(2, 0, 10)])
     others.add([batch_of(2, 10, 10)])
-    done = offloader("compact", "others", "--take-over")
+    done = offloader("compact", "others", "--beside-owner")
     assert done.code == 2
     assert f"1 small segment is adopted and can't be merged: {adopted}" in done.err
     kept, merged = load_manifest(writer.store, "others").offloaded()
@@ -95,7 +95,7 @@ def test_adopted_segments_are_refused_by_name_and_the_others_merged(offloader: O
 
 
 def test_unknown_stream_is_named(offloader: Offloader, writer: StreamWriter) -> None:
-    done = offloader("compact", "order", "--take-over")
+    done = offloader("compact", "order", "--beside-owner")
     assert done.code == 3
     assert "order" in done.err
     assert writer.entries

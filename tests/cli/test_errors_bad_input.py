@@ -257,7 +257,7 @@ def test_every_wrong_setting_is_reported_with_file_and_key_before_any_work(place
         ["config", "explain", STREAM],
         ["offload", STREAM, "--take-over"],
         ["rollback", "apply", STREAM, "--take-over"],
-        ["compact", STREAM, "--take-over"],
+        ["compact", STREAM, "--beside-owner"],
     ):
         code, error = command.refused(*arguments, "--config", str(config))
         assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "InvalidCall")
@@ -301,7 +301,7 @@ COMMANDS = [
     ["rollback", "plan", STREAM],
     ["rollback", "apply", STREAM, "--take-over"],
     ["compact", STREAM, "--dry-run"],
-    ["compact", STREAM, "--take-over"],
+    ["compact", STREAM, "--beside-owner"],
 ]
 
 

@@ -83,7 +83,7 @@ EACH = {
     "manifest checkpoint": [],
     "manifest checkpoint ": ["--dry-run"],
     "manifest expire": ["--dry-run"],
-    "compact": ["--take-over"],
+    "compact": ["--beside-owner"],
     "compact ": ["--dry-run"],
     "rollback plan": [],
     "rollback apply": ["--take-over"],

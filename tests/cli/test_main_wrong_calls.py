@@ -133,7 +133,7 @@ def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: st
         ("manifest", "checkpoint"),
         ("manifest", "expire"),
         ("rollback", "apply"),
-        ("compact", "--take-over"),
+        ("compact", "--beside-owner"),
         ("delete-stream", "--yes"),
         ("accept-source", "--ledgers", "sqlite:///nowhere/ledgers.db"),
         ("truncate", "--before", "0:1"),

@@ -97,7 +97,7 @@ cleanup orphans
 truncate b/released --before RELEASED --dry-run
 truncate b/released --before RELEASED --take-over
 compact a/streamed --dry-run
-compact a/streamed --take-over
+compact a/streamed --beside-owner
 rollback plan a/streamed
 rollback export a/streamed --to memory://exported --broker-record RECORD
 rollback apply a/streamed --take-over --delete 2 --delete 6 --yes

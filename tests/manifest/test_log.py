@@ -11,7 +11,20 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, record_key
-from formats.manifest import Assign, Boundary, Hold, LedgerClosed, OpenEpoch, Retire, decode_record
+from formats.manifest import (
+    Assign,
+    Boundary,
+    Failed,
+    Hold,
+    LedgerClosed,
+    Offloaded,
+    OpenEpoch,
+    Replace,
+    Retire,
+    Rewrite,
+    Rewritten,
+    decode_record,
+)
 from offloader.errors import (
     AccessDenied,
     Corrupt,
@@ -30,6 +43,7 @@ from offloader.store.base import OVERWRITE, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
+from tests.support.manifests import summary_of
 
 STREAM = "public/default/persistent/orders"
 _names = count()
@@ -379,6 +393,31 @@ def test_maintainer_completes_a_partly_created_stream(memory: ObjectStore) -> No
     log.commit_as_maintainer([Hold(True, "")])
     assert load_manifest(memory, STREAM).held
     assert ManifestLog(memory, STREAM, clock=ManualClock()).open_epoch() == 1
+
+
+def test_maintainer_replaces_segments_only_within_a_named_epoch(memory: ObjectStore) -> None:
+    owner = ManifestLog(memory, STREAM, clock=ManualClock())
+    owner.open_epoch()
+    old, new, flying = UUID(int=1), UUID(int=2), UUID(int=3)
+    whole = summary_of(Position(1, 0), Position(1, 9))
+    owner.commit([Assign(old, 2, whole.begin, whole.end, 1, {}), Offloaded(old, whole, 2)])
+    owner.commit([Assign(flying, 2, Position(1, 10), None, 1, {})])
+    log = ManifestLog(memory, STREAM, clock=ManualClock())
+    log.load()
+    promise, replacement = Rewrite(new, 2, whole.begin, whole.end, 3, {}), Replace((old,), (Rewritten(new, whole),), 4)
+    for edit in (promise, replacement, Failed(flying, "x")):
+        with pytest.raises(InvalidCall, match="is for the owner of an epoch"):
+            log.commit_as_maintainer([edit])
+    log.commit_as_maintainer([promise], epoch=1)
+    with pytest.raises(InvalidCall, match="failed is for the owner"):
+        log.commit_as_maintainer([Failed(flying, "x")], epoch=1)
+    owner.commit([Offloaded(flying, summary_of(Position(1, 10), Position(1, 12)), 5)])
+    log.commit_as_maintainer([replacement], epoch=1)
+    assert [each.uuid for each in owner.load().offloaded()] == [new, flying]
+    owner.open_epoch()
+    with pytest.raises(Fenced, match="is owned by epoch 2"):
+        log.commit_as_maintainer([Rewrite(UUID(int=4), 2, whole.begin, whole.end, 3, {})], epoch=1)
+    assert load_manifest(memory, STREAM).rewrites == ()
 
 
 def test_maintainer_creates_nothing_for_a_deleted_stream(memory: ObjectStore) -> None:

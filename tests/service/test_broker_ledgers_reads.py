@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,7 +17,7 @@ from formats.extension import Codec
 from formats.manifest import Gap, LedgersDeleted, Purged, Retire, Truncate
 from formats.summary import Layout
 from offloader.coverage import GapReason
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.ledger_plan import LedgerTrimmed
 from offloader.runtime.clock import SystemClock
@@ -28,6 +29,7 @@ from offloader.store.wrappers import requests_of
 from offloader.telemetry.recorder import NO_TELEMETRY
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.backfill_service import fill_gaps
+from offloader.write.offloader import LedgerOffloader
 from tests.support.broker_frames import frame_entries
 from tests.support.broker_requests import STREAM, Broker
 from tests.support.http_process import ask, http_process
@@ -106,6 +108,20 @@ def test_entries_of_any_range_are_frames_with_an_end_mark(broker: Broker, writer
             answer = broker.entries(ledger_id, first, last)
             assert answer.headers["content-type"] == "application/octet-stream"
             assert frame_entries(answer.body) == wanted[first : last + 1]
+
+
+@pytest.mark.slow
+def test_ledgers_are_the_same_after_a_compaction(broker: Broker, store: ObjectStore, writer: StreamWriter) -> None:
+    writer.add([batch_of(7, 0, 100)])
+    writer.add([batch_of(7, 100, 50), batch_of(9, 0, 60)], closes=(7, 9))
+    writer.add([batch_of(10, 0, 90)], codec=Codec.ZSTD, closes=(10,))
+    writer.add([batch_of(11, 0, 40)], layout=Layout.V1, closes=(11,))
+    ledgers = (7, 9, 10, 11)
+    before = {ledger_id: broker.whole(ledger_id) for ledger_id in ledgers}
+    with closing(LedgerOffloader(store, Settings())) as offloader:
+        assert offloader.history.compact(STREAM).replaced == 3
+    assert {ledger_id: broker.whole(ledger_id) for ledger_id in ledgers} == before
+    assert [each.content.end for each in load_manifest(store, STREAM).offloaded()[:1]] == [Position(10, 89)]
 
 
 @pytest.mark.slow

@@ -56,7 +56,6 @@ def test_compaction_failing_at_any_request_is_continued_by_the_next(
         bench.compact()
         bench.require_whole()
         assert bench.ends() == MERGED
-        assert load_manifest(bench.memory, STREAM).rewrites == ()
         if made < number:
             break
     assert failed > 20, "most requests matter"
