@@ -164,7 +164,12 @@ def _compact(
             shown.expect(len(plan.merges))
 
         result = offloader.history.compact(
-            stream, recode=recode, beside_owner=beside_owner, on_plan=expect, on_progress=shown.segment
+            stream,
+            recode=recode,
+            beside_owner=beside_owner,
+            read=settings.read,
+            on_plan=expect,
+            on_progress=shown.segment,
         )
     _print_result(store, stream, result, as_json=json)
     if result.errors:

@@ -1,8 +1,9 @@
-"""``offloader spark backfill | export | verify STREAM...``: runs a Spark job locally or on a cluster."""
+"""``offloader spark backfill | compact | export | verify STREAM...``: runs a Spark job locally or on a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ import typer
 from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.offload import stored_rows, stored_totals, totals_text
 from offloader.cli.options import NAME_A_STORE, DryRun, Json, TakeOver, argument, name_argument, named_value, option
-from offloader.cli.output import json_line, print_result
+from offloader.cli.output import counted, json_line, print_result
 from offloader.cli.reading import print_finding, print_totals
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.manifest.names import stream_name
@@ -20,7 +21,7 @@ from offloader.spark.options import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:
-    from offloader.spark.jobs import Backfilled, Exported, Scrub
+    from offloader.spark.jobs import Backfilled, Compacted, Exported, Scrub
 
 
 def print_scrub(scrub: Scrub, *, as_json: bool) -> int:
@@ -85,54 +86,136 @@ def _sentence(done: Backfilled, store: ObjectStore, *, dry_run: bool) -> str:
     return "; ".join([*(parts or ["nothing to offload"]), committed])
 
 
+def print_compacted(done: Sequence[Compacted], store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:
+    """A line for each stream; then raises the first error, if any."""
+    for each in done:
+        rows = stored_rows(store, each.stream, each.merged)
+        totals = stored_totals(rows)
+        facts = {
+            "stream": each.stream,
+            "dry_run": dry_run,
+            "planned": [{"first": first, "last": last} for first, last in each.planned],
+            "merged": rows,
+            **totals,
+            "replaced": each.replaced,
+            "replaced_bytes": each.replaced_bytes,
+            "adopted": list(map(str, each.adopted)),
+            "error": None if each.error is None else str(each.error),
+        }
+        parts = [f"{counted(len(each.planned), 'merge', 'merges')} planned"] if dry_run and each.planned else []
+        if each.merged:
+            parts.append(f"{counted(each.replaced, 'segment', 'segments')} became {len(each.merged)}")
+            parts.append(totals_text(totals, store))
+        parts += [f"not compacted whole: {each.error.message}"] if each.error is not None else []
+        parts += [f"adopted, not merged: {', '.join(map(str, each.adopted))}"] if each.adopted else []
+        print_result(facts, f"{each.stream}: {'; '.join(parts) or 'nothing to merge'}", as_json=as_json)
+    for each in done:
+        if each.error is not None:
+            raise each.error
+    return 0
+
+
 #: The job.
-Action = Literal["backfill", "export", "verify"]
+Action = Literal["backfill", "compact", "export", "verify"]
 #: Kind of an exported row.
 Content = Literal["entries", "messages"]
 #: What an export writes.
 ExportFormat = Literal["parquet", "iceberg"]
 
-_Format = Annotated[
-    ExportFormat, typer.Option("--format", help="export: Parquet; Iceberg needs no Spark: `offloader export`.")
-]
-_AvroVersion = Annotated[
-    list[str] | None,
-    option(
-        "--avro-version",
-        "export: the schema that values of schema version N were written with. May be repeated.",
-        metavar="N=FILE",
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillArguments:
+    """Options of a backfill."""
+
+    take_over: TakeOver = False
+    segments_at_once: Annotated[
+        int | None, option("--segments-at-once", "backfill: tasks at once.", metavar="N", shown="what the cluster runs")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionArguments:
+    """Options of a compaction."""
+
+    recode: Annotated[
+        bool, typer.Option("--recode", help="compact: also rewrite segments whose compression isn't the codec's.")
+    ] = False
+    beside_owner: Annotated[
+        bool, typer.Option("--beside-owner", help="compact: also streams whose owner is active. It continues.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportArguments:
+    """Options of an export."""
+
+    to: Annotated[str, option("--to", "export: where to, as Spark names it.", metavar="FOLDER")] = ""
+    content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = "entries"
+    json_values: Annotated[
+        str,
+        option(
+            "--json-values", "export: values are JSON with these fields: 'id BIGINT, name STRING'.", metavar="FIELDS"
+        ),
+    ] = ""
+    avro_values: Annotated[
+        str, option("--avro-values", "export: values are Avro of the schema in this file.", metavar="FILE")
+    ] = ""
+    avro_version: Annotated[
+        list[str] | None,
+        option(
+            "--avro-version",
+            "export: the schema that values of schema version N were written with. May be repeated.",
+            metavar="N=FILE",
+        ),
+    ] = None
+    dead_letter: Annotated[
+        bool, typer.Option("--dead-letter", help="export: messages that can't be read go to FOLDER/bad.")
+    ] = False
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="export: go on where retention took entries before they were exported.")
+    ] = False
+
+    def job(self) -> dict[str, Any]:
+        """The parameters of the job."""
+        if not self.to:
+            raise InvalidCall("where to?", hint="give --to FOLDER, for example --to file://$PWD/export")
+        return {
+            "to": self.to,
+            "content": self.content,
+            "dead_letter": self.dead_letter,
+            "skip_lost": self.skip_lost,
+            "values": _values(self.json_values, self.avro_values, self.avro_version or []),
+        }
+
+
+#: Jobs with options of their own, and what they are called in an error.
+_OWN_OPTIONS = {
+    BackfillArguments: ("backfill", "backfills"),
+    CompactionArguments: ("compact", "compactions"),
+    ExportArguments: ("export", "exporting"),
+}
+
+
+def _require_of(action: Action, *groups: BackfillArguments | CompactionArguments | ExportArguments) -> None:
+    """Refuses options of another job than ``action``."""
+    for group in groups:
+        of, what = _OWN_OPTIONS[type(group)]
+        if action != of and group != type(group)():
+            *most, last = (f"--{each.name.replace('_', '-')}" for each in fields(group))
+            raise InvalidCall(f"{', '.join(most)} and {last} are for {what}", hint=f"`offloader spark {of}`")
 
 
 def run(
     action: Annotated[Action, argument("Which job.")],
     streams: Annotated[list[str], name_argument("The streams' names, or patterns with * and ?.", metavar="STREAM...")],
     given: LedgerArguments,
-    take_over: TakeOver = False,
+    backfilling: BackfillArguments,
+    compacting: CompactionArguments,
+    exporting: ExportArguments,
     dry_run: DryRun = False,
-    segments_at_once: Annotated[
-        int | None, option("--segments-at-once", "backfill: tasks at once.", metavar="N", shown="what the cluster runs")
-    ] = None,
-    to: Annotated[str, option("--to", "export: where to, as Spark names it.", metavar="FOLDER")] = "",
-    written: _Format = "parquet",
-    content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = "entries",
-    json_values: Annotated[
-        str,
-        option(
-            "--json-values", "export: values are JSON with these fields: 'id BIGINT, name STRING'.", metavar="FIELDS"
-        ),
-    ] = "",
-    avro_values: Annotated[
-        str, option("--avro-values", "export: values are Avro of the schema in this file.", metavar="FILE")
-    ] = "",
-    avro_version: _AvroVersion = None,
-    dead_letter: Annotated[
-        bool, typer.Option("--dead-letter", help="export: messages that can't be read go to FOLDER/bad.")
-    ] = False,
-    skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="export: go on where retention took entries before they were exported.")
-    ] = False,
+    written: Annotated[
+        ExportFormat, typer.Option("--format", help="export: Parquet; Iceberg needs no Spark: `offloader export`.")
+    ] = "parquet",
     more: Annotated[
         list[str] | None, option("--option", "An option of the data source. May be repeated.", metavar="NAME=VALUE")
     ] = None,
@@ -143,37 +226,33 @@ def run(
 ) -> int:
     """Run a job over many streams with Spark; docs/how-to/spark.md.
 
-    backfill: what a ledger database holds of the streams and the store doesn't. export: Parquet by stream and date; run
-    again it adds what is new. verify: every byte of the streams against their manifests; damage ends with exit code 6.
+    backfill: what a ledger database holds of the streams and the store doesn't. compact: small neighbouring segments
+    are merged. export: Parquet by stream and date; run again it adds what is new. verify: every byte of the streams
+    against their manifests; damage ends with exit code 6.
     """
     _require_parquet(written, streams)
     options = _options(given, [] if action == "backfill" else streams, more or [])
-    exporting = {"to": to, "content": content, "dead_letter": dead_letter, "skip_lost": skip_lost}
-    backfilling = {"take_over": take_over, "dry_run": dry_run, "segments_at_once": segments_at_once}
-    decoding = {"json_values": json_values, "avro_values": avro_values, "avro_version": avro_version}
-    for is_given, names, what, of in (
-        (to or dead_letter or skip_lost or content != "entries", exporting, "exporting", "export"),
-        (any(decoding.values()), decoding, "exporting", "export"),
-        (take_over or dry_run or segments_at_once is not None, backfilling, "backfills", "backfill"),
-    ):
-        if is_given and action != of:
-            *most, last = (f"--{name.replace('_', '-')}" for name in names)
-            raise InvalidCall(f"{', '.join(most)} and {last} are for {what}", hint=f"`offloader spark {of}`")
+    _require_of(action, exporting, backfilling, compacting)
+    if dry_run and action not in ("backfill", "compact"):
+        raise InvalidCall("--dry-run is for backfill and compact", hint="`offloader spark backfill`")
+    file = given.file() if given.config else None
     match action:
         case "export":
-            if not to:
-                raise InvalidCall("where to?", hint="give --to FOLDER, for example --to file://$PWD/export")
-            exported = {**exporting, "values": _values(json_values, avro_values, avro_version or [])}
+            exported = exporting.job()
             done = _run_job(action, master, lambda jobs, spark: jobs.export(spark, streams, options, **exported))
             return print_exported(done, as_json=json)
         case "verify":
             scrub = _run_job(action, master, lambda jobs, spark: jobs.verify(spark, streams, options))
             return print_scrub(scrub, as_json=json)
-        case "backfill":
-            file = given.file() if given.config else None
-            given_hot = {**backfilling, "ledgers": given.require_ledgers(), "config": file}
+        case "compact":
+            how = {**asdict(compacting), "dry_run": dry_run, "config": file}
             opened = given.open()
-            done = _run_job(action, master, lambda jobs, spark: jobs.backfill(spark, streams, options, **given_hot))
+            done = _run_job(action, master, lambda jobs, spark: jobs.compact(spark, streams, options, **how))
+            return print_compacted(done, opened, dry_run=dry_run, as_json=json)
+        case "backfill":
+            hot = {**asdict(backfilling), "dry_run": dry_run, "ledgers": given.require_ledgers(), "config": file}
+            opened = given.open()
+            done = _run_job(action, master, lambda jobs, spark: jobs.backfill(spark, streams, options, **hot))
             return print_backfilled(done, opened, dry_run=dry_run, as_json=json)
 
 

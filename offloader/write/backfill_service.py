@@ -21,7 +21,7 @@ from formats.frames import encode_fill
 from formats.keys import fill_key, new_segment_uuid, object_metadata
 from formats.manifest import Failed, Gap, GapFilled, Pause, Resume, SetMethod
 from formats.summary import Layout, SegmentSummary
-from offloader.coverage import GapReason, Run, gap_runs, runs_of, without
+from offloader.coverage import GapReason, Range, Run, gap_runs, runs_of, without
 from offloader.errors import (
     Closed,
     Corrupt,
@@ -569,7 +569,9 @@ class BackfillService:
         stream: str,
         *,
         recode: bool = False,
+        within: Range | None = None,
         beside_owner: bool = True,
+        read: ReadSettings | None = None,
         on_plan: Callable[[CompactionPlan], None] = lambda _: None,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> CompactionResult:
@@ -580,7 +582,10 @@ class BackfillService:
 
         Args:
             recode: also rewrite segments whose compression isn't the configured codec's.
+            within: only segments between these positions, both included. Calls about ranges apart may run at the same
+                time, in any processes.
             beside_owner: also if the stream's owner was active just now. It is never fenced; it continues beside this.
+            read: of the stream's reader, for moved buckets.
             on_plan: called with the plan before its execution.
             on_progress: called with each new segment.
 
@@ -592,7 +597,9 @@ class BackfillService:
         return Compaction(
             self._log(stream),
             self._tools,
+            read or ReadSettings(),
             recode=recode,
+            within=within,
             beside_owner=beside_owner,
             is_stopped=lambda: self._stopped,
             on_plan=on_plan,

@@ -19,16 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from uuid import UUID
 
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.manifest import Rewritten
 from formats.summary import Layout, SegmentSummary
+from offloader.coverage import Range, follows
 from offloader.errors import OffloaderError
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
-from offloader.manifest.state import ManifestState, SegmentRecord, follows
-from offloader.settings import OffloadSettings
+from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.settings import OffloadSettings, ReadSettings
 from offloader.write.backfill import HistoryTools, PlannedSegment
 from offloader.write.quota import segment_bytes_max
 from offloader.write.replacement import GROUP_SEGMENTS, RewriteGroup, SegmentReplacement
@@ -82,32 +84,46 @@ class CompactionPlan:
     adopted: tuple[SegmentRecord, ...] = ()
 
 
-def plan_compaction(state: ManifestState, settings: OffloadSettings, *, recode: bool = False) -> CompactionPlan:
+def plan_compaction(
+    state: ManifestState, settings: OffloadSettings, *, recode: bool = False, within: Range | None = None
+) -> CompactionPlan:
     """Plan the merges of a stream. Pure.
 
     Args:
         settings: the segment size; with ``recode`` the codec.
         recode: rewrite segments alone, too, whose compression isn't the codec's.
+        within: consider only segments that lie between these positions, both included; ``None``: all.
     """
-    merges = tuple(_merges(state, settings, recode=recode, adopted=False))
-    if not any(map(_is_foreign, state.offloaded())):
+    segments: Sequence[SegmentRecord] = state.offloaded()
+    if within is not None:
+        first, last = within
+        segments = [each for each in state.offloaded(first, last) if first <= each.begin and each.content.end <= last]
+    merges = tuple(_merges(state, segments, settings, recode=recode, adopted=False))
+    if not any(map(_is_foreign, segments)):
         return CompactionPlan(merges)
-    with_adopted = _merges(state, settings, recode=False, adopted=True)
+    with_adopted = _merges(state, segments, settings, recode=False, adopted=True)
     return CompactionPlan(merges, tuple(each for merge in with_adopted for each in merge.old if _is_foreign(each)))
 
 
-def _merges(state: ManifestState, settings: OffloadSettings, *, recode: bool, adopted: bool) -> Iterator[Merge]:
+def _merges(
+    state: ManifestState,
+    segments: Sequence[SegmentRecord],
+    settings: OffloadSettings,
+    *,
+    recode: bool,
+    adopted: bool,
+) -> Iterator[Merge]:
     bytes_max = segment_bytes_max(settings)
-    for run in _runs(state, adopted=adopted):
+    for run in _runs(state, segments, adopted=adopted):
         for packed in _packed(run, bytes_max):
             yield from map(Merge, _worthwhile(packed, settings, recode=recode))
 
 
-def _runs(state: ManifestState, *, adopted: bool) -> Iterator[list[SegmentRecord]]:
+def _runs(state: ManifestState, segments: Sequence[SegmentRecord], *, adopted: bool) -> Iterator[list[SegmentRecord]]:
     """Runs of neighbours that may be merged, whatever their sizes."""
     closed = state.closed_ledgers
     run: list[SegmentRecord] = []
-    for segment in state.offloaded():
+    for segment in segments:
         if run and not follows(run[-1].content.end, segment.begin, closed):
             yield run
             run = []
@@ -198,7 +214,8 @@ class Compaction:
     Args:
         log: the stream's manifest; the owner of its epoch continues.
         tools: of the process; their settings say how the new segments are written.
-        recode: see ``plan_compaction``.
+        read: of the stream's reader.
+        recode, within: see ``plan_compaction``.
         beside_owner: also if the stream's owner was active just now.
         is_stopped: called at intervals; when True the run ends with an error.
         on_plan: called with the plan.
@@ -209,16 +226,20 @@ class Compaction:
         self,
         log: ManifestLog,
         tools: HistoryTools,
+        read: ReadSettings,
         *,
         recode: bool,
+        within: Range | None,
         beside_owner: bool,
         is_stopped: Callable[[], bool],
         on_plan: Callable[[CompactionPlan], None],
         on_progress: Callable[[SegmentSummary], None],
     ) -> None:
-        self._log, self._settings = log, tools.settings
-        self._replacement = SegmentReplacement(log, tools, is_stopped)
-        self._recode, self._beside_owner, self._on_plan, self._on_progress = recode, beside_owner, on_plan, on_progress
+        self._log = log
+        self._replacement = SegmentReplacement(log, tools, is_stopped, read=read)
+        self._plan_of = partial(plan_compaction, settings=tools.settings, recode=recode, within=within)
+        self._beside_owner = beside_owner
+        self._on_plan, self._on_progress = on_plan, on_progress
         self._left: list[Merge] = []
         self._per_group = GROUP_SEGMENTS
         self._damaged = set[UUID]()
@@ -232,7 +253,7 @@ class Compaction:
 
         Raises: as ``BackfillService.compact``.
         """
-        plan = plan_compaction(self._log.load(), self._settings, recode=self._recode)
+        plan = self._plan_of(self._log.load())
         self._on_plan(plan)
         self._result.adopted = plan.adopted
         if plan.merges:
@@ -247,7 +268,7 @@ class Compaction:
         return self._result
 
     def _plan_again(self, state: ManifestState) -> None:
-        merges = plan_compaction(state, self._settings, recode=self._recode).merges
+        merges = self._plan_of(state).merges
         self._left = [each for each in merges if self._damaged.isdisjoint(old.uuid for old in each.old)]
 
     def _next_group(self, _state: ManifestState) -> RewriteGroup | None:

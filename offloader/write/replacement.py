@@ -181,10 +181,13 @@ class SegmentReplacement:
         log: the stream's manifest, loaded.
         tools: of the process.
         is_stopped: called at intervals; when True the run ends with an error.
+        read: how the old segments are read.
     """
 
-    def __init__(self, log: ManifestLog, tools: HistoryTools, is_stopped: Callable[[], bool]) -> None:
-        self._log, self._tools, self._is_stopped = log, tools, is_stopped
+    def __init__(
+        self, log: ManifestLog, tools: HistoryTools, is_stopped: Callable[[], bool], *, read: ReadSettings
+    ) -> None:
+        self._log, self._tools, self._is_stopped, self._read = log, tools, is_stopped, read
         #: The epoch that the records belong to, and its nonce.
         self._epoch, self._nonce = 0, ""
 

@@ -1,4 +1,4 @@
-"""Spark jobs over many streams; as commands: ``offloader spark backfill | export | verify``.
+"""Spark jobs over many streams; as commands: ``offloader spark backfill | compact | export | verify``.
 
 The caller provides the session.
 """
@@ -6,8 +6,20 @@ The caller provides the session.
 from __future__ import annotations
 
 from offloader.spark.jobs.backfill import Backfilled, backfill
+from offloader.spark.jobs.compact import Compacted, compact
 from offloader.spark.jobs.export import Exported, export
 from offloader.spark.jobs.verify import Scrub, verify
 from offloader.spark.options import AvroValues, JsonValues
 
-__all__ = ["AvroValues", "Backfilled", "Exported", "JsonValues", "Scrub", "backfill", "export", "verify"]
+__all__ = [
+    "AvroValues",
+    "Backfilled",
+    "Compacted",
+    "Exported",
+    "JsonValues",
+    "Scrub",
+    "backfill",
+    "compact",
+    "export",
+    "verify",
+]

@@ -184,8 +184,9 @@ def command(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["backfill", "t/a", "--to", "x"], "--to, --content, --dead-letter and --skip-lost are for exporting"),
-        (["verify", "t/a", "--dry-run"], "--take-over, --dry-run and --segments-at-once are for backfills"),
+        (["backfill", "t/a", "--to", "x"], "--dead-letter and --skip-lost are for exporting"),
+        (["verify", "t/a", "--dry-run"], "--dry-run is for backfill and compact"),
+        (["verify", "t/a", "--recode"], "--recode and --beside-owner are for compactions"),
         (["export", "t/a", "--to", "x", "--take-over"], "are for backfills"),
     ],
 )

@@ -224,7 +224,7 @@ def test_the_command_and_verify_deep_agree(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["verify", "t/a", "--to", "x"], "--to, --content, --dead-letter and --skip-lost are for exporting"),
+        (["verify", "t/a", "--to", "x"], "--dead-letter and --skip-lost are for exporting"),
         (["verify", "t/a", "--option", "splitBytes"], "--option 'splitBytes' isn't NAME=VALUE"),
         (["verify", "t/a", "--option", "secretKey=x"], "--option secretKey: other users of this machine see it"),
         (["export", "t/a"], "where to?"),
