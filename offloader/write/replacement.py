@@ -50,6 +50,7 @@ from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
 from offloader.read.fetch import ReaderThreads as Parallel
 from offloader.read.reader import Reader
+from offloader.settings import ReadSettings
 from offloader.store.rate_limit import Priority, working_at
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools, PlannedSegment
