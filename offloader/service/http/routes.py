@@ -109,6 +109,13 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
         """
         return shown(Truncated, control.truncate(name, body.before, by=caller.name))
 
+    return router
+
+
+def subscriber_routes(control: ServiceControl) -> APIRouter:
+    """Routes that change subscribers."""
+    router = APIRouter(prefix="/v1/streams/{stream}", tags=["commands"])
+
     @router.put("/subscribers/{subscriber}")
     def subscribe(
         caller: Known, name: StreamName, subscriber: SubscriberName, body: SubscribeRequest | None = None
@@ -425,6 +432,7 @@ def make_application(
         process_routes(view, exposition),
         stream_routes(view),
         command_routes(control, answer_s=answer_s),
+        subscriber_routes(control),
         broker_routes(ledgers, threads, answer_s=answer_s),
     ):
         app.include_router(router, dependencies=allowed)
