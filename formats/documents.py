@@ -369,6 +369,42 @@ class ToDoRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow:
+    """A reader that joined a group.
+
+    Attributes:
+        session: random text of this join; a later join under the same name has another one.
+        beat: revision of the document that the reader wrote last.
+        seen_ms: time of that revision, once a later one was written; see ``GroupState.clock_ms``.
+    """
+
+    name: str
+    session: str
+    beat: int
+    seen_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignmentRow:
+    """A partition of one of a group's streams, and the reader that reads it.
+
+    Attributes:
+        partition: its number; 0 for a stream without partitions.
+        incarnation: of the partition's stream, to which ``position`` refers.
+        reader: its name; empty: nobody reads the partition.
+        epoch: the group's epoch in which that reader got it.
+        position: everything before it is consumed; ``None``: nothing is.
+    """
+
+    stream: str
+    partition: int
+    incarnation: UUID
+    reader: str
+    epoch: int
+    position: Position | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState(CheckedDocument):
     """A reader group over several streams.
 
@@ -388,6 +424,13 @@ class GroupState(CheckedDocument):
         checkpoint_ms: when the last automatic checkpoint was begun; 0: never.
         deleted: whether the group is deleted. Its generation stays, so that late writes of an earlier group of the name
             don't affect a later one.
+        heartbeat_ms: time between two writes of a reader that has nothing to report.
+        expiry_ms: silence after which a reader loses its partitions.
+        renew_ms: age at which the published cuts are published again, as a sign of life.
+        members: readers that joined, ascending by name; they are in ``readers`` too.
+        assignments: ascending by stream and partition.
+        epoch: raised by each change of an assignment.
+        clock_ms, store_ms: the group's time and the store's time of the version before this one; 0: none.
     """
 
     name: str
@@ -406,6 +449,14 @@ class GroupState(CheckedDocument):
     published_ms: int = 0
     checkpoint_ms: int = 0
     deleted: bool = False
+    heartbeat_ms: int = field(default=10_000, metadata=ABSENT_BY_DEFAULT)
+    expiry_ms: int = field(default=30_000, metadata=ABSENT_BY_DEFAULT)
+    renew_ms: int = field(default=60_000, metadata=ABSENT_BY_DEFAULT)
+    members: tuple[MemberRow, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
+    assignments: tuple[AssignmentRow, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
+    epoch: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
+    clock_ms: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
+    store_ms: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
     version: Version = NO_VERSION
 
 

@@ -13,11 +13,11 @@ import formats as _formats
 if TYPE_CHECKING:
     from formats.entries import Entry, EntryBatch, Position
     from offloader import errors, spark
+    from offloader.groups.group_service import open_reader_groups
     from offloader.managed_ledger import ManagedLedger, open_managed_ledger
     from offloader.read.arrow import read_arrow, to_duckdb, to_pandas, to_polars
     from offloader.read.partitions import open_reader
     from offloader.read.reader import Entries, Reader
-    from offloader.retention.group_service import open_reader_groups
     from offloader.retention.subscribers import open_retention
     from offloader.settings import Settings
     from offloader.store.open import open_store
@@ -64,7 +64,7 @@ _HOMES = {
     "errors": ("offloader.errors", ""),
     "open_managed_ledger": ("offloader.managed_ledger", "open_managed_ledger"),
     "open_reader": ("offloader.read.partitions", "open_reader"),
-    "open_reader_groups": ("offloader.retention.group_service", "open_reader_groups"),
+    "open_reader_groups": ("offloader.groups.group_service", "open_reader_groups"),
     "open_retention": ("offloader.retention.subscribers", "open_retention"),
     "open_store": ("offloader.store.open", "open_store"),
     "read_arrow": ("offloader.read.arrow", "read_arrow"),

@@ -34,6 +34,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "PreconditionFailed",
+    "ReaderExpired",
     "SourceMismatch",
     "StoreMismatch",
     "StoreUnavailable",
@@ -258,6 +259,10 @@ class Fenced(OffloaderError):
     """A newer owner has the stream: stop, and delete nothing."""
 
     kind = ErrorKind.FENCED
+
+
+class ReaderExpired(Fenced):
+    """A reader group gave this reader's partitions to others: it was silent for too long, or its name joined again."""
 
 
 class Corrupt(OffloaderError):

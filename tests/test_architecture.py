@@ -42,6 +42,7 @@ LAYERS = [
     },
     {
         "offloader.doctor",
+        "offloader.groups",
         "offloader.iceberg",
         "offloader.maintenance",
         "offloader.managed_ledger",

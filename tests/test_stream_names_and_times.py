@@ -19,10 +19,10 @@ from formats.keys import data_key
 from formats.metadata.messages import OffloadContext
 from offloader.cli.main import VERBS, place_of
 from offloader.errors import InvalidCall
+from offloader.groups.reader_groups import GroupConfig
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import list_streams
 from offloader.retention.cuts import Cut, partition_segment
-from offloader.retention.reader_groups import GroupConfig
 from offloader.runtime.clock import SystemClock
 from offloader.service.http.routes import stream_routes
 from offloader.spark.options import SourceOptions
@@ -31,6 +31,7 @@ from offloader.store.open import open_store
 from offloader.times import moment_ms
 from offloader.write.upload import SourceLedger
 from tests.cli.reading_verbs import Offloader
+from tests.groups.bookkept_groups import open_bookkept_groups
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import PATIENCE_S
 
@@ -160,11 +161,11 @@ def test_managed_ledger_isnt_created_over_a_topics_partitions(store: ObjectStore
 
 
 def test_reader_group_reads_topics(store: ObjectStore) -> None:
-    groups, start = offloader.open_reader_groups(store), Cut({partition_segment(0): Position(3, 4)})
+    groups, start = open_bookkept_groups(store), Cut({partition_segment(0): Position(3, 4)})
     made = groups.create("team", GroupConfig([TOPIC], starts={TOPIC: start}))
     assert tuple(made.group.streams) == (STREAM,)
     groups.add_reader("team", "one")
-    groups.start_checkpoint("team", "first")
+    groups.initiate_checkpoint("team", "first")
     groups.reach_checkpoint("team", "first", "one", {TOPIC: start})
     (checkpoint,) = groups.get("team").checkpoints
     assert [row.stream for row in checkpoint.cuts] == [STREAM]

@@ -523,6 +523,11 @@ def _print_entries(
 
 
 def _text_of(_: int, entry: Entry) -> str:
+    return entry_line(entry)
+
+
+def entry_line(entry: Entry) -> str:
+    """An entry for a terminal: its text if it is one of one line, else in base64."""
     text = utf8_text(entry.payload)
     # Line breaks would split an entry, other control characters could control a terminal.
     if text is None or not (
@@ -533,11 +538,16 @@ def _text_of(_: int, entry: Entry) -> str:
 
 
 def _json_of(partitions: list[int], number: int, entry: Entry) -> str:
+    of = {"partition": partitions[number]} if partitions else {}
+    return json_line({**of, **entry_facts(entry)})
+
+
+def entry_facts(entry: Entry) -> Mapping[str, object]:
+    """An entry for programs."""
     text = utf8_text(entry.payload)
     payload = {"payload_base64": base64_text(entry.payload)} if text is None else {"payload": text}
     time = None if entry.publish_time_ms == TIME_UNKNOWN_MS else time_text(entry.publish_time_ms)
-    of = {"partition": partitions[number]} if partitions else {}
-    return json_line({**of, "position": entry.position, "publish_time": time, **payload})
+    return {"position": entry.position, "publish_time": time, **payload}
 
 
 # -- verify

@@ -1,4 +1,4 @@
-"""Verbs about what of a stream is kept: retention, subscribers, reader-groups, truncate.
+"""Verbs about what of a stream is kept: retention, subscribers, truncate.
 
 Truncating gives up entries that aren't offloaded only with ``--force``.
 """
@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from formats.documents import GroupState
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import (
@@ -36,7 +35,6 @@ from offloader.ledgers.pulsar.source import listed_by_broker
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import security_of
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.names import stream_name
 from offloader.manifest.protection import user_at_host
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import existing_streams, load_stream, open_stream_reader
@@ -44,8 +42,6 @@ from offloader.retention.broker import ListedOf, first_listed
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
-from offloader.retention.group_service import GroupOutcome, open_reader_groups
-from offloader.retention.reader_groups import GroupConfig, RetentionType, absent_group, config_of
 from offloader.retention.scope import SourceOf, find_scope
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import StreamRetention, cut_of, open_retention, require_subscriber_name
@@ -425,125 +421,6 @@ SUBSCRIBERS: Mapping[str, Callable[..., Any]] = {
     "remove": remove_subscriber,
     "ack": acknowledge,
     "accept-loss": accept_registry_loss,
-}
-
-
-# -- reader-groups
-
-Group = Annotated[str, argument("The reader group's name.", metavar="GROUP")]
-
-
-def list_groups(
-    given: StoreArguments,
-    group: Annotated[str, argument("Only this one.", metavar="GROUP", shown="all")] = "",
-    json: Json = False,
-) -> int:
-    """List reader groups: what they read, how they publish, which checkpoints they keep, what they owe."""
-    groups = open_reader_groups(given.open())
-    return print_each(
-        [group] if group else groups.names(),
-        lambda name: _group_row(groups.get(name)),
-        lambda name, error: {"group": name, "error": str(error)},
-        _GROUP_COLUMNS,
-        is_named=bool(group),
-        as_json=json,
-        empty="there are no reader groups",
-    )
-
-
-def set_group(
-    group: Group,
-    stream: Annotated[
-        list[str], option("--stream", "It reads this. May be repeated.", metavar="NAME", parser=stream_name)
-    ],
-    given: StoreArguments,
-    retention: Annotated[
-        RetentionType,
-        typer.Option("--type", help="none: it holds nothing back; automatic: each passed checkpoint is published."),
-    ] = RetentionType.NONE,
-    json: Json = False,
-) -> None:
-    """Make a reader group, or change what it reads and how it publishes.
-
-    A group that isn't of type none is a subscriber of each of its streams, under its own name.
-    """
-    absent_group(group)  # its name, and the streams': before the store is probed with a write
-    for each in stream:
-        find_scope(given.open(), each)
-    groups = open_reader_groups(given.open(read_only=False))
-    outcome = groups.create(group, GroupConfig(stream, retention))
-    if outcome.group.streams != tuple(sorted(set(stream))) or outcome.group.retention != retention.value:
-        before = config_of(outcome.group)
-        starts, ends = ({name: each[name] for name in each if name in stream} for each in (before.starts, before.ends))
-        kept = replace(before, streams=stream, retention=retention, starts=starts, ends=ends)
-        outcome = groups.update(group, outcome.group.generation, kept)
-    _print_group(
-        outcome, json, f"{group} reads {', '.join(outcome.group.streams)}; retention {outcome.group.retention}"
-    )
-
-
-def remove_group(group: Group, given: StoreArguments, json: Json = False) -> None:
-    """Remove a reader group: it subscribes to nothing any more."""
-    _print_group(open_reader_groups(given.open(read_only=False)).delete(group), json, f"{group} is gone")
-
-
-def publish_checkpoint(
-    group: Group,
-    checkpoint: Annotated[str, argument("A checkpoint that all readers have reached.")],
-    given: StoreArguments,
-    json: Json = False,
-) -> None:
-    """Say that a group of type manual has consumed everything before one of its checkpoints."""
-    outcome = open_reader_groups(given.open(read_only=False)).update_truncation_checkpoint(group, checkpoint)
-    _print_group(outcome, json, f"{group} has consumed what lies before checkpoint {checkpoint}")
-
-
-def _group_row(group: GroupState) -> Mapping[str, object]:
-    return {
-        "group": group.name,
-        "generation": group.generation,
-        "type": group.retention,
-        "streams": group.streams,
-        "readers": group.readers,
-        "checkpoints": [
-            {"name": row.name, "kept": row.kept, "complete": not row.waiting, "behind": row.behind}
-            for row in group.checkpoints
-        ],
-        "published": {
-            each.stream: {str(row.partition): str(row.position) for row in each.cut} for each in group.published
-        },
-        "owed": [{"action": row.action, "stream": row.stream} for row in group.to_do],
-    }
-
-
-_GROUP_COLUMNS = [
-    Column("group", "GROUP"),
-    Column("type", "TYPE"),
-    Column("streams", "STREAMS", ", ".join, wraps=True),
-    Column("readers", "READERS", lambda readers: str(len(readers)), right=True),
-    Column("checkpoints", "CHECKPOINTS", lambda rows: ", ".join(row["name"] for row in rows) or "-", wraps=True),
-    Column(
-        "owed", "OWED", lambda rows: ", ".join(f"{row['action']} {row['stream']}" for row in rows) or "-", wraps=True
-    ),
-    Column("generation", "GENERATION", right=True, less=1),
-]
-
-
-def _print_group(outcome: GroupOutcome, as_json: bool, words: str) -> None:
-    """Prints the result, also a partial one; raises the first error of an unresponsive store."""
-    refused = [{"action": row.action, "stream": row.stream, "why": why} for row, why in outcome.refused]
-    lines = [words, *(f"refused by {each['stream']}: {each['why']}" for each in refused)]
-    print_result({**_group_row(outcome.group), "refused": refused}, lines, as_json=as_json)
-    for _, error in outcome.failed:
-        raise error
-
-
-#: Action -> its function, in the order of the help.
-READER_GROUPS: Mapping[str, Callable[..., Any]] = {
-    "list": list_groups,
-    "set": set_group,
-    "remove": remove_group,
-    "publish-checkpoint": publish_checkpoint,
 }
 
 

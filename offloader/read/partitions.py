@@ -295,7 +295,7 @@ def follow_all(
             scans = [
                 iter(())
                 if last is None or (first is not None and first > last)
-                else each.scan(_kept(each, first), last)
+                else each.scan(kept_begin(each, first), last)
                 for each, first, last in zip(current, begins, ends, strict=True)
             ]
             with closing(merge_published(scans)) as merged:
@@ -303,7 +303,7 @@ def follow_all(
                     wait_s = WAIT_S_MIN
                     begins[number] = batch.last.next()
                     yield number, batch
-            begins = [_next_begin(*each) for each in zip(current, begins, ends, strict=True)]
+            begins = [next_begin(*each) for each in zip(current, begins, ends, strict=True)]
         except HotTierLost:
             wait_s = WAIT_S_MIN
         longest_s = min(HOT_WAIT_S_MAX if each.has_hot_tier else WAIT_S_MAX for each in current)
@@ -317,7 +317,7 @@ def follow_all(
         current = newer
 
 
-def _kept(reader: Reader, begin: Position | None) -> Position | None:
+def kept_begin(reader: Reader, begin: Position | None) -> Position | None:
     """Where to go on at ``begin``: at the stream's first entry if all before it was deleted, and nothing unread."""
     first = reader.first_position
     if begin is None or first is None or first <= begin or is_lost_between(reader.state, begin.previous(), first):
@@ -325,7 +325,7 @@ def _kept(reader: Reader, begin: Position | None) -> Position | None:
     return first
 
 
-def _next_begin(reader: Reader, begin: Position | None, last: Position | None) -> Position | None:
+def next_begin(reader: Reader, begin: Position | None, last: Position | None) -> Position | None:
     """Where a stream goes on after a look that ended at ``last``; ``begin``: after the last entry that came out.
 
     A manifest proves that no entry lies between the two. A hot tier that is read over HTTP may only not have returned

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from formats.documents import NONCES_KEPT, Document, PartitionRow, TopicEntry, Version, document_key, topic_key
 from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.base import LedgerSource, ReadableLedgers
 from offloader.manifest.boundary import decoded
 from offloader.manifest.catalog import (
     doubtful_rows,
@@ -171,6 +171,8 @@ def record_partitions(store: ObjectStore, streams: Iterable[str]) -> None:
 
 #: The hot tier of a stream, by its name; ``None``: unavailable, the stream then ends at its committed end.
 SourceOf = Callable[[str], LedgerSource | None]
+#: As ``SourceOf``, for code that only reads.
+ReadableOf = Callable[[str], ReadableLedgers | None]
 
 
 def no_source(stream: str) -> None:
@@ -192,7 +194,7 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
         self,
         store: ObjectStore,
         scope: Scope,
-        source_of: SourceOf,
+        source_of: ReadableOf,
         known: Mapping[int, Known] | None = None,
         views: dict[str, ManifestState] | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ from offloader.manifest.boundary import change_boundary, read_boundary
 from offloader.manifest.names import stream_name
 from offloader.manifest.state import ManifestState
 from offloader.retention.cuts import Cut, Known, OwnCuts, cut_at, cut_of_rows, rows_of_cut
-from offloader.retention.scope import DocumentStore, LoadedPartitions, Scope, SourceOf, Stored, find_scope, no_source
+from offloader.retention.scope import DocumentStore, LoadedPartitions, ReadableOf, Scope, Stored, find_scope, no_source
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore, require_open_store
 
@@ -301,7 +301,7 @@ def open_retention(
     store: ObjectStore,
     stream: str,
     *,
-    source_of: SourceOf | None = None,
+    source_of: ReadableOf | None = None,
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> StreamRetention:
@@ -347,7 +347,7 @@ class SubscriberStatus:
 class StreamRetention:
     """See ``open_retention``. Thread-safe: it only caches the latest views of the manifests."""
 
-    def __init__(self, documents: DocumentStore, name: str, source_of: SourceOf) -> None:
+    def __init__(self, documents: DocumentStore, name: str, source_of: ReadableOf) -> None:
         self.name = name
         self.documents = documents
         self._source_of = source_of

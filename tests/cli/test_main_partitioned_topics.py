@@ -137,7 +137,8 @@ def test_subscribers_and_reader_groups_take_a_topic(offloader: Offloader) -> Non
     [row] = offloader("subscribers", "list", TOPIC, "--json").rows
     assert row["subscriber"] == "audit"
     assert offloader("subscribers", "remove", TOPIC, "audit").code == 0
-    assert offloader("reader-groups", "set", "team", "--stream", TOPIC).code == 0
+    assert offloader("group", "set", "team", "--stream", TOPIC).code == 0
+    assert offloader("group", "join", "team", "one", "--stream", TOPIC, "--limit", "1").code == 0
 
 
 #: Verb -> what it needs besides the name; why it is of one partition.
@@ -172,7 +173,7 @@ def test_every_verb_that_takes_a_stream_is_in_a_table() -> None:
     tested = {each.strip() for table in (EACH, WHOLE, REFUSED) for each in table}
     # `export`, `replay` and `spark` have theirs in tests/iceberg, tests/replay and tests/spark.
     below = {"export", "offload", "replay", "spark", "adopt", "cleanup audit", "rollback export", "cleanup undo"}
-    below |= {"reader-groups set"} | {f"subscribers {action}" for action in ("add", "ack", "remove", "accept-loss")}
+    below |= {"group set", "group join"} | {f"subscribers {action}" for action in ("add", "ack", "remove", "accept-loss")}
     assert set(verbs_with_streams()) - tested - below == set()
 
 

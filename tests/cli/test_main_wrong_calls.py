@@ -51,7 +51,7 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "rollback export": ("--to", "file://{folder}/bucket", "--broker-record", "{folder}/record"),
 }
 #: Verbs without a stream, or that make one, look at a ledger database first, or need a JVM: ``tests/spark`` has those.
-OTHERS = {"adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "reader-groups", "serve", "spark"}
+OTHERS = {"adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "group", "serve", "spark"}
 
 
 @pytest.fixture
@@ -160,8 +160,8 @@ def test_wrong_stream_name_is_refused_before_the_store_is_written(
         (("subscribers", "add", STREAM, " "), "is no name of a subscriber"),
         (("subscribers", "add", STREAM, "who", "--start", "soon"), "--start"),
         (("subscribers", "ack", STREAM, "who", "--at", "soon"), "--at"),
-        (("reader-groups", "set", "no_name", "--stream", STREAM), "is no name of a reader group"),
-        (("reader-groups", "set", "audit", "--stream", NO_STREAM), NO_STREAM),
+        (("group", "set", "no_name", "--stream", STREAM), "is no name of a reader group"),
+        (("group", "set", "audit", "--stream", NO_STREAM), NO_STREAM),
         (("retention", "run", NO_STREAM), NO_STREAM),
         (("manifest", "rebuild", STREAM, "--head", "soon"), "--head"),
         (("manifest", "rebuild", STREAM, "--head", "first", "--closed", "soon"), "--closed"),
@@ -201,7 +201,7 @@ def test_missing_store_directory_is_created_only_for_an_offloadable_stream(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "verb", ["retention", "subscribers", "reader-groups", "cleanup", "manifest", "rollback", "config", "spark"]
+    "verb", ["retention", "subscribers", "group", "cleanup", "manifest", "rollback", "config", "spark"]
 )
 def test_verb_without_an_action_is_refused_with_its_help(offloader: Offloader, verb: str) -> None:
     code, line, hint = offloader.refuses(verb)
@@ -216,7 +216,7 @@ ACTIONS = {
     "manifest": "show, rebuild, checkpoint, expire",
     "retention": "explain, plan, run",
     "subscribers": "list, add, remove, ack, accept-loss",
-    "reader-groups": "list, set, remove, publish-checkpoint",
+    "group": "list, set, join, checkpoint, publish, remove",
     "cleanup": "plan, run, undo, orphans, hold, audit",
     "rollback": "plan, apply, export",
     "config": "explain, check, migrate, sample",
@@ -277,8 +277,8 @@ HALF_PAIR = "a/\ud800"
         (("read", STREAM, "--messages", "--schema", DIGITS), 3, "can't be read: File name too long"),
         (("adopt", "--internal-stats", DIGITS), 3, "can't be read: File name too long"),
         (("adopt", "--admin-url", "http://127.0.0.1:1", "--namespace", HALF_PAIR), 2, "is no namespace"),
-        (("reader-groups", "list", HALF_PAIR), 2, "is no name of a reader group"),
-        (("reader-groups", "set", HALF_PAIR, "--stream", STREAM), 2, "is no name of a reader group"),
+        (("group", "list", HALF_PAIR), 2, "is no name of a reader group"),
+        (("group", "set", HALF_PAIR, "--stream", STREAM), 2, "is no name of a reader group"),
     ],
     ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else None,
 )

@@ -1,4 +1,4 @@
-"""``offloader retention``: subscribers and reader groups from the command line."""
+"""``offloader subscribers`` from the command line."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.documents import group_key
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.retention.cuts import Cut
-from offloader.retention.group_service import open_reader_groups
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
@@ -100,11 +97,6 @@ def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offl
         (["subscribers", "add", "topic", "audit", "--start", "2=1:0"], 2, "the stream has no partition 2"),
         (["subscribers", "remove", "orders", "nobody"], 3, "nobody doesn't subscribe to stream orders"),
         (["subscribers", "list", "order"], 3, "stream order isn't in"),
-        (["reader-groups", "set", "no_name", "--stream", "orders"], 2, "is no name of a reader group"),
-        (["reader-groups", "set", "rg", "--stream", "orders", "--stream", "gone"], 3, "stream gone isn't in"),
-        (["reader-groups", "list", "rg"], 3, "reader group rg doesn't exist"),
-        (["reader-groups", "remove", "rg"], 3, "reader group rg doesn't exist"),
-        (["reader-groups", "publish-checkpoint", "rg", "c1"], 3, "reader group rg doesn't exist"),
     ],
 )
 def test_refusals_are_one_line_and_change_nothing(
@@ -133,55 +125,3 @@ def test_entries_only_in_the_hot_tier_count_with_ledgers_option(offloader: Offlo
     assert offloader("subscribers", "ack", "orders", "audit", "--at", "1:55", "--ledgers", url).code == 0
     [row] = offloader("subscribers", "list", "orders", "--ledgers", url, "--json").rows
     assert row["lag_entries"] == 5
-
-
-@pytest.mark.slow
-def test_reader_group_is_created_used_and_deleted(offloader: Offloader, store: ObjectStore) -> None:
-    assert offloader("reader-groups", "list").out == "there are no reader groups\n"
-    done = offloader("reader-groups", "set", "rg", "--stream", "orders", "--stream", "topic", "--type", "manual")
-    assert (done.code, done.out) == (0, "rg reads orders, topic; retention manual\n")
-    groups = open_reader_groups(store)
-    groups.add_reader("rg", "r")
-    groups.start_checkpoint("rg", "c1")
-    groups.reach_checkpoint("rg", "c1", "r", {"orders": Cut.of({"0.0": "1:30"})})
-    done = offloader("reader-groups", "publish-checkpoint", "rg", "c1")
-    assert done.out == "rg has consumed what lies before checkpoint c1\n"
-    [row] = offloader("reader-groups", "list", "--json").rows
-    assert (row["published"], row["owed"]) == ({"orders": {"0": "1:30"}}, [])
-    [subscriber] = offloader("subscribers", "list", "orders", "--json").rows
-    assert (subscriber["subscriber"], subscriber["lag_entries"]) == ("rg", 20)
-    [changed] = offloader("reader-groups", "set", "rg", "--stream", "topic", "--type", "automatic", "--json").rows
-    assert (changed["generation"], changed["streams"], changed["type"]) == (1, ["topic"], "automatic")
-    code, line, _ = offloader.refuses("reader-groups", "publish-checkpoint", "rg", "c1")
-    assert (code, line) == (2, "reader group rg has retention type automatic: only manual ones are told what goes")
-    assert offloader("subscribers", "list", "orders").out == "stream orders has no subscribers\n"
-    assert "rg" in offloader("reader-groups", "list").out
-    assert offloader("reader-groups", "remove", "rg").out == "rg is gone\n"
-    assert offloader("subscribers", "list", "topic").out == "stream topic has no subscribers\n"
-
-
-@pytest.mark.slow
-def test_damaged_reader_group_hides_no_other(offloader: Offloader, store: ObjectStore) -> None:
-    for name in ("bad", "rg"):
-        offloader("reader-groups", "set", name, "--stream", "orders")
-    store.put(group_key("bad"), b"{}")
-    listed = offloader("reader-groups", "list")
-    assert (listed.code, [line.split()[0] for line in listed.out.splitlines()]) == (6, ["GROUP", "bad", "rg"])
-    assert "_groups/bad in " in listed.err
-    damaged, sound = offloader("reader-groups", "list", "--json").rows
-    assert (damaged["group"], "_groups/bad" in damaged["error"]) == ("bad", True)
-    assert (sound["group"], sound["streams"]) == ("rg", ["orders"])
-    assert offloader("reader-groups", "list", "bad").code == 6
-
-
-@pytest.mark.slow
-def test_refused_publish_of_a_group_is_an_error(offloader: Offloader, store: ObjectStore) -> None:
-    offloader("reader-groups", "set", "rg", "--stream", "orders", "--type", "manual")
-    groups = open_reader_groups(store)
-    groups.add_reader("rg", "r")
-    for name, entry in (("c1", 10), ("c2", 20)):
-        groups.start_checkpoint("rg", name)
-        groups.reach_checkpoint("rg", name, "r", {"orders": Cut.of({"0.0": f"1:{entry}"})})
-    offloader("reader-groups", "publish-checkpoint", "rg", "c2")
-    done = offloader("reader-groups", "publish-checkpoint", "rg", "c1")
-    assert "refused by orders: the cut 0.0=1:10 of subscriber rg: it isn't at or after 0.0=1:20" in done.out

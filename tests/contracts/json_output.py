@@ -34,7 +34,8 @@ NOT_RUN = {
     "offloader demo",
     "offloader manifest rebuild",
     "offloader replay",
-    "offloader reader-groups publish-checkpoint",
+    "offloader group checkpoint",
+    "offloader group publish",
     "offloader spark",
 }
 ORACLE = "public/default/persistent/oracle"
@@ -82,9 +83,10 @@ subscribers add a/rolled another
 subscribers ack a/rolled another --at ROLLED
 subscribers remove a/rolled another
 subscribers accept-loss a/rolled --dry-run
-reader-groups list
-reader-groups set more --stream a/rolled --type manual
-reader-groups remove more
+group list
+group set more --stream a/rolled --type manual
+group join more one --limit 3
+group remove more
 retention explain a/topic --config CONFIG
 retention explain a/streamed --config CONFIG
 retention plan --config CONFIG

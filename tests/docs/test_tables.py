@@ -24,10 +24,11 @@ from formats.pulsar.messages import COLUMNS, ENTRY_COLUMNS
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 from offloader.cli.main import VERBS, main
 from offloader.errors import ErrorKind
+from offloader.groups import reader_groups
 from offloader.iceberg.history import ExportedRange
 from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.read.arrow import ArrowOptions, read_arrow
-from offloader.retention import reader_groups, state, subscribers
+from offloader.retention import state, subscribers
 from offloader.service.auth import OPERATION_OF_ACTION, OPERATION_OF_ROUTE, OPERATIONS, Role
 from offloader.service.http.routes import DESCRIPTION
 from offloader.service.providers.flight import ACTIONS

@@ -25,11 +25,11 @@ from offloader.gc.delete_stream import remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place, Reason
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import cleanup_all
+from offloader.groups.group_service import open_reader_groups
+from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.boundary import listed
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import TIME_KEY, take_lease
-from offloader.retention.group_service import open_reader_groups
-from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.retention.subscribers import open_retention
 from offloader.retention.truncate import truncate_topic
 from offloader.settings import ManifestSettings, Settings

@@ -32,15 +32,16 @@ from formats.documents import DeletionRecord, PartitionHead, TruncationIntent, d
 from formats.entries import EntryBatch
 from formats.manifest import Adopt, Edit, Gap, LedgerClosed, Retire, Truncate
 from formats.summary import Layout, LedgerSpan, SegmentSummary
-from offloader import Position, open_managed_ledger, open_reader, open_reader_groups, open_store
+from offloader import Position, open_managed_ledger, open_reader, open_store
 from offloader.coverage import GapReason
+from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.retention.cuts import Cut
-from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.runtime.clock import SystemClock
 from offloader.write.backfill_service import fill_gaps
 from tests.golden_store.place import Place, entries, settings
+from tests.groups.bookkept_groups import open_bookkept_groups
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
@@ -269,9 +270,9 @@ def _half(place: Place) -> None:
 
 
 def _group(place: Place) -> None:
-    groups = open_reader_groups(place.store)
+    groups = open_bookkept_groups(place.store)
     groups.create("manual", GroupConfig(["b/released"], RetentionType.MANUAL))
     for reader in ("one", "two"):
         groups.add_reader("manual", reader)
-    groups.start_checkpoint("manual", "kept")
+    groups.initiate_checkpoint("manual", "kept")
     groups.reach_checkpoint("manual", "kept", "one", {"b/released": Cut()})

@@ -43,7 +43,7 @@ def _write(place: Place) -> None:
     _paused(place)
     _left(place)
     _topic(place)
-    place.run("reader-groups", "set", "group", "--stream", "a/streamed", "--stream", "a/by-ledger")
+    place.run("group", "set", "group", "--stream", "a/streamed", "--stream", "a/by-ledger")
     _pulsars(place)
 
 

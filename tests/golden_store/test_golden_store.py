@@ -19,7 +19,7 @@ from formats.entries import Position
 from formats.keys import record_number
 from formats.manifest import EDIT_KINDS, decode_record
 from formats.summary import Layout
-from offloader import open_reader, open_reader_groups, open_store
+from offloader import open_reader, open_store
 from offloader.cli.main import main
 from offloader.managed_ledger import ManagedLedger
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -41,6 +41,7 @@ from tests.golden_store.every_kind import (
     TOMBSTONE,
 )
 from tests.golden_store.place import DATABASES, STORE, Place, entries
+from tests.groups.bookkept_groups import open_bookkept_groups
 from tests.support.presence import there
 
 pytestmark = pytest.mark.slow
@@ -155,7 +156,7 @@ def test_inspection_commands_work(deletable: Golden) -> None:
     deletable.lines("doctor")
     [reader] = deletable.lines("subscribers", "list", "a/streamed")
     assert reader["subscriber"] == "reader"
-    group = deletable.lines("reader-groups", "list")[0]
+    group = deletable.lines("group", "list")[0]
     assert group["streams"] == ["a/by-ledger", "a/streamed"]
     plan = {row["stream"]: row for row in deletable.lines("retention", "plan", "--config", str(deletable.config))}
     assert {"a/streamed", "a/topic"} <= set(plan)
@@ -383,6 +384,8 @@ def test_recorded_truncation_intent_is_carried_out(deletable: Golden) -> None:
 
 
 def test_checkpoint_of_a_reader_group_is_completed_and_published(golden: Golden) -> None:
-    groups = open_reader_groups(golden.store)
+    groups = open_bookkept_groups(golden.store)
     groups.reach_checkpoint("manual", "kept", "two", {"b/released": Cut()})
+    for reader in ("one", "two"):
+        groups.pass_checkpoint("manual", "kept", reader)
     assert groups.update_truncation_checkpoint("manual", "kept").group.streams == ("b/released",)

@@ -12,14 +12,15 @@ from random import Random
 from formats.documents import GroupState
 from formats.entries import Position
 from offloader.errors import OffloaderError
+from offloader.groups.group_service import GroupOutcome
+from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.retention.cuts import Cut, partition_segment
-from offloader.retention.group_service import GroupOutcome, ReaderGroups, open_reader_groups
-from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.retention.scope import SourceOf
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
+from tests.groups.bookkept_groups import BookkeptGroups, open_bookkept_groups
+from tests.groups.grouped_streams import is_published
 from tests.proof.simulation.simulated_subscribers import SimulatedSubscribers, Subscriber
-from tests.retention.grouped_streams import is_published
 
 __all__ = ["GROUPS", "SimulatedGroups"]
 
@@ -29,7 +30,7 @@ READERS = ("r1", "r2")
 RENEW_MS = 15_000
 
 #: One step of a group: gets the groups over its way to the store.
-Step = Callable[[ReaderGroups], GroupOutcome]
+Step = Callable[[BookkeptGroups], GroupOutcome]
 
 
 @dataclass(slots=True)
@@ -75,9 +76,9 @@ class SimulatedGroups:
         self._undeleted: dict[str, _Group] = {}
         self._checkpoints = 0
 
-    def opened(self, store: ObjectStore) -> ReaderGroups:
+    def opened(self, store: ObjectStore) -> BookkeptGroups:
         """The groups, over a way to the store."""
-        return open_reader_groups(store, source_of=self._source_of, clock=self._clock, entropy=self._random.randbytes)
+        return open_bookkept_groups(store, source_of=self._source_of, clock=self._clock, entropy=self._random.randbytes)
 
     def forget_partition(self, number: int) -> None:
         """It is another one now: nobody has read anything of it."""
@@ -200,7 +201,7 @@ class SimulatedGroups:
                     self._hear(name, groups.update_truncation_checkpoint(name, row.name))
                     return
             self._checkpoints += 1
-            self._hear(name, groups.start_checkpoint(name, f"c{self._checkpoints}", kept=kept))
+            self._hear(name, groups.initiate_checkpoint(name, f"c{self._checkpoints}", keep=kept))
 
         return act
 

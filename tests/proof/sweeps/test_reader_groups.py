@@ -9,17 +9,17 @@ from typing import TypeVar
 import pytest
 
 from offloader.errors import StoreUnavailable
-from offloader.manifest.boundary import listed
-from offloader.retention.group_service import open_reader_groups
-from offloader.retention.reader_groups import (
+from offloader.groups.group_service import open_reader_groups
+from offloader.groups.reader_groups import (
     GroupConfig,
     RetentionType,
 )
+from offloader.manifest.boundary import listed
 from offloader.retention.subscribers import open_retention
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
-from tests.retention.grouped_streams import ONE, Bench
+from tests.groups.grouped_streams import ONE, Bench
 
 _Answer = TypeVar("_Answer")
 

@@ -6,30 +6,29 @@ from collections.abc import Callable
 
 import pytest
 
-from formats.documents import group_key
 from formats.entries import Position
 from formats.manifest import Truncate
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError, StoreUnavailable, Unsupported
-from offloader.manifest.log import ManifestLog
-from offloader.manifest.maintenance import delete_stream
-from offloader.retention.cuts import Cut
-from offloader.retention.group_service import ReaderGroups
-from offloader.retention.reader_groups import (
+from offloader.groups.group_service import ReaderGroups
+from offloader.groups.reader_groups import (
     CHECKPOINTS_MAX,
     GROUP_STREAMS_MAX,
     GroupConfig,
     RetentionType,
 )
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.maintenance import delete_stream
+from offloader.retention.cuts import Cut
 from offloader.retention.subscribers import open_retention
 from offloader.testing.faulty_store import Fault
-from tests.retention.grouped_streams import ONE, TWO, Bench, at, is_published
+from tests.groups.grouped_streams import ONE, TWO, Bench, at, is_published
 from tests.support.manifests import segment_edits
 
 
 def test_an_automatic_group_publishes_when_the_last_reader_has_passed() -> None:
     bench = Bench()
     assert bench.cuts() == {ONE: None, TWO: None}
-    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.groups.initiate_checkpoint("rg", "c1", keep=False)
     bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
     group = bench.groups.pass_checkpoint("rg", "c1", "r1").group
     assert is_published(group)
@@ -41,7 +40,7 @@ def test_an_automatic_group_publishes_when_the_last_reader_has_passed() -> None:
 
 def test_publish_is_pending_from_the_last_pass_until_every_stream_has_it() -> None:
     bench = Bench()
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
     bench.store.set_faults([Fault(call=1, verb="put", key_part="two/retention/", calls=100)])
     outcome = bench.pass_all("c1")
@@ -56,7 +55,7 @@ def test_publish_is_pending_from_the_last_pass_until_every_stream_has_it() -> No
 
 def test_reader_must_report_its_position_before_it_passes_a_checkpoint() -> None:
     bench = Bench()
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     with pytest.raises(InvalidCall, match="hasn't said where it was"):
         bench.groups.pass_checkpoint("rg", "c1", "r1")
     with pytest.raises(NotFound, match="no checkpoint c9"):
@@ -70,7 +69,7 @@ def test_reader_must_report_its_position_before_it_passes_a_checkpoint() -> None
 def test_passing_a_checkpoint_passes_those_before_it() -> None:
     bench = Bench()
     for number in (1, 2):
-        bench.groups.start_checkpoint("rg", f"c{number}", kept=False)
+        bench.groups.initiate_checkpoint("rg", f"c{number}", keep=False)
         bench.reach(f"c{number}", {ONE: at(10 * number)}, {TWO: at(number)})
     bench.pass_all("c2")
     assert bench.cuts() == {ONE: "0.0=1:20", TWO: "0.0=1:2"}
@@ -79,7 +78,7 @@ def test_passing_a_checkpoint_passes_those_before_it() -> None:
 
 def test_earlier_position_counts_for_a_partition_with_two_readers() -> None:
     bench = Bench()
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(12)}, {ONE: at(9)})
     bench.pass_all("c1")
     assert bench.cuts() == {ONE: "0.0=1:9", TWO: None}
@@ -87,7 +86,7 @@ def test_earlier_position_counts_for_a_partition_with_two_readers() -> None:
 
 def test_a_reader_that_stops_holds_no_checkpoint_up() -> None:
     bench = Bench()
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     bench.groups.reach_checkpoint("rg", "c1", "r1", {ONE: at(12)})
     bench.groups.pass_checkpoint("rg", "c1", "r1")
     bench.groups.remove_reader("rg", "r2", {TWO: at(5)})
@@ -97,7 +96,7 @@ def test_a_reader_that_stops_holds_no_checkpoint_up() -> None:
 
 def test_reader_that_stops_before_it_has_read_up_to_a_checkpoint_counts_where_it_stopped() -> None:
     bench = Bench()
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
     bench.groups.pass_checkpoint("rg", "c1", "r1")
     bench.groups.remove_reader("rg", "r2", {TWO: at(5)})
@@ -106,7 +105,7 @@ def test_reader_that_stops_before_it_has_read_up_to_a_checkpoint_counts_where_it
 
 def test_reader_that_stops_behind_a_checkpoint_does_not_move_it() -> None:
     bench = Bench()
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
     bench.groups.pass_checkpoint("rg", "c1", "r2")
     bench.groups.remove_reader("rg", "r2", {TWO: at(9)})
@@ -125,7 +124,7 @@ def test_partitions_unread_at_a_checkpoint_keep_their_published_position() -> No
     bench.groups.create("parts", GroupConfig(["a/topic"], RetentionType.AUTOMATIC))
     bench.groups.add_reader("parts", "r")
     for name, cut in (("c1", {"0.0": "1:4", "1.0": "1:5"}), ("c2", {"1.0": "1:9"})):
-        bench.groups.start_checkpoint("parts", name, kept=False)
+        bench.groups.initiate_checkpoint("parts", name, keep=False)
         bench.groups.reach_checkpoint("parts", name, "r", {"a/topic": Cut.of(cut)})
         assert not bench.groups.pass_checkpoint("parts", name, "r").refused
     found = open_retention(bench.memory, "a/topic", clock=bench.clock).registry().subscribers["parts"]
@@ -135,7 +134,7 @@ def test_partitions_unread_at_a_checkpoint_keep_their_published_position() -> No
 def test_manual_group_publishes_checkpoints_and_cuts_on_request() -> None:
     bench = Bench(RetentionType.MANUAL)
     for number in (1, 2):
-        bench.groups.start_checkpoint("rg", f"c{number}")
+        bench.groups.initiate_checkpoint("rg", f"c{number}")
         bench.reach(f"c{number}", {ONE: at(10 * number)}, {TWO: at(number)})
         bench.pass_all(f"c{number}")
     assert bench.cuts() == {ONE: None, TWO: None}
@@ -154,7 +153,7 @@ def test_manual_group_publishes_checkpoints_and_cuts_on_request() -> None:
 @pytest.mark.parametrize("retention", [RetentionType.AUTOMATIC, RetentionType.NONE])
 def test_publish_commands_are_refused_for_automatic_groups(retention: RetentionType) -> None:
     bench = Bench(retention)
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
     acts: list[Callable[[], object]] = [
         lambda: bench.groups.update_truncation_checkpoint("rg", "c1"),
@@ -167,7 +166,7 @@ def test_publish_commands_are_refused_for_automatic_groups(retention: RetentionT
 
 def test_an_unfinished_or_unknown_checkpoint_is_not_published() -> None:
     bench = Bench(RetentionType.MANUAL)
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     with pytest.raises(InvalidCall, match="waits for r1, r2"):
         bench.groups.update_truncation_checkpoint("rg", "c1")
     with pytest.raises(NotFound):
@@ -179,13 +178,13 @@ def test_an_unfinished_or_unknown_checkpoint_is_not_published() -> None:
 def test_checkpoints_before_the_head_are_dropped_when_one_is_complete() -> None:
     bench = Bench(RetentionType.MANUAL)
     for number in (1, 2):
-        bench.groups.start_checkpoint("rg", f"c{number}")
+        bench.groups.initiate_checkpoint("rg", f"c{number}")
         bench.reach(f"c{number}", {ONE: at(5 * number)}, {TWO: at(5 * number)})
     for name in (ONE, TWO):
         log = ManifestLog(bench.memory, name, clock=bench.clock)
         log.load()
         log.commit_as_maintainer([Truncate(Position(1, 10))])
-    bench.groups.start_checkpoint("rg", "c3")
+    bench.groups.initiate_checkpoint("rg", "c3")
     group = bench.reach("c3", {ONE: at(20)}, {TWO: at(20)}).group
     # c2 lies exactly at the head: nothing of it is missing.
     assert [row.name for row in group.checkpoints] == ["c2", "c3"]
@@ -273,46 +272,28 @@ def test_a_crash_at_any_call_is_completed_by_the_next_one(verb: str, after: bool
         assert bench.groups.get("late").to_do == ()
 
 
-def test_automatic_checkpoints_follow_their_period_and_renew_the_publish() -> None:
-    bench = Bench(automatic_checkpoint_ms=30_000, outstanding_checkpoints_max=2)
-    group = bench.groups.tick("rg", renew_ms=20_000).group
-    (first,) = group.checkpoints
-    assert bench.groups.tick("rg", renew_ms=20_000).group == group
-    bench.reach(first.name, {ONE: at(5)}, {TWO: at(5)})
-    bench.pass_all(first.name)
-    published_ms = bench.groups.get("rg").published_ms
-    bench.clock.advance(25)
-    assert bench.groups.tick("rg", renew_ms=20_000).group.published_ms == published_ms + 25_000
-    found = open_retention(bench.memory, ONE, clock=bench.clock).registry().subscribers["rg"]
-    assert found.active_ms - found.updated_ms == 25_000
-    for _ in range(3):
-        bench.clock.advance(30)
-        group = bench.groups.tick("rg", renew_ms=10**9).group
-    assert len(group.checkpoints) == 2, "readers that are behind heap none up"
-
-
 @pytest.mark.slow
 def test_a_group_and_its_checkpoints_have_limits() -> None:
     bench = Bench(outstanding_checkpoints_max=3)
-    bench.groups.start_checkpoint("rg", "c0")
+    bench.groups.initiate_checkpoint("rg", "c0")
     with pytest.raises(InvalidCall, match="has a checkpoint c0 already"):
-        bench.groups.start_checkpoint("rg", "c0")
-    bench.groups.start_checkpoint("rg", "c1")
-    bench.groups.start_checkpoint("rg", "c2")
+        bench.groups.initiate_checkpoint("rg", "c0")
+    bench.groups.initiate_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c2")
     with pytest.raises(LimitReached, match="3 checkpoints wait"):
-        bench.groups.start_checkpoint("rg", "c3")
+        bench.groups.initiate_checkpoint("rg", "c3")
     for number in range(CHECKPOINTS_MAX):
         name = f"c{number}"
         if number > 2:
-            bench.groups.start_checkpoint("rg", name)
+            bench.groups.initiate_checkpoint("rg", name)
         bench.reach(name, {}, {})
     with pytest.raises(LimitReached, match=f"keeps {CHECKPOINTS_MAX}"):
-        bench.groups.start_checkpoint("rg", "one more")
+        bench.groups.initiate_checkpoint("rg", "one more")
     with pytest.raises(LimitReached, match="at most 1000"):
         GroupConfig([f"s{n}" for n in range(GROUP_STREAMS_MAX + 1)])
     bench.groups.create("idle", GroupConfig([ONE]))
-    with pytest.raises(InvalidCall, match="nobody reads"):
-        bench.groups.start_checkpoint("idle", "c")
+    with pytest.raises(InvalidCall, match="has no readers"):
+        bench.groups.initiate_checkpoint("idle", "c")
     with pytest.raises(InvalidCall, match=r"can't start at 0\.0=1:99"):
         bench.groups.create("late", GroupConfig([ONE], RetentionType.MANUAL, starts={ONE: at(99)}))
 
@@ -320,11 +301,11 @@ def test_a_group_and_its_checkpoints_have_limits() -> None:
 def test_a_kept_checkpoint_is_published_once_and_never_again() -> None:
     bench = Bench()
     for name, entry in (("kept", 10), ("later", 20)):
-        bench.groups.start_checkpoint("rg", name, kept=name == "kept")
+        bench.groups.initiate_checkpoint("rg", name, keep=name == "kept")
         bench.reach(name, {ONE: at(entry)}, {TWO: at(entry)})
         outcome = bench.pass_all(name)
         assert not outcome.refused
-    bench.groups.start_checkpoint("rg", "last", kept=False)
+    bench.groups.initiate_checkpoint("rg", "last", keep=False)
     assert not bench.reach("last", {ONE: at(21)}, {TWO: at(21)}).refused
     assert bench.cuts() == {ONE: "0.0=1:20", TWO: "0.0=1:20"}
     outcome = bench.pass_all("last")
@@ -345,7 +326,7 @@ def test_earlier_cut_does_not_replace_a_later_pending_one() -> None:
 
 def test_group_registers_again_in_a_recreated_stream() -> None:
     bench = Bench()
-    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.groups.initiate_checkpoint("rg", "c1", keep=False)
     bench.reach("c1", {ONE: at(20)}, {TWO: at(20)})
     bench.pass_all("c1")
     for _ in range(2):
@@ -355,19 +336,8 @@ def test_group_registers_again_in_a_recreated_stream() -> None:
     log.open_epoch()
     log.commit(segment_edits(0))
     assert bench.cuts() == {TWO: "0.0=1:20"}
-    bench.groups.start_checkpoint("rg", "c2", kept=False)
+    bench.groups.initiate_checkpoint("rg", "c2", keep=False)
     bench.reach("c2", {ONE: at(5)}, {TWO: at(20)})
     bench.pass_all("c2")
     assert bench.groups.tick("rg", renew_ms=10**9).group.to_do == ()
     assert bench.cuts() == {ONE: "0.0=1:5", TWO: "0.0=1:20"}
-
-
-def test_a_view_is_as_old_as_the_group_allows() -> None:
-    bench = Bench(refresh_ms=3_000)
-    groups = bench.groups
-    before = groups.view("rg")
-    bench.open().add_reader("rg", "r3")
-    assert groups.view("rg") == before
-    bench.clock.advance(3)
-    assert "r3" in groups.view("rg").readers
-    assert bench.memory.head(group_key("rg")).size_bytes > 0

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Concatenate, ParamSpec
+from functools import lru_cache
 
 from formats.documents import GROUP_PREFIX, GroupState, PartitionRow, StreamCutRow, ToDoRow, group_key, group_of_key
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, OffloaderError, Unsupported
+from offloader.groups import reader_groups
+from offloader.groups.assignment import joined, reconfigured, require_reader_name, timed
+from offloader.groups.group_reader import GroupAccess, GroupReader, homes_of
+from offloader.groups.reader_groups import GROUP_STREAMS_MAX, GroupConfig, Homes, absent_group, require_group
 from offloader.manifest.boundary import listed
 from offloader.manifest.names import stream_name
-from offloader.retention import reader_groups
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.retention.cuts import Cut, cut_of_rows, rows_alive, stream_rows
-from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, Homes, absent_group, require_group
-from offloader.retention.scope import DocumentStore, SourceOf, Stored, no_source
+from offloader.retention.scope import DocumentStore, ReadableOf, Scope, Stored, no_source
 from offloader.retention.subscribers import PublishStatus, StreamRetention
 from offloader.runtime.clock import Clock, SystemClock
+from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore, require_open_store
 
-_Given = ParamSpec("_Given")
-_log = logging.getLogger("offloader.retention")
+#: Given a group as it is now, what it is to be.
+Change = Callable[[GroupState], GroupState]
+_log = logging.getLogger("offloader.groups")
 
 
 def open_reader_groups(
     store: ObjectStore,
     *,
-    source_of: SourceOf | None = None,
+    source_of: ReadableOf | None = None,
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> ReaderGroups:
@@ -57,16 +62,61 @@ class GroupOutcome:
     failed: Sequence[tuple[ToDoRow, OffloaderError]] = ()
 
 
+class ReaderGroup:
+    """One group; see ``ReaderGroups.open``."""
+
+    def __init__(self, groups: ReaderGroups, name: str) -> None:
+        self._groups, self.name = groups, name
+
+    def state(self) -> GroupState:
+        """The group's current document."""
+        return self._groups.get(self.name)
+
+    def initiate_checkpoint(self, name: str, *, keep: bool = True) -> GroupOutcome:
+        """As ``ReaderGroups.initiate_checkpoint``."""
+        return self._groups.initiate_checkpoint(self.name, name, keep=keep)
+
+    def update_truncation_checkpoint(self, name: str) -> GroupOutcome:
+        """As ``ReaderGroups.update_truncation_checkpoint``."""
+        return self._groups.update_truncation_checkpoint(self.name, name)
+
+    def join(
+        self,
+        reader_id: str,
+        *,
+        settings: ReadSettings | None = None,
+        refreshed: Callable[[Reader], Reader] = Reader.refresh,
+        stop: threading.Event | None = None,
+    ) -> GroupReader:
+        """Join the group as a reader, which reads the partitions that the group assigns to it.
+
+        Partitions come at once if they are free, else when their readers have passed a checkpoint, which takes two
+        heartbeats at most. Close the reader, or use it as a context manager: it leaves the group then.
+
+        Args:
+            reader_id: unique in the group; a running reader of that name is fenced, and its partitions are released.
+            settings: of the reads.
+            refreshed: a reader's successor at the current manifest, which may have another hot tier.
+            stop: ends the iteration when set.
+
+        Raises:
+            NotFound: there is no such group.
+            InvalidCall: not a reader's name.
+            LimitReached: the group has too many readers.
+        """
+        return self._groups.joined(self.name, reader_id, settings, refreshed, stop or threading.Event())
+
+
 class ReaderGroups:
     """See ``open_reader_groups``. Thread-safe; several processes may work on one group.
 
     Every change raises ``NotFound`` for a group that doesn't exist, and the errors of ``DocumentStore.change``.
     """
 
-    def __init__(self, documents: DocumentStore, source_of: SourceOf) -> None:
+    def __init__(self, documents: DocumentStore, source_of: ReadableOf) -> None:
         self._documents = documents
         self._stream = lru_cache(GROUP_STREAMS_MAX)(lambda stream: StreamRetention(documents, stream, source_of))
-        self._views: dict[str, tuple[float, GroupState]] = {}
+        self._source_of = source_of
 
     def names(self) -> list[str]:
         """Existing groups, sorted; one whose document can't be read is among them."""
@@ -84,15 +134,6 @@ class ReaderGroups:
         require_group(group)
         return group
 
-    def view(self, name: str) -> GroupState:
-        """A group, cached for at most its ``refresh_ms``: for readers that check after each event."""
-        now_s = self._documents.clock.monotonic_s()
-        seen_s, group = self._views.get(name, (0.0, None))
-        if group is None or (now_s - seen_s) * 1000 >= group.refresh_ms:
-            group = self.get(name)
-            self._views[name] = (now_s, group)
-        return group
-
     def create(self, name: str, config: GroupConfig) -> GroupOutcome:
         """Create a group; an existing one is unchanged.
 
@@ -100,7 +141,8 @@ class ReaderGroups:
             InvalidCall: not a name, or a start that is no cut of its stream.
             NotFound: a stream doesn't exist.
         """
-        return self._change(name, reader_groups.created, config, self._checked(config))
+        homes = self._checked(config)
+        return self.change(name, lambda group: reader_groups.created(group, config, homes))
 
     def update(self, name: str, from_generation: int, config: GroupConfig) -> GroupOutcome:
         """Change the configuration. Becoming a subscriber registers the group, ceasing to be one removes it.
@@ -108,115 +150,125 @@ class ReaderGroups:
         Raises:
             InvalidCall: the group changed since ``from_generation``; and as ``create``.
         """
-        return self._change(name, reader_groups.updated, from_generation, config, self._checked(config))
+        homes = self._checked(config)
+        return self.change(name, lambda group: reconfigured(group, from_generation, config, homes))
 
     def delete(self, name: str) -> GroupOutcome:
         """Delete a group and its subscribers; again, where that failed. A small object keeps its generation."""
-        return self._change(name, reader_groups.deleted)
+        return self.change(name, reader_groups.deleted)
 
-    def add_reader(self, name: str, reader: str) -> GroupOutcome:
-        """Add a reader, which takes part in checkpoints from now on."""
-        return self._change(name, reader_groups.reader_added, reader)
+    def open(self, name: str) -> ReaderGroup:
+        """One existing group, to read it and to start checkpoints."""
+        self.get(name)
+        return ReaderGroup(self, name)
 
-    def remove_reader(self, name: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
-        """Remove a reader; ``cuts`` are its processed positions, by stream."""
-        return self._change(name, reader_groups.reader_removed, reader, self._rows(cuts))
+    def initiate_checkpoint(self, name: str, checkpoint: str, *, keep: bool = True) -> GroupOutcome:
+        """Start a checkpoint, which is complete when every reader has passed it.
 
-    def start_checkpoint(self, name: str, checkpoint: str, *, kept: bool = True) -> GroupOutcome:
-        """Start a checkpoint; ``kept``: keep it until it expires, for later publication."""
-        now_ms = self._documents.clock.now_ms()
-        started = partial(reader_groups.started_checkpoint, name=checkpoint, kept=kept, now_ms=now_ms)
+        Args:
+            keep: keep it until it expires, so that it can be published later.
+
+        Raises:
+            InvalidCall: the name is taken, or the group has no readers.
+            LimitReached: too many wait already, or too many are kept.
+        """
+
+        def started(group: GroupState) -> GroupState:
+            return reader_groups.started_checkpoint(group, checkpoint, kept=keep, now_ms=group.store_ms)
+
         try:
-            return self._change(name, started)
+            return self.change(name, started)
         except LimitReached:
             # Those that fill the group may have come to lie before the start positions since the last was reached.
             before = self.get(name)
-            if self._expiring(GroupOutcome(before)).group == before:
+            if self.without_expired(GroupOutcome(before)).group == before:
                 raise
-        return self._change(name, started)
-
-    def reach_checkpoint(self, name: str, checkpoint: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
-        """Record a reader's positions at a checkpoint: the next entry it reads, by stream.
-
-        Raises:
-            InvalidCall: a stream that the group doesn't read, or positions that the stream doesn't have.
-        """
-        for stream, cut in _named(cuts).items():
-            if cut.offsets and (problem := self._stream(stream).cuts().problem(cut)):
-                raise InvalidCall(
-                    f"reader {reader} of group {name} at checkpoint {checkpoint}, stream {stream}: {problem}"
-                )
-        return self._expiring(self._change(name, reader_groups.reached, checkpoint, reader, self._rows(cuts)))
-
-    def pass_checkpoint(self, name: str, checkpoint: str, reader: str) -> GroupOutcome:
-        """Record that a reader has read past a checkpoint. Once all have, an automatic group publishes it."""
-        return self._change(name, reader_groups.passed, checkpoint, reader)
+        return self.change(name, started)
 
     def update_truncation_checkpoint(self, name: str, checkpoint: str) -> GroupOutcome:
         """Publish a complete checkpoint of a group; raises ``Unsupported`` if its retention isn't manual."""
-        return self._change(name, reader_groups.truncated_at_checkpoint, checkpoint)
+        return self.change(name, lambda group: reader_groups.truncated_at_checkpoint(group, checkpoint))
 
     def update_truncation_cuts(self, name: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         """Publish cuts of a group, one for each stream; raises ``Unsupported`` if its retention isn't manual."""
-        return self._change(name, reader_groups.owing_publish, self._rows(cuts))
-
-    def tick(self, name: str, *, renew_ms: int) -> GroupOutcome:
-        """Periodic work: start an automatic checkpoint if due, and settle obligations.
-
-        Args:
-            renew_ms: age at which cuts are republished, at most a third of the streams' shortest subscriber timeout.
-        """
-        now_ms = self._documents.clock.now_ms()
-
-        def ticked(group: GroupState) -> GroupState:
-            require_group(group)
-            group = reader_groups.renewed(group, now_ms=now_ms, renew_ms=renew_ms)
-            # A time as far ahead is of a process whose clock is wrong.
-            if abs(now_ms - group.checkpoint_ms) < group.automatic_checkpoint_ms or not group.readers:
-                return group
-            with suppress(LimitReached):  # the readers lag: a later checkpoint covers this one
-                group = reader_groups.started_checkpoint(
-                    group, f"automatic-{now_ms}", kept=False, now_ms=now_ms, automatic=True
-                )
-            return group
-
-        outcome = self._change(name, ticked)
-        is_full = len(outcome.group.checkpoints) >= reader_groups.CHECKPOINTS_MAX
-        return self._expiring(outcome) if is_full else outcome
+        rows = self._rows(cuts)
+        return self.change(name, lambda group: reader_groups.owing_publish(group, rows))
 
     def settle(self, name: str) -> GroupOutcome:
         """Perform the group's obligations to its streams; also for a deleted group."""
-        return self._settled(self._read(name))
+        return self._settled(self._stored(name))
 
-    def _read(self, name: str) -> GroupState:
-        absent = absent_group(name)  # before the key, which not every text has
-        return self._documents.read(group_key(name), absent).document
-
-    def _change(
+    def joined(
         self,
         name: str,
-        change: Callable[Concatenate[GroupState, _Given], GroupState],
-        *given: _Given.args,
-        **named: _Given.kwargs,
-    ) -> GroupOutcome:
-        return self._settled(self._written(name, lambda group: change(group, *given, **named)))
+        reader: str,
+        settings: ReadSettings | None,
+        refreshed: Callable[[Reader], Reader],
+        stop: threading.Event,
+    ) -> GroupReader:
+        """See ``ReaderGroup.join``."""
+        require_reader_name(reader)
+        documents = self._documents
+        homes = homes_of(self.scopes, self.get(name).streams)
+        session = documents.entropy(8).hex()
 
-    def _written(self, name: str, change: Callable[[GroupState], GroupState]) -> GroupState:
+        def changed(change: Change, may_complete: bool) -> GroupState:
+            outcome = self.change(name, change)
+            return (self.without_expired(outcome) if may_complete else outcome).group
+
+        access = GroupAccess(
+            read=lambda: self._read(name),
+            change=changed,
+            scopes=self.scopes,
+            opened=lambda stream: open_stream_reader(
+                documents.store, stream, settings=settings, source=self._source_of(stream), clock=documents.clock
+            ),
+            refreshed=refreshed,
+            clock=documents.clock,
+        )
+        now_s = documents.clock.monotonic_s()
+        group = changed(lambda group: joined(group, reader, session, homes), False)
+        return GroupReader(access, group, reader, session, stop, now_s)
+
+    def scopes(self, streams: Sequence[str]) -> dict[str, Scope]:
+        """The current partitions of streams, without streams that don't exist."""
+        found = {}
+        for stream in streams:
+            with suppress(NotFound):
+                found[stream] = self._stream(stream).scope()
+        return found
+
+    def _stored(self, name: str) -> Stored[GroupState]:
+        absent = absent_group(name)  # before the key, which not every text has
+        return self._documents.read(group_key(name), absent)
+
+    def _read(self, name: str) -> GroupState:
+        return self._stored(name).document
+
+    def change(self, name: str, change: Change) -> GroupOutcome:
+        """Replace a group by the result of ``change``, and perform its obligations.
+
+        Args:
+            change: pure; called with a ``timed`` group for each version found.
+        """
+        return self._settled(self._written(name, change))
+
+    def _written(self, name: str, change: Change) -> Stored[GroupState]:
         def alter(stored: Stored[GroupState]) -> GroupState | None:
-            after = change(stored.document)
-            return None if after == stored.document else after
+            before = timed(stored.document, stored.modified_ms)
+            after = change(before)
+            return None if after == before else after
 
         absent = absent_group(name)
-        group = self._documents.change(group_key(name), absent, alter).document
-        self._views.pop(name, None)
-        return group
+        return self._documents.change(group_key(name), absent, alter)
 
-    def _settled(self, group: GroupState) -> GroupOutcome:
+    def _settled(self, stored: Stored[GroupState]) -> GroupOutcome:
+        group = stored.document
         refused: list[tuple[ToDoRow, str]] = []
         failed: list[tuple[ToDoRow, OffloaderError]] = []
         done: list[tuple[ToDoRow, PublishStatus]] = []
         # Before the streams note the time of what is published: the next sign of life must not be later than they wait.
-        now_ms = self._documents.clock.now_ms()
+        now_ms = stored.modified_ms
         for row in group.to_do:
             # Obligations of a stream are performed in order: its later ones wait for one that failed.
             if any(row.stream == earlier.stream for earlier, _ in failed):
@@ -240,7 +292,7 @@ class ReaderGroups:
                     group = reader_groups.settled(group, row, status, now_ms=now_ms)
             return group
 
-        return GroupOutcome(self._written(group.name, struck_out), refused, failed)
+        return GroupOutcome(self._written(group.name, struck_out).document, refused, failed)
 
     def _do(self, name: str, row: ToDoRow) -> tuple[PublishStatus, str]:
         """Apply one change to a registry; returns its status, and the reason of a permanent refusal."""
@@ -286,7 +338,7 @@ class ReaderGroups:
                 raise InvalidCall(f"a reader group can't start at {start} in stream {stream}: {problem}")
         return homes
 
-    def _expiring(self, outcome: GroupOutcome) -> GroupOutcome:
+    def without_expired(self, outcome: GroupOutcome) -> GroupOutcome:
         """Drop checkpoints behind the streams' start positions, once one is complete, as the proposal specifies."""
         group = outcome.group
         if not any(row.kept and not row.waiting for row in group.checkpoints):
@@ -302,7 +354,7 @@ class ReaderGroups:
                     heads[stream], homes[stream] = self._stream(stream).cuts(scope).head(), scope.rows
         if reader_groups.expired(group, heads, homes) == group:
             return outcome
-        found = self._change(group.name, reader_groups.expired, heads, homes)
+        found = self.change(group.name, lambda group: reader_groups.expired(group, heads, homes))
         return GroupOutcome(found.group, [*outcome.refused, *found.refused], [*outcome.failed, *found.failed])
 
 

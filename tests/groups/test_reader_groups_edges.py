@@ -9,22 +9,22 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Truncate
 from offloader.errors import LimitReached, NotFound, StoreUnavailable
+from offloader.groups import reader_groups
+from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
-from offloader.retention import reader_groups, subscribers
+from offloader.retention import subscribers
 from offloader.retention.cuts import Cut
-from offloader.retention.group_service import open_reader_groups
-from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.retention.subscribers import Followed, open_retention
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
-from tests.retention.grouped_streams import ONE, TWO, Bench, at
+from tests.groups.grouped_streams import ONE, TWO, Bench, at
 from tests.support.manifests import segment_edits
 
 
 def test_checkpoint_without_reads_publishes_the_first_position() -> None:
     bench = Bench()
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: Cut()}, {TWO: at(7)})
     outcome = bench.pass_all("c1")
     assert (outcome.group.to_do, outcome.refused, outcome.failed) == ((), [], [])
@@ -41,14 +41,14 @@ def test_cuts_of_nothing_are_published_too() -> None:
 def test_pending_checkpoint_stays_although_the_head_passed_it() -> None:
     bench = Bench()
     for name in ("kept", "waits"):
-        bench.groups.start_checkpoint("rg", name)
+        bench.groups.initiate_checkpoint("rg", name)
     bench.reach("kept", {ONE: at(5)}, {TWO: at(5)})
     bench.groups.reach_checkpoint("rg", "waits", "r1", {ONE: at(6)})
     for stream in (ONE, TWO):
         log = ManifestLog(bench.memory, stream, clock=bench.clock)
         log.load()
         log.commit_as_maintainer([Truncate(Position(1, 9))])
-    bench.groups.start_checkpoint("rg", "later")
+    bench.groups.initiate_checkpoint("rg", "later")
     bench.reach("later", {ONE: at(10)}, {TWO: at(10)})
     assert [row.name for row in bench.groups.get("rg").checkpoints] == ["waits", "later"]
 
@@ -60,7 +60,7 @@ def silent_ms(bench: Bench, stream: str) -> int:
 
 def test_group_is_renewed_in_its_other_streams_while_one_fails() -> None:
     bench = Bench(automatic_checkpoint_ms=10**9)
-    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.groups.initiate_checkpoint("rg", "c1", keep=False)
     bench.reach("c1", {ONE: at(20)}, {TWO: at(20)})
     bench.pass_all("c1")
     bench.store.set_faults([Fault(call=1, key_part=f"{ONE}/", calls=10**6)])
@@ -73,24 +73,9 @@ def test_group_is_renewed_in_its_other_streams_while_one_fails() -> None:
     assert silent_ms(bench, ONE) == 0
 
 
-def test_process_whose_clock_was_a_day_ahead_stops_neither_renewals_nor_checkpoints() -> None:
-    bench = Bench(automatic_checkpoint_ms=30_000)
-    fast = open_reader_groups(bench.store, clock=ManualClock(bench.clock.now_ms() + 86_400_000))
-    fast.tick("rg", renew_ms=60_000)
-    [row] = bench.groups.get("rg").checkpoints
-    bench.reach(row.name, {ONE: at(20)}, {TWO: at(20)})
-    fast.pass_checkpoint("rg", row.name, "r1")
-    fast.pass_checkpoint("rg", row.name, "r2")
-    for _ in range(10):
-        bench.clock.advance(30)
-        bench.groups.tick("rg", renew_ms=60_000)
-        assert silent_ms(bench, ONE) <= 60_000
-    assert len(bench.groups.get("rg").checkpoints) > 0
-
-
 def test_next_sign_of_life_comes_in_time_although_the_last_one_took_long() -> None:
     bench = Bench(automatic_checkpoint_ms=10**9)
-    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.groups.initiate_checkpoint("rg", "c1", keep=False)
     bench.reach("c1", {ONE: at(5)}, {TWO: at(5)})
     bench.groups.pass_checkpoint("rg", "c1", "r1")
     # One stream has it, and the other one takes long.
@@ -148,7 +133,7 @@ def test_checkpoints_renew_a_group_in_streams_that_nobody_reads_now() -> None:
     bench = Bench(automatic_checkpoint_ms=10**9)
     for number in range(1, 10):
         bench.clock.advance(20)
-        bench.groups.start_checkpoint("rg", f"c{number}", kept=False)
+        bench.groups.initiate_checkpoint("rg", f"c{number}", keep=False)
         bench.reach(f"c{number}", {ONE: at(number)}, {TWO: at(5)} if number == 1 else {})
         bench.pass_all(f"c{number}")
         bench.groups.tick("rg", renew_ms=60_000)
@@ -158,9 +143,9 @@ def test_checkpoints_renew_a_group_in_streams_that_nobody_reads_now() -> None:
 
 def test_reader_reaches_a_checkpoint_while_a_stream_fails_that_it_does_not_read() -> None:
     bench = Bench(RetentionType.MANUAL)
-    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.initiate_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(5)}, {TWO: at(5)})
-    bench.groups.start_checkpoint("rg", "c2")
+    bench.groups.initiate_checkpoint("rg", "c2")
     bench.store.set_faults([Fault(call=1, key_part=f"{TWO}/", calls=10**6)])
     failures = []
     try:
@@ -190,7 +175,7 @@ def kept_checkpoints(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the group keeps, complete and behind what is truncated next."""
     monkeypatch.setattr(reader_groups, "CHECKPOINTS_MAX", 2)
     for name in ("c1", "c2"):
-        bench.groups.start_checkpoint("rg", name)
+        bench.groups.initiate_checkpoint("rg", name)
         bench.reach(name, {ONE: at(5)}, {TWO: at(5)})
 
 
@@ -205,7 +190,7 @@ def start_next(bench: Bench, by: str) -> list[str]:
     bench.clock.advance(60)
     with suppress(LimitReached):
         if by == "reader":
-            bench.groups.start_checkpoint("rg", "next")
+            bench.groups.initiate_checkpoint("rg", "next")
         else:
             for _ in range(2):
                 bench.groups.tick("rg", renew_ms=10**6)
@@ -297,7 +282,7 @@ def test_recreated_partition_counts_as_unread() -> None:
         begun(bench, partition, 1)
     bench.groups.create("parts", GroupConfig(["a/topic"], RetentionType.AUTOMATIC))
     bench.groups.add_reader("parts", "r")
-    bench.groups.start_checkpoint("parts", "kept")
+    bench.groups.initiate_checkpoint("parts", "kept")
     bench.groups.reach_checkpoint("parts", "kept", "r", {"a/topic": Cut.of({"0.0": "1:4", "1.0": "1:5"})})
     bench.groups.pass_checkpoint("parts", "kept", "r")
     for _ in range(2):
@@ -307,7 +292,7 @@ def test_recreated_partition_counts_as_unread() -> None:
     bench.groups.tick("parts", renew_ms=1)
     found = open_retention(bench.memory, "a/topic", clock=bench.clock).registry().subscribers["parts"]
     assert str(found.cut) == "0.0=1:4"
-    bench.groups.start_checkpoint("parts", "later", kept=False)
+    bench.groups.initiate_checkpoint("parts", "later", keep=False)
     bench.groups.reach_checkpoint("parts", "later", "r", {"a/topic": Cut.of({"1.0": "1:2"})})
     assert not bench.groups.pass_checkpoint("parts", "later", "r").refused
     found = open_retention(bench.memory, "a/topic", clock=bench.clock).registry().subscribers["parts"]
@@ -316,7 +301,7 @@ def test_recreated_partition_counts_as_unread() -> None:
 
 def test_published_cut_is_not_repeated_for_a_recreated_stream() -> None:
     bench = Bench()
-    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.groups.initiate_checkpoint("rg", "c1", keep=False)
     bench.reach("c1", {ONE: at(20)}, {TWO: at(20)})
     bench.pass_all("c1")
     for _ in range(2):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.groups.group_service import ReaderGroups
+from offloader.groups.reader_groups import GroupConfig, RetentionType, config_of
 from offloader.manifest.log import ManifestLog
 from offloader.retention.cuts import Cut
-from offloader.retention.group_service import ReaderGroups
 from offloader.retention.lineage import Lineage
-from offloader.retention.reader_groups import GroupConfig, RetentionType, config_of
 from offloader.retention.scope import DocumentStore
 from offloader.retention.subscribers import Registry, StreamRetention
 from offloader.store.memory import MemoryStore
@@ -126,7 +126,7 @@ def test_reader_group_config_case(case: Case) -> None:
         assert case["automaticCheckpointIntervalMillis"] == config.automatic_checkpoint_ms
         assert case["maxOutstandingCheckpointRequest"] == config.outstanding_checkpoints_max
         assert case["retentionType"] == config.retention.name
-        from offloader.retention.reader_groups import absent_group
+        from offloader.groups.reader_groups import absent_group
 
         assert case["generation"] == absent_group("rg").generation
         return

@@ -6,14 +6,15 @@ import itertools
 from collections.abc import Mapping
 
 from formats.documents import GroupState
+from offloader.groups.group_service import GroupOutcome
+from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.log import ManifestLog
 from offloader.retention.cuts import Cut
-from offloader.retention.group_service import GroupOutcome, ReaderGroups, open_reader_groups
-from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.retention.subscribers import open_retention
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.manual_clock import ManualClock
+from tests.groups.bookkept_groups import BookkeptGroups, open_bookkept_groups
 from tests.support.manifests import segment_edits
 
 ONE, TWO = "a/one", "a/two"
@@ -46,8 +47,8 @@ class Bench:
         for reader in ("r1", "r2"):
             self.groups.add_reader("rg", reader)
 
-    def open(self) -> ReaderGroups:
-        return open_reader_groups(self.store, clock=self.clock)
+    def open(self) -> BookkeptGroups:
+        return open_bookkept_groups(self.store, clock=self.clock)
 
     def cuts(self) -> dict[str, str | None]:
         """What is published of the group, by stream."""

@@ -38,12 +38,16 @@ class GroupConfig:
         streams: names of streams, or of topics with or without partitions: ``persistent://tenant/ns/topic``.
         retention: whether it holds data back, and how its progress is reported.
         starts, ends: where it begins and ends, by stream; else at the stream's beginning, never.
-        automatic_checkpoint_ms: time between two automatic checkpoints.
+        automatic_checkpoint_ms: time between two automatic checkpoints; 0: none.
         outstanding_checkpoints_max: checkpoints that may wait for readers at once.
-        refresh_ms: maximum age of a reader's view of the group.
+        refresh_ms: maximum age of a view of the group.
+        heartbeat_ms: time between two writes of a reader that has nothing to report.
+        expiry_ms: silence after which a reader loses its partitions, at least twice ``heartbeat_ms``.
+        renew_ms: age at which an automatic group publishes its cuts again, at most a third of the streams' shortest
+            subscriber timeout.
 
     Raises:
-        InvalidCall: no stream, a start or end of another stream, an end before its start, a time or number below 1.
+        InvalidCall: no stream, a start or end of another stream, an end before its start, a time or number too small.
         LimitReached: more streams than ``GROUP_STREAMS_MAX``.
     """
 
@@ -54,6 +58,9 @@ class GroupConfig:
     automatic_checkpoint_ms: int = 30_000
     outstanding_checkpoints_max: int = 3
     refresh_ms: int = 3_000
+    heartbeat_ms: int = 10_000
+    expiry_ms: int = 30_000
+    renew_ms: int = 60_000
 
     def __post_init__(self) -> None:
         if not self.streams:
@@ -68,9 +75,10 @@ class GroupConfig:
         for stream in self.streams:
             if problem := bounds_problem(self.starts.get(stream, Cut()), self.ends.get(stream, Cut())):
                 raise InvalidCall(f"stream {stream} of a reader group: {problem}")
-        for name in ("automatic_checkpoint_ms", "outstanding_checkpoints_max", "refresh_ms"):
-            if getattr(self, name) < 1:
-                raise InvalidCall(f"{name} of a reader group is {getattr(self, name)}, at least 1")
+        least = dict.fromkeys(("outstanding_checkpoints_max", "refresh_ms", "heartbeat_ms", "renew_ms"), 1)
+        for name, low in {**least, "automatic_checkpoint_ms": 0, "expiry_ms": 2 * self.heartbeat_ms}.items():
+            if getattr(self, name) < low:
+                raise InvalidCall(f"{name} of a reader group is {getattr(self, name)}, at least {low}")
 
 
 def bounds_problem(start: Cut, end: Cut) -> str:
@@ -160,7 +168,17 @@ def deleted(group: GroupState) -> GroupState:
     require_group(group)
     removals = tuple(_removal(group, stream) for stream in subscribed(group))
     kept = tuple(row for row in group.to_do if row.action == "remove")
-    return replace(group, to_do=(*kept, *removals), deleted=True, checkpoints=(), readers=(), published=(), streams=())
+    return replace(
+        group,
+        to_do=(*kept, *removals),
+        deleted=True,
+        checkpoints=(),
+        readers=(),
+        published=(),
+        streams=(),
+        members=(),
+        assignments=(),
+    )
 
 
 def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
@@ -225,6 +243,9 @@ def config_of(group: GroupState) -> GroupConfig:
         group.automatic_checkpoint_ms,
         group.outstanding_checkpoints_max,
         group.refresh_ms,
+        group.heartbeat_ms,
+        group.expiry_ms,
+        group.renew_ms,
     )
 
 
@@ -245,6 +266,9 @@ def _configured(group: GroupState, config: GroupConfig, generation: int, homes: 
         automatic_checkpoint_ms=config.automatic_checkpoint_ms,
         outstanding_checkpoints_max=config.outstanding_checkpoints_max,
         refresh_ms=config.refresh_ms,
+        heartbeat_ms=config.heartbeat_ms,
+        expiry_ms=config.expiry_ms,
+        renew_ms=config.renew_ms,
         deleted=False,
     )
 
@@ -342,7 +366,10 @@ def started_checkpoint(group: GroupState, name: str, *, kept: bool, now_ms: int,
     if any(row.name == name for row in group.checkpoints):
         raise InvalidCall(f"reader group {group.name} has a checkpoint {name} already")
     if not group.readers:
-        raise InvalidCall(f"nobody reads in reader group {group.name}: a checkpoint would say nothing")
+        raise InvalidCall(
+            f"reader group {group.name} has no readers, so a checkpoint would have no positions",
+            hint="start it once a reader has joined",
+        )
     # Automatic ones wait until all readers have passed them: one slow reader would accumulate them.
     outstanding = sum(1 for row in group.checkpoints if row.waiting or (automatic and row.behind and not row.kept))
     if outstanding >= group.outstanding_checkpoints_max:
@@ -394,12 +421,21 @@ def passed(group: GroupState, name: str, reader: str) -> GroupState:
 def truncated_at_checkpoint(group: GroupState, name: str) -> GroupState:
     """Publish a checkpoint of a group; raises as ``owing_publish``.
 
-    Raises ``NotFound`` without such a checkpoint, ``InvalidCall`` if readers haven't reached it.
+    Raises ``NotFound`` without such a checkpoint, ``InvalidCall`` if readers haven't passed it or it wasn't kept.
     """
     row = _checkpoint(group, name)
-    if row.waiting:
-        raise InvalidCall(f"checkpoint {name} of reader group {group.name} waits for {', '.join(row.waiting[:5])}")
-    return owing_publish(group, row.cuts)
+    owing = owing_publish(group, row.cuts)
+    if row.behind:
+        raise InvalidCall(
+            f"checkpoint {name} of reader group {group.name} waits for {', '.join(row.behind[:5])}",
+            hint="publish it once all readers have passed it",
+        )
+    if not row.kept:
+        raise InvalidCall(
+            f"checkpoint {name} of reader group {group.name} was not kept, so it can't be published",
+            hint="start one that is kept: initiate_checkpoint(name, keep=True)",
+        )
+    return owing
 
 
 def expired(group: GroupState, heads: Mapping[str, Cut], homes: Homes) -> GroupState:

@@ -1,0 +1,277 @@
+"""The verb ``group``: reader groups, and reading as one of a group's readers."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from formats.documents import GroupState
+from formats.entries import Entry, EntryBatch
+from offloader.cli.ledgers import LedgerArguments, opening_sources
+from offloader.cli.options import Json, StoreArguments, amount, argument, option
+from offloader.cli.output import Column, json_line, print_each, print_result
+from offloader.cli.reading import OwnersHotTiers, entry_facts, entry_line, watch_output
+from offloader.errors import InvalidCall
+from offloader.groups.assignment import require_reader_name
+from offloader.groups.group_reader import Checkpoint, GroupReader
+from offloader.groups.group_service import GroupOutcome, open_reader_groups
+from offloader.groups.reader_groups import GroupConfig, RetentionType, absent_group, config_of
+from offloader.manifest.names import stream_name
+from offloader.retention.scope import find_scope
+from offloader.runtime.clock import SystemClock
+
+Group = Annotated[str, argument("The reader group's name.", metavar="GROUP")]
+_Type = Annotated[
+    RetentionType,
+    typer.Option("--type", help="none: it holds nothing back; automatic: each passed checkpoint is published."),
+]
+
+
+def list_groups(
+    given: StoreArguments,
+    group: Annotated[str, argument("Only this one.", metavar="GROUP", shown="all")] = "",
+    json: Json = False,
+) -> int:
+    """List reader groups: their streams, readers, checkpoints, and the cuts that they still have to publish."""
+    groups = open_reader_groups(given.open())
+    return print_each(
+        [group] if group else groups.names(),
+        lambda name: _group_row(groups.get(name)),
+        lambda name, error: {"group": name, "error": str(error)},
+        _GROUP_COLUMNS,
+        is_named=bool(group),
+        as_json=json,
+        empty="there are no reader groups",
+    )
+
+
+def set_group(
+    group: Group,
+    stream: Annotated[
+        list[str], option("--stream", "A stream that it reads. May be repeated.", metavar="NAME", parser=stream_name)
+    ],
+    given: StoreArguments,
+    retention: _Type = RetentionType.NONE,
+    checkpoint_every: Annotated[
+        float | None,
+        amount("--checkpoint-every", "Interval of automatic checkpoints; 0: none.", "seconds", shown="30s"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Create a reader group, or change its streams, its type or its interval of checkpoints.
+
+    A group that isn't of type none is a subscriber of each of its streams, under its own name.
+    """
+    absent_group(group)  # its name, and the streams': before the store is probed with a write
+    for each in stream:
+        find_scope(given.open(), each)
+    groups = open_reader_groups(given.open(read_only=False))
+    config = GroupConfig(stream, retention)
+    if checkpoint_every is not None:
+        config = replace(config, automatic_checkpoint_ms=round(checkpoint_every * 1000))
+    outcome = groups.create(group, config)
+    before = config_of(outcome.group)
+    starts, ends = ({name: each[name] for name in each if name in stream} for each in (before.starts, before.ends))
+    wanted = replace(before, streams=sorted(set(stream)), retention=retention, starts=starts, ends=ends)
+    if checkpoint_every is not None:
+        wanted = replace(wanted, automatic_checkpoint_ms=config.automatic_checkpoint_ms)
+    if wanted != before:
+        outcome = groups.update(group, outcome.group.generation, wanted)
+    _print_group(
+        outcome, json, f"{group} reads {', '.join(outcome.group.streams)}; retention {outcome.group.retention}"
+    )
+
+
+def join(
+    group: Group,
+    reader: Annotated[str, argument("This reader's name, unique in the group.", metavar="READER")],
+    given: LedgerArguments,
+    stream: Annotated[
+        list[str] | None,
+        option(
+            "--stream",
+            "Create the group with this stream if it doesn't exist. May be repeated.",
+            metavar="NAME",
+            parser=stream_name,
+        ),
+    ] = None,
+    retention: _Type = RetentionType.NONE,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Leave after so many entries; 0: never.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the payloads' bytes and nothing else.")] = False,
+    json: Json = False,
+) -> None:
+    """Read as one of a group's readers: print the entries of its share of the partitions, until interrupted.
+
+    A printed entry counts as consumed. A reader that is interrupted leaves the group, and the others continue where it
+    stopped. A reader that is killed loses its share after 30 seconds; entries since its last checkpoint are read again.
+    With --json, one object per entry: stream, position, publish_time, and payload (text) or payload_base64.
+    """
+    if raw and json:
+        raise InvalidCall("--raw writes payloads only", hint="leave out --json")
+    absent_group(group)
+    require_reader_name(reader)
+    clock, stop = SystemClock(), threading.Event()
+    with opening_sources(given.ledgers, may_be_absent=True) as ledgers_of:
+        opened = given.open(read_only=False)
+        owners = OwnersHotTiers(opened, ledgers_of, given.settings().access.owner_hosts, clock)
+        groups = open_reader_groups(opened, source_of=owners, clock=clock)
+        if stream:
+            found = groups.create(group, GroupConfig(stream, retention)).group
+            if set(found.streams) != set(stream):
+                raise InvalidCall(
+                    f"reader group {group} exists and reads {', '.join(found.streams)}",
+                    hint=f"leave out --stream, choose another name, or change the group: `offloader group set {group}`",
+                )
+        settings = given.settings().read
+        line_of = None if raw else _json_line if json else lambda _, each: entry_line(each)
+        with _ending(stop):
+            joined = groups.open(group).join(
+                reader, settings=settings, refreshed=lambda each: each.refresh(owners.of), stop=stop
+            )
+            _print_entries(joined, limit, line_of)
+
+
+@contextmanager
+def _ending(stop: threading.Event) -> Iterator[None]:
+    """Sets ``stop`` at SIGTERM, and when the reader of standard output has gone, which raises ``BrokenPipeError``."""
+    terminated = threading.Event()
+
+    def terminate(*_: object) -> None:
+        terminated.set()
+        stop.set()
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    watch_output(sys.stdout, stop)
+    try:
+        yield
+        if stop.is_set() and not terminated.is_set():
+            raise BrokenPipeError
+    finally:
+        stop.set()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _print_entries(reader: GroupReader, limit: int, line_of: Callable[[str, Entry], str] | None) -> None:
+    """Prints entries; those that were not written are left to the group."""
+    left, unread = limit or sys.maxsize, None
+    try:
+        for item in reader:
+            if isinstance(item, Checkpoint):
+                continue
+            name, batch = item
+            unread = batch.first
+            taken = batch.slice(0, min(left, len(batch)))
+            _write(name, taken, line_of)
+            unread = None if len(taken) == len(batch) else taken.last.next()
+            left -= len(taken)
+            if left <= 0:
+                return
+    finally:
+        reader.close(unread=unread)
+
+
+def _write(name: str, batch: EntryBatch, line_of: Callable[[str, Entry], str] | None) -> None:
+    if line_of is None:
+        sys.stdout.buffer.write(b"".join([entry.payload for entry in batch.entries()]))
+    else:
+        sys.stdout.write("".join([line_of(name, entry) + "\n" for entry in batch.entries()]))
+    sys.stdout.flush()
+
+
+def _json_line(name: str, entry: Entry) -> str:
+    return json_line({"stream": name, **entry_facts(entry)})
+
+
+def start_checkpoint(
+    group: Group,
+    checkpoint: Annotated[str, argument("Its name, unique in the group.")],
+    given: StoreArguments,
+    keep: Annotated[
+        bool, typer.Option("--keep/--no-keep", help="Keep it until it expires, so that it can be published.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Start a checkpoint. It is complete when every reader has passed it; `group list` shows whom it waits for."""
+    outcome = open_reader_groups(given.open(read_only=False)).initiate_checkpoint(group, checkpoint, keep=keep)
+    _print_group(outcome, json, f"checkpoint {checkpoint} of {group} waits for {len(outcome.group.readers)} readers")
+
+
+def publish_checkpoint(
+    group: Group,
+    checkpoint: Annotated[str, argument("A kept checkpoint that all readers have passed.")],
+    given: StoreArguments,
+    json: Json = False,
+) -> None:
+    """Publish a checkpoint of a group of type manual: everything before it is consumed, and retention may delete it."""
+    outcome = open_reader_groups(given.open(read_only=False)).update_truncation_checkpoint(group, checkpoint)
+    _print_group(outcome, json, f"{group} has consumed what lies before checkpoint {checkpoint}")
+
+
+def remove_group(group: Group, given: StoreArguments, json: Json = False) -> None:
+    """Remove a reader group: its readers end, and it subscribes to nothing any more."""
+    _print_group(open_reader_groups(given.open(read_only=False)).delete(group), json, f"{group} is removed")
+
+
+def _group_row(group: GroupState) -> Mapping[str, object]:
+    shares = Counter(row.reader for row in group.assignments)
+    return {
+        "group": group.name,
+        "generation": group.generation,
+        "type": group.retention,
+        "streams": group.streams,
+        "readers": {reader: shares[reader] for reader in group.readers},
+        "checkpoints": [
+            {"name": row.name, "kept": row.kept, "complete": not row.behind, "behind": row.behind}
+            for row in group.checkpoints
+        ],
+        "published": {
+            each.stream: {str(row.partition): str(row.position) for row in each.cut} for each in group.published
+        },
+        "owed": [{"action": row.action, "stream": row.stream} for row in group.to_do],
+    }
+
+
+_GROUP_COLUMNS = [
+    Column("group", "GROUP"),
+    Column("type", "TYPE"),
+    Column("streams", "STREAMS", ", ".join, wraps=True),
+    Column(
+        "readers",
+        "READERS",
+        lambda readers: ", ".join(f"{name} ({share})" for name, share in readers.items()) or "-",
+        wraps=True,
+    ),
+    Column("checkpoints", "CHECKPOINTS", lambda rows: ", ".join(row["name"] for row in rows) or "-", wraps=True),
+    Column(
+        "owed", "OWED", lambda rows: ", ".join(f"{row['action']} {row['stream']}" for row in rows) or "-", wraps=True
+    ),
+    Column("generation", "GENERATION", right=True, less=1),
+]
+
+
+def _print_group(outcome: GroupOutcome, as_json: bool, words: str) -> None:
+    """Prints the result, also a partial one; raises the first error of an unresponsive store."""
+    refused = [{"action": row.action, "stream": row.stream, "why": why} for row, why in outcome.refused]
+    lines = [words, *(f"refused by {each['stream']}: {each['why']}" for each in refused)]
+    print_result({**_group_row(outcome.group), "refused": refused}, lines, as_json=as_json)
+    for _, error in outcome.failed:
+        raise error
+
+
+#: Action -> its function, in the order of the help.
+ACTIONS: Mapping[str, Callable[..., Any]] = {
+    "list": list_groups,
+    "set": set_group,
+    "join": join,
+    "checkpoint": start_checkpoint,
+    "publish": publish_checkpoint,
+    "remove": remove_group,
+}
