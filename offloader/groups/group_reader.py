@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from uuid import UUID
 
-from formats.documents import GroupState
+from formats.documents import AssignmentRow, GroupState
 from formats.entries import EntryBatch, Position
 from offloader.errors import Closed, NotFound, ReaderExpired, Trimmed
 from offloader.groups.assignment import Held, has_surplus, held, left, repartitioned, require_session, stepped, waiting
@@ -87,9 +87,17 @@ class GroupReader:
     """
 
     def __init__(
-        self, access: GroupAccess, group: GroupState, reader: str, session: str, stop: threading.Event, joined_s: float
+        self,
+        access: GroupAccess,
+        group: GroupState,
+        reader: str,
+        session: str,
+        scopes: Mapping[str, Scope],
+        stop: threading.Event,
+        joined_s: float,
     ) -> None:
         self.reader, self._session = reader, session
+        self._scopes = dict(scopes)
         self._access, self._stop = access, stop
         self._partitions: dict[Held, _Partition] = {}
         self._ready = deque[Held]()
@@ -119,9 +127,9 @@ class GroupReader:
         self.close(consumed=error is None)
 
     @property
-    def streams(self) -> list[str]:
-        """The streams, or partitions of topics, that are assigned to this reader."""
-        return [each.stream for each in self._partitions.values()]
+    def streams(self) -> dict[str, int]:
+        """The streams, or partitions of topics, that are assigned to this reader, each with the epoch of that."""
+        return {each.stream: key.epoch for key, each in self._partitions.items()}
 
     def close(self, *, consumed: bool = True, unread: Position | None = None) -> None:
         """Leave the group, so that its other readers go on at once. Idempotent.
@@ -238,7 +246,8 @@ class GroupReader:
         is_first = self._group.members and self._group.members[0].name == self.reader
         homes = None
         if self._seeks_partitions or (is_first and self._heartbeats % PARTITIONS_HEARTBEATS == 0):
-            homes = homes_of(self._access.scopes, self._group.streams)
+            self._scopes = dict(self._access.scopes(self._group.streams))
+            homes = homes_of(self._scopes, self._group.streams)
         positions = None if self._is_unconfirmed else self._positions()
         has_news, passed = self._has_news, tuple[str, ...]()
 
@@ -295,15 +304,23 @@ class GroupReader:
         new = [key for key in rows if key not in self._partitions]
         if not new:
             return
-        ends, scopes = _ends(self._group), self._access.scopes(sorted({key.stream for key in new}))
+        unknown = {key.stream for key in new if self._name_of(rows[key]) is None}
+        self._scopes |= self._access.scopes(sorted(unknown))
+        ends = _ends(self._group)
         for key in new:
-            scope, row = scopes.get(key.stream), rows[key]
-            if scope is None or key.partition not in scope.partitions:
+            row, name = rows[key], self._name_of(rows[key])
+            if name is None:
                 self._seeks_partitions = True  # with the next step
                 continue
-            stream, end = scope.partitions[key.partition].stream, ends.get((key.stream, key.partition))
-            self._partitions[key] = _Partition(self._access, stream, row.incarnation, row.position, end)
+            end = ends.get((key.stream, key.partition))
+            self._partitions[key] = _Partition(self._access, name, row.incarnation, row.position, end)
             self._ready.append(key)
+
+    def _name_of(self, row: AssignmentRow) -> str | None:
+        """The stream of an assigned partition, if it is known."""
+        scope = self._scopes.get(row.stream)
+        found = None if scope is None else scope.partitions.get(row.partition)
+        return found.stream if found is not None and found.incarnation == row.incarnation else None
 
     def _positions(self) -> dict[Held, Position]:
         return {key: each.position for key, each in self._partitions.items() if each.position is not None}
@@ -416,7 +433,6 @@ def _ends(group: GroupState) -> dict[tuple[str, int], Position]:
     return {(each.stream, row.partition): row.position for each in group.ends for row in each.cut}
 
 
-def homes_of(scopes: Callable[[Sequence[str]], Mapping[str, Scope]], streams: Sequence[str]) -> Homes:
+def homes_of(scopes: Mapping[str, Scope], streams: Sequence[str]) -> Homes:
     """The current partitions of streams; a stream that doesn't exist has none."""
-    found = scopes(streams)
-    return {stream: found[stream].rows if stream in found else () for stream in streams}
+    return {stream: scopes[stream].rows if stream in scopes else () for stream in streams}

@@ -209,7 +209,9 @@ class ReaderGroups:
         """See ``ReaderGroup.join``."""
         require_reader_name(reader)
         documents = self._documents
-        homes = homes_of(self.scopes, self.get(name).streams)
+        streams = self.get(name).streams
+        scopes = self.scopes(streams)
+        homes = homes_of(scopes, streams)
         session = documents.entropy(8).hex()
 
         def changed(change: Change, may_complete: bool) -> GroupState:
@@ -228,7 +230,7 @@ class ReaderGroups:
         )
         now_s = documents.clock.monotonic_s()
         group = changed(lambda group: joined(group, reader, session, homes), False)
-        return GroupReader(access, group, reader, session, stop, now_s)
+        return GroupReader(access, group, reader, session, scopes, stop, now_s)
 
     def scopes(self, streams: Sequence[str]) -> dict[str, Scope]:
         """The current partitions of streams, without streams that don't exist."""

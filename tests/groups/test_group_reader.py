@@ -31,7 +31,7 @@ def test_new_reader_has_its_share_within_two_heartbeats() -> None:
     one = bench.group.join("one")
     bench.turn(one)
     two = bench.group.join("two")
-    assert two.streams == []
+    assert two.streams == {}
     for _ in range(2):
         bench.clock.advance(10)
         bench.turn(one, two)
