@@ -5,15 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from formats.documents import GroupState
 from formats.entries import Entry, EntryBatch
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import Json, StoreArguments, amount, argument, option
@@ -22,8 +19,8 @@ from offloader.cli.reading import OwnersHotTiers, entry_facts, entry_line, watch
 from offloader.errors import InvalidCall
 from offloader.groups.assignment import require_reader_name
 from offloader.groups.group_reader import Checkpoint, GroupReader
-from offloader.groups.group_service import GroupOutcome, open_reader_groups
-from offloader.groups.reader_groups import GroupConfig, RetentionType, absent_group, config_of
+from offloader.groups.group_service import GroupOutcome, group_facts, open_reader_groups
+from offloader.groups.reader_groups import GroupConfig, RetentionType, absent_group
 from offloader.manifest.names import stream_name
 from offloader.retention.scope import find_scope
 from offloader.runtime.clock import SystemClock
@@ -44,7 +41,7 @@ def list_groups(
     groups = open_reader_groups(given.open())
     return print_each(
         [group] if group else groups.names(),
-        lambda name: _group_row(groups.get(name)),
+        lambda name: group_facts(groups.get(name)),
         lambda name, error: {"group": name, "error": str(error)},
         _GROUP_COLUMNS,
         is_named=bool(group),
@@ -73,18 +70,8 @@ def set_group(
     absent_group(group)  # its name, and the streams': before the store is probed with a write
     for each in stream:
         find_scope(given.open(), each)
-    groups = open_reader_groups(given.open(read_only=False))
-    config = GroupConfig(stream, retention)
-    if checkpoint_every is not None:
-        config = replace(config, automatic_checkpoint_ms=round(checkpoint_every * 1000))
-    outcome = groups.create(group, config)
-    before = config_of(outcome.group)
-    starts, ends = ({name: each[name] for name in each if name in stream} for each in (before.starts, before.ends))
-    wanted = replace(before, streams=sorted(set(stream)), retention=retention, starts=starts, ends=ends)
-    if checkpoint_every is not None:
-        wanted = replace(wanted, automatic_checkpoint_ms=config.automatic_checkpoint_ms)
-    if wanted != before:
-        outcome = groups.update(group, outcome.group.generation, wanted)
+    checkpoint_ms = None if checkpoint_every is None else round(checkpoint_every * 1000)
+    outcome = open_reader_groups(given.open(read_only=False)).configure(group, stream, retention, checkpoint_ms)
     _print_group(
         outcome, json, f"{group} reads {', '.join(outcome.group.streams)}; retention {outcome.group.retention}"
     )
@@ -220,25 +207,6 @@ def remove_group(group: Group, given: StoreArguments, json: Json = False) -> Non
     _print_group(open_reader_groups(given.open(read_only=False)).delete(group), json, f"{group} is removed")
 
 
-def _group_row(group: GroupState) -> Mapping[str, object]:
-    shares = Counter(row.reader for row in group.assignments)
-    return {
-        "group": group.name,
-        "generation": group.generation,
-        "type": group.retention,
-        "streams": group.streams,
-        "readers": {reader: shares[reader] for reader in group.readers},
-        "checkpoints": [
-            {"name": row.name, "kept": row.kept, "complete": not row.behind, "behind": row.behind}
-            for row in group.checkpoints
-        ],
-        "published": {
-            each.stream: {str(row.partition): str(row.position) for row in each.cut} for each in group.published
-        },
-        "owed": [{"action": row.action, "stream": row.stream} for row in group.to_do],
-    }
-
-
 _GROUP_COLUMNS = [
     Column("group", "GROUP"),
     Column("type", "TYPE"),
@@ -261,7 +229,7 @@ def _print_group(outcome: GroupOutcome, as_json: bool, words: str) -> None:
     """Prints the result, also a partial one; raises the first error of an unresponsive store."""
     refused = [{"action": row.action, "stream": row.stream, "why": why} for row, why in outcome.refused]
     lines = [words, *(f"refused by {each['stream']}: {each['why']}" for each in refused)]
-    print_result({**_group_row(outcome.group), "refused": refused}, lines, as_json=as_json)
+    print_result({**group_facts(outcome.group), "refused": refused}, lines, as_json=as_json)
     for _, error in outcome.failed:
         raise error
 

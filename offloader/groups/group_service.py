@@ -5,17 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from formats.documents import GROUP_PREFIX, GroupState, PartitionRow, StreamCutRow, ToDoRow, group_key, group_of_key
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, OffloaderError, Unsupported
 from offloader.groups import reader_groups
 from offloader.groups.assignment import joined, reconfigured, require_reader_name, timed
 from offloader.groups.group_reader import GroupAccess, GroupReader, homes_of
-from offloader.groups.reader_groups import GROUP_STREAMS_MAX, GroupConfig, Homes, absent_group, require_group
+from offloader.groups.reader_groups import (
+    GROUP_STREAMS_MAX,
+    GroupConfig,
+    Homes,
+    RetentionType,
+    absent_group,
+    config_of,
+    require_group,
+)
 from offloader.manifest.boundary import listed
 from offloader.manifest.names import stream_name
 from offloader.read.reader import Reader, open_stream_reader
@@ -60,6 +70,26 @@ class GroupOutcome:
     group: GroupState
     refused: Sequence[tuple[ToDoRow, str]] = ()
     failed: Sequence[tuple[ToDoRow, OffloaderError]] = ()
+
+
+def group_facts(group: GroupState) -> dict[str, Any]:
+    """A group for programs."""
+    shares = Counter(row.reader for row in group.assignments)
+    return {
+        "group": group.name,
+        "generation": group.generation,
+        "type": group.retention,
+        "streams": group.streams,
+        "readers": {reader: shares[reader] for reader in group.readers},
+        "checkpoints": [
+            {"name": row.name, "kept": row.kept, "complete": not row.behind, "behind": row.behind}
+            for row in group.checkpoints
+        ],
+        "published": {
+            each.stream: {str(row.partition): str(row.position) for row in each.cut} for each in group.published
+        },
+        "owed": [{"action": row.action, "stream": row.stream} for row in group.to_do],
+    }
 
 
 class ReaderGroup:
@@ -152,6 +182,23 @@ class ReaderGroups:
         """
         homes = self._checked(config)
         return self.change(name, lambda group: reconfigured(group, from_generation, config, homes))
+
+    def configure(
+        self, name: str, streams: Sequence[str], retention: RetentionType, automatic_checkpoint_ms: int | None = None
+    ) -> GroupOutcome:
+        """Create a group, or change the streams, type and checkpoint interval of one; its other settings stay.
+
+        Raises: as ``create`` and ``update``.
+        """
+        changes: dict[str, Any] = {"streams": sorted({stream_name(each) for each in streams}), "retention": retention}
+        if automatic_checkpoint_ms is not None:
+            changes["automatic_checkpoint_ms"] = automatic_checkpoint_ms
+        outcome = self.create(name, GroupConfig(**changes))
+        before = config_of(outcome.group)
+        for bound, cuts in (("starts", before.starts), ("ends", before.ends)):
+            changes[bound] = {stream: cut for stream, cut in cuts.items() if stream in changes["streams"]}
+        wanted = replace(before, **changes)
+        return outcome if wanted == before else self.update(name, outcome.group.generation, wanted)
 
     def delete(self, name: str) -> GroupOutcome:
         """Delete a group and its subscribers; again, where that failed. A small object keeps its generation."""

@@ -379,6 +379,7 @@ class Operation:
 
 _STREAM = "/v1/streams/{stream}"
 _SUBSCRIBER = f"{_STREAM}/subscribers/{{subscriber}}"
+_GROUP = "/v1/groups/{group}"
 _LEDGER = f"{_STREAM}/ledgers/{{ledger}}"
 _OF_STREAM = ("segments", "ledgers", "timeline", "retention", "decisions", "subscribers", "cleanup", "orphans")
 _OF_PROCESS = ("openapi.json", "overview", "status", "errors", "decisions", "orphans", "streams")
@@ -430,6 +431,19 @@ OPERATIONS: Mapping[str, Operation] = {
         flight=("publish",),
     ),
     "unsubscribe": Operation(about="forget a subscriber", role=Role.ADMIN, http=(f"DELETE {_SUBSCRIBER}",)),
+    "look-at-groups": Operation(
+        about="look at reader groups", role=Role.READ, http=("GET /v1/groups", f"GET {_GROUP}")
+    ),
+    "change-group": Operation(
+        about="make, change and remove reader groups, start and publish their checkpoints",
+        role=Role.ADMIN,
+        http=(
+            f"PUT {_GROUP}",
+            f"DELETE {_GROUP}",
+            f"POST {_GROUP}/checkpoints",
+            f"PUT {_GROUP}/truncation-checkpoint",
+        ),
+    ),
     "read-ledger": Operation(
         about="read whole ledgers",
         role=Role.ADMIN,

@@ -22,6 +22,7 @@ from offloader.errors import InvalidCall, NotFound, OffloaderError, parsing
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
+from offloader.groups.group_service import open_reader_groups
 from offloader.inspect.inspect import segment_row, timeline_of
 from offloader.maintenance import Maintenance, awaited_approval, plan_changed
 from offloader.manifest.log import list_streams
@@ -604,14 +605,11 @@ _SWEPT = ("retired", "released", "purged", "deleted_objects", "deleted_bytes")
 
 
 class ServiceControl:
-    """Executes commands. Thread-safe.
-
-    Args:
-        store: of the streams, open for writing.
-    """
+    """Executes commands. Thread-safe. ``store``: of the streams, open for writing."""
 
     def __init__(self, store: ObjectStore, *, clock: Clock, process: ServingProcess) -> None:
         self._store, self._clock, self._process = store, clock, process
+        self.groups = open_reader_groups(store, source_of=process.streams.source_of, clock=clock)
 
     def offload(self, name: str, *, until: str = "", timeout_s: float, by: str) -> dict[str, Any]:
         """Closes and completes the current segment of a stream that is served here, and waits for it.

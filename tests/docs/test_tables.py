@@ -176,7 +176,7 @@ def test_http_table_has_the_paths_with_the_roles_that_are_let_in(tmp_path: Path)
     with http_process(tmp_path, {"access": access}, environ={**tokens, **scoped}, streams=()) as (http, _):
         paths = ask(f"{http.url}/v1/openapi.json", token=tokens["read"]).json()["paths"]
         for path, method, about in [(path, *each) for path, methods in paths.items() for each in methods.items()]:
-            url = http.url + path.format(stream="none", subscriber="nobody", ledger=7)
+            url = http.url + path.format(stream="none", subscriber="nobody", ledger=7, group="none")
             let_in = [
                 name
                 for name, token in {"-": "", **tokens, **scoped}.items()
@@ -273,15 +273,28 @@ def test_subscribers_tables_have_the_keys_types_and_limits() -> None:
     keys = [key.replace("s/", "<stream>/", 1).replace(str(one), "<incarnation>") for key in keys]
     keys += [topic_key("t").replace("t/", "<topic>/", 1), group_key("g").replace("/g", "/<group>")]
     assert [code(row[0])[0] for row in table(text, "key below the store's root")] == keys
-    types = [code(row[0])[0] for row in table(text, "retention type")]
-    assert sorted(types) == sorted(each.value for each in reader_groups.RetentionType)
     limits = {name: int(re.findall(r"[\d,]+", value)[0].replace(",", "")) for name, value in table(text, "limit")}
     assert limits == {
         "subscribers of a stream": subscribers.SUBSCRIBERS_MAX,
-        "streams of a group; readers of a group": reader_groups.GROUP_STREAMS_MAX,
-        "checkpoints that a group keeps": reader_groups.CHECKPOINTS_MAX,
         "positions in all recorded cuts of a stream": state.POSITIONS_MAX,
         "decisions kept": state.DECISIONS_MAX,
+    }
+
+
+def test_reader_groups_tables_have_the_types_settings_and_limits() -> None:
+    text = page("how-to/reader-groups.md")
+    types = [code(row[0])[0] for row in table(text, "retention type")]
+    assert sorted(types) == sorted(each.value for each in reader_groups.RetentionType)
+    config = reader_groups.GroupConfig(["s"])
+    for names, default, _ in table(text, "`GroupConfig`"):
+        if default.replace(",", "").isdecimal():
+            assert getattr(config, code(names)[0]) == int(default.replace(",", ""))
+    named = {name for row in table(text, "`GroupConfig`") for name in code(row[0])}
+    assert named == {field.name for field in fields(reader_groups.GroupConfig)} - {"streams", "retention"}
+    limits = {name: int(re.findall(r"[\d,]+", value)[0].replace(",", "")) for name, value in table(text, "limit")}
+    assert limits == {
+        "streams of a group; readers of a group": reader_groups.GROUP_STREAMS_MAX,
+        "checkpoints that a group keeps": reader_groups.CHECKPOINTS_MAX,
     }
     assert reader_groups.GROUP_STREAMS_MAX == reader_groups.READERS_MAX
 

@@ -411,6 +411,13 @@ def _subscribers(folder: Path, request: pytest.FixtureRequest) -> _Made:
     yield World(environment={"OFFLOADER_STORE": writer.store.url})
 
 
+@world("docs/how-to/reader-groups.md")
+def _reader_groups(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    writer = StreamWriter(open_store(f"file://{folder}/store"), "orders")
+    writer.add([EntryBatch.build(1, 0, [b"order %d" % number for number in range(1, 11)])])
+    yield World(environment={"OFFLOADER_STORE": writer.store.url})
+
+
 def _three_orders(folder: Path) -> None:
     """A stream of three entries, 20 hours apart."""
     hour_ms = 3_600_000

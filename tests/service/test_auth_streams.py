@@ -173,7 +173,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OffloadH
 def said(http: OffloadHttp, route: str, stream: str, token: str) -> Any:
     method, _, path = route.partition(" ")
     body = {"at": "latest"} if path.endswith("/position") else {} if method in ("POST", "PUT") else None
-    url = http.url + path.format(stream=quoted(stream), subscriber="billing", ledger=1)
+    url = http.url + path.format(stream=quoted(stream), subscriber="billing", ledger=1, group="team")
     return ask(url, method=method, body=body, token=TOKENS[token])
 
 

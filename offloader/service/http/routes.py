@@ -21,6 +21,7 @@ from offloader.service import dashboard
 from offloader.service.auth import Caller, Role, without_places
 from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.http.broker_routes import WAIT_SHARE, BrokerThreads, broker_routes
+from offloader.service.http.group_routes import group_routes
 from offloader.service.http.middleware import BUG, CALLER, PROBLEM_HEADERS, PROBLEM_JSON, problem_document, problem_of
 from offloader.service.http.schemas import (
     CURSOR_CHARS_MAX,
@@ -433,6 +434,7 @@ def make_application(
         stream_routes(view),
         command_routes(control, answer_s=answer_s),
         subscriber_routes(control),
+        group_routes(control),
         broker_routes(ledgers, threads, answer_s=answer_s),
     ):
         app.include_router(router, dependencies=allowed)

@@ -8,7 +8,7 @@ import hmac
 import logging
 import zlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Depends, Path, Request
@@ -153,6 +153,25 @@ class PublishRequest(_Request):
     )
 
 
+class GroupRequest(_Request):
+    streams: list[str] = Field(min_length=1, max_length=1000, description="Names of streams or topics.")
+    type: Literal["none", "manual", "automatic"] = Field(
+        default="none", description="How it holds data back: not at all, up to what is published, up to checkpoints."
+    )
+    automatic_checkpoint_ms: int | None = Field(
+        default=None, ge=0, lt=2**31, description="Time between two automatic checkpoints; 0: none; null: as it is."
+    )
+
+
+class CheckpointRequest(_Request):
+    name: str = Field(max_length=255, description="Unique in the group.")
+    keep: bool = Field(default=True, description="Keep it until it expires, so that it can be published.")
+
+
+class TruncationRequest(_Request):
+    checkpoint: str = Field(max_length=255, description="A kept checkpoint that all readers have passed.")
+
+
 _log = logging.getLogger("offloader.service.http")
 
 _Row = TypeVar("_Row")
@@ -266,6 +285,23 @@ class SubscriberRow(_Answer):
     activity: str = Field(description="Whether it holds data back.")
     lag_bytes: int
     lag_entries: int
+
+
+class GroupRow(_Answer):
+    """A reader group."""
+
+    group: str
+    generation: int | None = Field(default=None, description="Raised by each change of the configuration.")
+    type: str | None = None
+    streams: list[str] | None = None
+    readers: dict[str, int] | None = Field(default=None, description="Each reader and how many partitions it has.")
+    checkpoints: list[dict[str, Any]] | None = None
+    published: dict[str, dict[str, str]] | None = Field(
+        default=None, description="By stream and partition the first entries that are still needed."
+    )
+    owed: list[dict[str, str]] | None = Field(default=None, description="Changes that streams don't have yet.")
+    refused: list[dict[str, str]] | None = Field(default=None, description="Changes that streams refused, and why.")
+    error: str | None = Field(default=None, description="Why its document can't be read.")
 
 
 class ProblemDetails(_Answer):
