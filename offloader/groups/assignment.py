@@ -278,9 +278,9 @@ def _cuts(rows: Iterable[AssignmentRow]) -> tuple[StreamCutRow, ...]:
 
 
 def _expired(group: GroupState, but: str) -> GroupState:
-    """The group without the members that were silent for too long."""
-    late = [row.name for row in group.members if row.name != but and group.clock_ms - row.seen_ms > group.expiry_ms]
-    return _gone(group, late)
+    """The group without the readers that were silent for too long, or have no row of a member."""
+    alive = {row.name for row in group.members if group.clock_ms - row.seen_ms <= group.expiry_ms}
+    return _gone(group, [name for name in group.readers if name != but and name not in alive])
 
 
 def _gone(group: GroupState, readers: Iterable[str]) -> GroupState:

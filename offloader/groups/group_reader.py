@@ -27,7 +27,7 @@ from formats.documents import AssignmentRow, GroupState
 from formats.entries import EntryBatch, Position
 from offloader.errors import Closed, NotFound, ReaderExpired, Trimmed
 from offloader.groups.assignment import Held, has_surplus, held, left, repartitioned, require_session, stepped, waiting
-from offloader.groups.reader_groups import Homes
+from offloader.groups.reader_groups import CHECKPOINTS_MAX, Homes
 from offloader.ledgers.base import HotTierLost
 from offloader.read.partitions import HOT_WAIT_S_MAX, WAIT_S_MAX, WAIT_S_MIN, kept_begin, next_begin
 from offloader.read.reader import Reader
@@ -58,14 +58,16 @@ class GroupAccess:
 
     Attributes:
         read: the group's document.
-        change: replaces it, and performs its obligations; the flag says whether checkpoints may have become complete.
+        change: replaces it, and performs its obligations.
+        expire: drops its checkpoints that lie before the streams' beginnings.
         scopes: the current partitions of streams, without streams that don't exist.
         opened: opens a reader of one partition's stream.
         refreshed: a reader of the same stream at its current manifest.
     """
 
     read: Callable[[], GroupState]
-    change: Callable[[Callable[[GroupState], GroupState], bool], GroupState]
+    change: Callable[[Callable[[GroupState], GroupState]], GroupState]
+    expire: Callable[[GroupState], GroupState]
     scopes: Callable[[Sequence[str]], Mapping[str, Scope]]
     opened: Callable[[str], Reader]
     refreshed: Callable[[Reader], Reader]
@@ -145,7 +147,7 @@ class GroupReader:
         self._ended = Closed(f"reader {self.reader} left its group", hint="join again")
         positions = self._positions() if consumed or not self._is_unconfirmed else None
         self._drop_all()
-        self._access.change(lambda group: left(group, self.reader, self._session, positions), True)
+        self._access.change(lambda group: left(group, self.reader, self._session, positions))
 
     def __next__(self) -> tuple[str, EntryBatch] | Checkpoint:
         if self._ended is not None:
@@ -257,7 +259,9 @@ class GroupReader:
             passed = () if positions is None else waiting(group, self.reader)
             return after if homes is None else repartitioned(after, homes)
 
-        group = self._access.change(change, positions is not None)
+        group = self._access.change(change)
+        if passed or len(group.checkpoints) >= CHECKPOINTS_MAX:
+            group = self._access.expire(group)
         self._steps_now = self._seeks_partitions = False
         if positions is not None:
             self._has_news = False

@@ -118,23 +118,8 @@ class ReaderGroup:
         refreshed: Callable[[Reader], Reader] = Reader.refresh,
         stop: threading.Event | None = None,
     ) -> GroupReader:
-        """Join the group as a reader, which reads the partitions that the group assigns to it.
-
-        Partitions come at once if they are free, else when their readers have passed a checkpoint, which takes two
-        heartbeats at most. Close the reader, or use it as a context manager: it leaves the group then.
-
-        Args:
-            reader_id: unique in the group; a running reader of that name is fenced, and its partitions are released.
-            settings: of the reads.
-            refreshed: a reader's successor at the current manifest, which may have another hot tier.
-            stop: ends the iteration when set.
-
-        Raises:
-            NotFound: there is no such group.
-            InvalidCall: not a reader's name.
-            LimitReached: the group has too many readers.
-        """
-        return self._groups.joined(self.name, reader_id, settings, refreshed, stop or threading.Event())
+        """As ``ReaderGroups.join``."""
+        return self._groups.join(self.name, reader_id, settings=settings, refreshed=refreshed, stop=stop)
 
 
 class ReaderGroups:
@@ -172,7 +157,7 @@ class ReaderGroups:
             NotFound: a stream doesn't exist.
         """
         homes = self._checked(config)
-        return self.change(name, lambda group: reader_groups.created(group, config, homes))
+        return self._change(name, lambda group: reader_groups.created(group, config, homes))
 
     def update(self, name: str, from_generation: int, config: GroupConfig) -> GroupOutcome:
         """Change the configuration. Becoming a subscriber registers the group, ceasing to be one removes it.
@@ -181,7 +166,7 @@ class ReaderGroups:
             InvalidCall: the group changed since ``from_generation``; and as ``create``.
         """
         homes = self._checked(config)
-        return self.change(name, lambda group: reconfigured(group, from_generation, config, homes))
+        return self._change(name, lambda group: reconfigured(group, from_generation, config, homes))
 
     def configure(
         self, name: str, streams: Sequence[str], retention: RetentionType, automatic_checkpoint_ms: int | None = None
@@ -202,7 +187,7 @@ class ReaderGroups:
 
     def delete(self, name: str) -> GroupOutcome:
         """Delete a group and its subscribers; again, where that failed. A small object keeps its generation."""
-        return self.change(name, reader_groups.deleted)
+        return self._change(name, reader_groups.deleted)
 
     def open(self, name: str) -> ReaderGroup:
         """One existing group, to read it and to start checkpoints."""
@@ -224,51 +209,64 @@ class ReaderGroups:
             return reader_groups.started_checkpoint(group, checkpoint, kept=keep, now_ms=group.store_ms)
 
         try:
-            return self.change(name, started)
+            return self._change(name, started)
         except LimitReached:
             # Those that fill the group may have come to lie before the start positions since the last was reached.
             before = self.get(name)
-            if self.without_expired(GroupOutcome(before)).group == before:
+            if self._without_expired(GroupOutcome(before)).group == before:
                 raise
-        return self.change(name, started)
+        return self._change(name, started)
 
     def update_truncation_checkpoint(self, name: str, checkpoint: str) -> GroupOutcome:
         """Publish a complete checkpoint of a group; raises ``Unsupported`` if its retention isn't manual."""
-        return self.change(name, lambda group: reader_groups.truncated_at_checkpoint(group, checkpoint))
+        return self._change(name, lambda group: reader_groups.truncated_at_checkpoint(group, checkpoint))
 
     def update_truncation_cuts(self, name: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         """Publish cuts of a group, one for each stream; raises ``Unsupported`` if its retention isn't manual."""
         rows = self._rows(cuts)
-        return self.change(name, lambda group: reader_groups.owing_publish(group, rows))
+        return self._change(name, lambda group: reader_groups.owing_publish(group, rows))
 
     def settle(self, name: str) -> GroupOutcome:
         """Perform the group's obligations to its streams; also for a deleted group."""
         return self._settled(self._stored(name))
 
-    def joined(
+    def join(
         self,
         name: str,
-        reader: str,
-        settings: ReadSettings | None,
-        refreshed: Callable[[Reader], Reader],
-        stop: threading.Event,
+        reader_id: str,
+        *,
+        settings: ReadSettings | None = None,
+        refreshed: Callable[[Reader], Reader] = Reader.refresh,
+        stop: threading.Event | None = None,
     ) -> GroupReader:
-        """See ``ReaderGroup.join``."""
-        require_reader_name(reader)
+        """Join the group as a reader, which reads the partitions that the group assigns to it.
+
+        Partitions come at once if they are free, else when their readers have passed a checkpoint, which takes two
+        heartbeats at most. Close the reader, or use it as a context manager: it leaves the group then.
+
+        Args:
+            reader_id: unique in the group; a running reader of that name is fenced, and its partitions are released.
+            settings: of the reads.
+            refreshed: a reader's successor at the current manifest, which may have another hot tier.
+            stop: ends the iteration when set.
+
+        Raises:
+            NotFound: there is no such group.
+            InvalidCall: not a reader's name.
+            LimitReached: the group has too many readers.
+        """
+        require_reader_name(reader_id)
         documents = self._documents
         streams = self.get(name).streams
-        scopes = self.scopes(streams)
+        scopes = self._scopes(streams)
         homes = homes_of(scopes, streams)
         session = documents.entropy(8).hex()
 
-        def changed(change: Change, may_complete: bool) -> GroupState:
-            outcome = self.change(name, change)
-            return (self.without_expired(outcome) if may_complete else outcome).group
-
         access = GroupAccess(
             read=lambda: self._read(name),
-            change=changed,
-            scopes=self.scopes,
+            change=lambda change: self._change(name, change).group,
+            expire=lambda group: self._without_expired(GroupOutcome(group)).group,
+            scopes=self._scopes,
             opened=lambda stream: open_stream_reader(
                 documents.store, stream, settings=settings, source=self._source_of(stream), clock=documents.clock
             ),
@@ -276,10 +274,10 @@ class ReaderGroups:
             clock=documents.clock,
         )
         now_s = documents.clock.monotonic_s()
-        group = changed(lambda group: joined(group, reader, session, homes), False)
-        return GroupReader(access, group, reader, session, scopes, stop, now_s)
+        group = access.change(lambda group: joined(group, reader_id, session, homes))
+        return GroupReader(access, group, reader_id, session, scopes, stop or threading.Event(), now_s)
 
-    def scopes(self, streams: Sequence[str]) -> dict[str, Scope]:
+    def _scopes(self, streams: Sequence[str]) -> dict[str, Scope]:
         """The current partitions of streams, without streams that don't exist."""
         found = {}
         for stream in streams:
@@ -294,7 +292,7 @@ class ReaderGroups:
     def _read(self, name: str) -> GroupState:
         return self._stored(name).document
 
-    def change(self, name: str, change: Change) -> GroupOutcome:
+    def _change(self, name: str, change: Change) -> GroupOutcome:
         """Replace a group by the result of ``change``, and perform its obligations.
 
         Args:
@@ -387,7 +385,7 @@ class ReaderGroups:
                 raise InvalidCall(f"a reader group can't start at {start} in stream {stream}: {problem}")
         return homes
 
-    def without_expired(self, outcome: GroupOutcome) -> GroupOutcome:
+    def _without_expired(self, outcome: GroupOutcome) -> GroupOutcome:
         """Drop checkpoints behind the streams' start positions, once one is complete, as the proposal specifies."""
         group = outcome.group
         if not any(row.kept and not row.waiting for row in group.checkpoints):
@@ -403,7 +401,7 @@ class ReaderGroups:
                     heads[stream], homes[stream] = self._stream(stream).cuts(scope).head(), scope.rows
         if reader_groups.expired(group, heads, homes) == group:
             return outcome
-        found = self.change(group.name, lambda group: reader_groups.expired(group, heads, homes))
+        found = self._change(group.name, lambda group: reader_groups.expired(group, heads, homes))
         return GroupOutcome(found.group, [*outcome.refused, *found.refused], [*outcome.failed, *found.failed])
 
 

@@ -31,22 +31,22 @@ def open_bookkept_groups(
 
 class BookkeptGroups(ReaderGroups):
     def add_reader(self, name: str, reader: str) -> GroupOutcome:
-        return self.change(name, lambda group: reader_groups.reader_added(group, reader))
+        return self._change(name, lambda group: reader_groups.reader_added(group, reader))
 
     def remove_reader(self, name: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         rows = self._rows(cuts)
-        return self.change(name, lambda group: reader_groups.reader_removed(group, reader, rows))
+        return self._change(name, lambda group: reader_groups.reader_removed(group, reader, rows))
 
     def reach_checkpoint(self, name: str, checkpoint: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         for stream, cut in ((stream_name(of), cut) for of, cut in cuts.items()):
             if cut.offsets and (problem := self._stream(stream).cuts().problem(cut)):
                 raise InvalidCall(f"stream {stream}: {problem}")
         rows = self._rows(cuts)
-        change = self.change(name, lambda group: reader_groups.reached(group, checkpoint, reader, rows))
-        return self.without_expired(change)
+        change = self._change(name, lambda group: reader_groups.reached(group, checkpoint, reader, rows))
+        return self._without_expired(change)
 
     def pass_checkpoint(self, name: str, checkpoint: str, reader: str) -> GroupOutcome:
-        return self.change(name, lambda group: reader_groups.passed(group, checkpoint, reader))
+        return self._change(name, lambda group: reader_groups.passed(group, checkpoint, reader))
 
     def tick(self, name: str, *, renew_ms: int) -> GroupOutcome:
         """What readers do at a heartbeat, at the clock's time instead of the last heartbeat's."""
@@ -64,6 +64,6 @@ class BookkeptGroups(ReaderGroups):
                     )
             return group
 
-        outcome = self.change(name, ticked)
+        outcome = self._change(name, ticked)
         is_full = len(outcome.group.checkpoints) >= reader_groups.CHECKPOINTS_MAX
-        return self.without_expired(outcome) if is_full else outcome
+        return self._without_expired(outcome) if is_full else outcome

@@ -192,6 +192,16 @@ def test_streams_without_a_known_partition_set_keep_their_rows() -> None:
     assert partitioned(group.group, {"other": HOMES["t"]}) == group.group
 
 
+def test_reader_without_a_row_of_a_member_blocks_no_checkpoint() -> None:
+    group = Versions()
+    group.join("a")
+    group.group = replace(group.group, readers=("a", "of an earlier release"))
+    group.write(started_checkpoint(group.now(), "c", kept=True, now_ms=0))
+    group.step("a", 0)
+    assert group.group.readers == ("a",)
+    assert group.group.checkpoints[0].behind == ()
+
+
 def test_deleted_group_ends_its_readers() -> None:
     group = Versions()
     group.join("a")

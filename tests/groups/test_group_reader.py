@@ -10,6 +10,7 @@ from offloader.groups.reader_groups import RetentionType
 from tests.groups.group_bench import GroupBench
 
 
+@pytest.mark.slow
 def test_two_readers_deliver_each_entry_once() -> None:
     bench = GroupBench(partitions=5)
     one = bench.group.join("one")
@@ -26,6 +27,7 @@ def test_two_readers_deliver_each_entry_once() -> None:
     assert sorted(bench.delivered) == bench.expected()
 
 
+@pytest.mark.slow
 def test_new_reader_has_its_share_within_two_heartbeats() -> None:
     bench = GroupBench(partitions=6)
     one = bench.group.join("one")
@@ -38,6 +40,7 @@ def test_new_reader_has_its_share_within_two_heartbeats() -> None:
     assert (len(one.streams), len(two.streams)) == (3, 3)
 
 
+@pytest.mark.slow
 def test_partitions_of_a_reader_that_leaves_go_to_the_others_where_it_stopped() -> None:
     bench = GroupBench(partitions=4)
     one, two = bench.group.join("one"), bench.group.join("two")
@@ -51,6 +54,7 @@ def test_partitions_of_a_reader_that_leaves_go_to_the_others_where_it_stopped() 
         next(two)
 
 
+@pytest.mark.slow
 def test_reader_that_fails_in_the_application_gives_back_what_was_not_confirmed() -> None:
     bench = GroupBench(partitions=1, entries=10)
 
@@ -67,6 +71,7 @@ def test_reader_that_fails_in_the_application_gives_back_what_was_not_confirmed(
     assert bench.positions() == {0: "1:10"}
 
 
+@pytest.mark.slow
 def test_dead_reader_is_released_at_its_last_checkpoint_and_blocks_none() -> None:
     bench = GroupBench(partitions=4, automatic_checkpoint_ms=0)
     one, two = bench.group.join("one"), bench.group.join("two")
@@ -93,6 +98,7 @@ def test_dead_reader_is_released_at_its_last_checkpoint_and_blocks_none() -> Non
         next(two)
 
 
+@pytest.mark.slow
 def test_second_reader_of_a_name_fences_the_first() -> None:
     bench = GroupBench(partitions=2)
     first = bench.group.join("one")
@@ -105,6 +111,7 @@ def test_second_reader_of_a_name_fences_the_first() -> None:
     assert len(bench.turn(second)["one"].entries) == 20
 
 
+@pytest.mark.slow
 def test_restarted_reader_goes_on_at_its_last_checkpoint() -> None:
     bench = GroupBench(partitions=2, automatic_checkpoint_ms=10_000)
     one = bench.group.join("one")
@@ -119,6 +126,7 @@ def test_restarted_reader_goes_on_at_its_last_checkpoint() -> None:
     assert [str(position) for _, position in bench.turn(again)["one"].entries] == [f"1:{n}" for n in range(10, 17)]
 
 
+@pytest.mark.slow
 def test_automatic_checkpoint_is_published_when_all_readers_have_passed() -> None:
     bench = GroupBench(partitions=2, automatic_checkpoint_ms=30_000)
     one, two = bench.group.join("one"), bench.group.join("two")
@@ -133,6 +141,7 @@ def test_automatic_checkpoint_is_published_when_all_readers_have_passed() -> Non
     assert bench.cut() == {"0.0": "1:10", "1.0": "1:10"}
 
 
+@pytest.mark.slow
 def test_checkpoint_event_is_no_consumption_until_the_application_asks_for_more() -> None:
     bench = GroupBench(partitions=1)
     one = bench.group.join("one")
@@ -146,6 +155,7 @@ def test_checkpoint_event_is_no_consumption_until_the_application_asks_for_more(
     assert bench.cut() == {"0.0": "1:10"}
 
 
+@pytest.mark.slow
 def test_interval_of_zero_starts_no_checkpoint() -> None:
     bench = GroupBench(partitions=1, automatic_checkpoint_ms=0)
     one = bench.group.join("one")
@@ -154,6 +164,7 @@ def test_interval_of_zero_starts_no_checkpoint() -> None:
     assert bench.cut() is None
 
 
+@pytest.mark.slow
 def test_manual_group_publishes_a_kept_checkpoint_only() -> None:
     bench = GroupBench(partitions=1, retention=RetentionType.MANUAL, automatic_checkpoint_ms=0)
     one = bench.group.join("one")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pytest
 
 from formats.documents import group_key
 from formats.entries import Position
 from formats.manifest import Truncate
-from offloader.errors import Corrupt, InvalidCall, NotFound, Trimmed
+from offloader.errors import Corrupt, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Trimmed
 from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.state import ManifestState
 from offloader.retention.cuts import Cut
+from offloader.retention.subscribers import open_retention
 from offloader.store.base import OVERWRITE
-from offloader.testing.faulty_store import FaultyStore
+from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.groups.group_bench import TOPIC, GroupBench, TurnClock
 from tests.support.streams import StreamWriter, batch_of
@@ -43,6 +45,64 @@ def test_idle_reader_makes_one_conditional_request_a_heartbeat(retention: Retent
     assert 8 <= len(writes) <= 10, "five heartbeats of two readers"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", range(1, 16, 2))
+def test_failed_write_of_the_group_delivers_no_entry_twice(call: int, after: bool) -> None:
+    bench = GroupBench(partitions=3, through=lambda store: FaultyStore(store, clock=ManualClock()))
+    assert isinstance(bench.store, FaultyStore)
+    one = bench.group.join("one")
+    error = OutcomeUnknown if after else StoreUnavailable
+    bench.store.set_faults([Fault(call=call, verb="put", key_part="_groups/", after=after, error=error, calls=3)])
+    readers = [one]
+    for turn in range(20):
+        for reader in readers:
+            with suppress(StoreUnavailable, OutcomeUnknown):
+                bench.turn(reader)
+        bench.clock.advance(4)
+        if turn == 3:
+            with suppress(StoreUnavailable, OutcomeUnknown):
+                readers.append(bench.group.join("two"))
+    assert sorted(bench.delivered) == bench.expected()
+    assert bench.cut() == {f"{number}.0": "1:10" for number in range(3)}
+
+
+@pytest.mark.slow
+def test_idle_group_shows_its_streams_that_it_is_alive() -> None:
+    bench = GroupBench(partitions=2)
+    one, two = bench.group.join("one"), bench.group.join("two")
+    for _ in range(30):
+        bench.turn(one, two)
+        bench.clock.advance(10)
+    found = open_retention(bench.memory, TOPIC, clock=bench.clock).registry().subscribers["rg"]
+    assert bench.clock.now_ms() - found.active_ms <= 80_000, "renewed every 60 s, at a heartbeat"
+    assert found.active_ms - found.updated_ms > 200_000
+
+
+@pytest.mark.slow
+def test_kept_checkpoint_before_the_head_is_dropped_when_a_later_one_is_passed() -> None:
+    bench = GroupBench(partitions=1, retention=RetentionType.MANUAL, automatic_checkpoint_ms=0)
+    one = bench.group.join("one")
+    for name in ("first", "second"):
+        bench.turn(one)
+        bench.group.initiate_checkpoint(name)
+        bench.clock.advance(3)
+        bench.turn(one)
+        bench.append(0, 5)
+        bench.clock.advance(10)
+    log = ManifestLog(bench.memory, f"{TOPIC}-partition-0", clock=bench.clock)
+    log.load()
+    log.commit_as_maintainer([Truncate(Position(1, 12))])
+    bench.turn(one)
+    bench.group.initiate_checkpoint("third")
+    bench.clock.advance(3)
+    bench.turn(one)
+    assert [row.name for row in bench.state().checkpoints] == ["second", "third"]
+    with pytest.raises(NotFound, match="no checkpoint first"):
+        bench.group.update_truncation_checkpoint("first")
+
+
+@pytest.mark.slow
 def test_group_reads_from_its_start_to_its_end_and_stops() -> None:
     starts, ends = Cut.of({"0.0": "1:2", "1.0": "1:5"}), Cut.of({"0.0": "1:8", "1.0": "1:10"})
     bench = GroupBench(partitions=2, starts={TOPIC: starts}, ends={TOPIC: ends})
@@ -60,6 +120,7 @@ def is_between(stream: str, position: Position) -> bool:
     return 2 <= position.entry_id < 8 if stream.endswith("0") else 5 <= position.entry_id < 10
 
 
+@pytest.mark.slow
 def test_group_reads_several_streams() -> None:
     bench = GroupBench(partitions=2)
     plain = StreamWriter(bench.memory, "a/plain", clock=bench.clock)
@@ -71,6 +132,7 @@ def test_group_reads_several_streams() -> None:
     assert len(bench.delivered) == 24
 
 
+@pytest.mark.slow
 def test_new_partition_is_read_and_a_deleted_one_is_dropped() -> None:
     bench = GroupBench(partitions=2)
     one = bench.group.join("one")
@@ -99,6 +161,7 @@ def deleted(bench: GroupBench, number: int) -> None:
         bench.clock.advance(86_401)
 
 
+@pytest.mark.slow
 def test_recreated_partition_is_read_from_its_beginning() -> None:
     bench = GroupBench(partitions=2)
     one = bench.group.join("one")
@@ -128,6 +191,7 @@ def test_readers_whose_clocks_differ_by_hours_share_the_partitions(hours: int) -
     assert bench.cut() == {f"{number}.0": "1:10" for number in range(4)}
 
 
+@pytest.mark.slow
 def test_damaged_document_ends_no_reader_once_it_is_put_back() -> None:
     bench = GroupBench(partitions=1)
     one = bench.group.join("one")
@@ -145,6 +209,7 @@ def test_damaged_document_ends_no_reader_once_it_is_put_back() -> None:
     assert len(bench.turn(one)["one"].entries) == 2
 
 
+@pytest.mark.slow
 def test_deleted_document_is_a_group_that_does_not_exist() -> None:
     bench = GroupBench(partitions=1)
     one = bench.group.join("one")
@@ -159,6 +224,7 @@ def test_deleted_document_is_a_group_that_does_not_exist() -> None:
         assert len(bench.turn(again)["one"].entries) == 10, "from the beginning: nothing is lost"
 
 
+@pytest.mark.slow
 def test_entries_deleted_before_they_were_read_are_an_error_once() -> None:
     bench = GroupBench(partitions=1, retention=RetentionType.NONE)
     one = bench.group.join("one")
