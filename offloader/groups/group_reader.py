@@ -266,6 +266,7 @@ class GroupReader:
         if positions is not None:
             self._has_news = False
             self._events.extend(Checkpoint(name) for name in passed if name not in self._announced)
+            self._announced = frozenset()
         self._note(group, now_s)
 
     def _look(self, now_s: float) -> None:
@@ -283,7 +284,7 @@ class GroupReader:
         self._group = group
         self._look_s = now_s + min(group.refresh_ms, group.heartbeat_ms) / 1000
         self._assign(held(group, self.reader).keys())
-        names = [name for name in waiting(group, self.reader) if name not in self._announced]
+        names = waiting(group, self.reader)
         is_asked = bool(names) or has_surplus(group, self.reader)
         if is_asked and self._is_unconfirmed:
             self._ask([Checkpoint(name) for name in names] or [Checkpoint("")])
@@ -293,9 +294,7 @@ class GroupReader:
     def _ask(self, events: Sequence[Checkpoint]) -> None:
         """Deliver events; once the application asks for more, everything before them is consumed."""
         self._events.extend(events)
-        self._announced = (self._announced | {each.name for each in events}) & {
-            row.name for row in self._group.checkpoints
-        }
+        self._announced = frozenset(each.name for each in events)
         self._asks_confirmation = True
 
     def _assign(self, keys: Collection[Held]) -> None:

@@ -156,6 +156,20 @@ def test_checkpoint_event_is_no_consumption_until_the_application_asks_for_more(
 
 
 @pytest.mark.slow
+def test_name_of_a_dropped_checkpoint_may_be_used_again() -> None:
+    bench = GroupBench(partitions=1, automatic_checkpoint_ms=0)
+    one = bench.group.join("one")
+    for number in range(1, 4):
+        bench.append(0, 1)
+        bench.clock.advance(10)
+        bench.turn(one)
+        bench.group.initiate_checkpoint("again", keep=False)
+        bench.clock.advance(3)
+        assert bench.turn(one)["one"].checkpoints == ["again"]
+        assert bench.cut() == {"0.0": f"1:{10 + number}"}
+
+
+@pytest.mark.slow
 def test_interval_of_zero_starts_no_checkpoint() -> None:
     bench = GroupBench(partitions=1, automatic_checkpoint_ms=0)
     one = bench.group.join("one")
