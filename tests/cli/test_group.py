@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from formats.documents import group_key
 from offloader.groups.group_service import ReaderGroups, open_reader_groups
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.retention.cuts import Cut
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -83,6 +85,24 @@ def test_reader_of_a_topic_reads_all_its_partitions(offloader: Offloader) -> Non
 def test_raw_reader_writes_payloads_only(offloader: Offloader) -> None:
     done = offloader("group", "join", "rg", "one", "--stream", "orders", "--limit", "2", "--raw")
     assert done.out == "1:0 ................1:1 ................"
+
+
+@pytest.mark.slow
+def test_reader_reads_and_publishes_entries_that_are_not_offloaded_yet(offloader: Offloader, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledgers.db"
+    with closing(EmbeddedLedgers(url)) as ledgers:
+        hot = ledgers.open_stream("orders")
+        for number in range(60):
+            hot.append([b"hot %d" % number])
+    offloader("group", "set", "rg", "--stream", "orders", "--type", "automatic", "--checkpoint-every", "0")
+    done = offloader("group", "join", "rg", "one", "--limit", "55", "--ledgers", url)
+    assert done.out.splitlines()[48:] == [
+        "1:48 ...............",
+        "1:49 ...............",
+        *[f"hot {n}" for n in range(50, 55)],
+    ]
+    done = offloader("group", "join", "rg", "one", "--limit", "5", "--ledgers", url)
+    assert done.out.splitlines() == [f"hot {n}" for n in range(55, 60)]
 
 
 @pytest.mark.slow
