@@ -38,6 +38,7 @@ from formats.checkpoint import (
 )
 from formats.checkpoint_parquet import NUMBER_COLUMNS, SegmentColumns, decode_columns, encode_columns
 from formats.documents import (
+    AssignmentRow,
     AwaitedReaders,
     CheckpointRow,
     CutRow,
@@ -48,6 +49,7 @@ from formats.documents import (
     GlobalHold,
     GroupState,
     Lease,
+    MemberRow,
     PartitionHead,
     PartitionRow,
     RecordRow,
@@ -250,6 +252,24 @@ def retention() -> dict[str, bytes]:
         deleted=True,
         version=VERSION,
     )
+    assigned = AssignmentRow(
+        stream=STREAM, partition=1, incarnation=UUIDS[7], reader="r1", epoch=5, position=Position(7, 5)
+    )
+    read = replace(
+        full,
+        deleted=False,
+        heartbeat_ms=5_000,
+        expiry_ms=20_000,
+        renew_ms=90_000,
+        members=(
+            MemberRow(name="r1", session="5e" * 8, beat=3, seen_ms=MS - 1),
+            MemberRow(name="r2", session="7f" * 8, beat=2, seen_ms=MS),
+        ),
+        assignments=(replace(assigned, partition=0, reader="", position=None), assigned),
+        epoch=5,
+        clock_ms=MS,
+        store_ms=MS + 9,
+    )
     return {
         "subscribers": Subscribers(
             name=STREAM, partitions=PARTITIONS, subscribers=(never, reader), version=VERSION
@@ -261,6 +281,7 @@ def retention() -> dict[str, bytes]:
         "decisions": Decisions(name=STREAM, decisions=(DecisionRow(MS, '{"a":1}'),), version=VERSION).encode(),
         "group": full.encode(),
         "group-new": group.encode(),
+        "group-read": read.encode(),
         "topic": TopicEntry(STREAM, INCARNATION, PARTITIONS).encode(),
     }
 
