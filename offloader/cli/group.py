@@ -117,11 +117,14 @@ def join(
                     f"reader group {group} exists and reads {', '.join(found.streams)}",
                     hint=f"leave out --stream, choose another name, or change the group: `offloader group set {group}`",
                 )
-        settings = given.settings().read
+        settings_of = given.settings_of()
         line_of = None if raw else _json_line if json else lambda _, each: entry_line(each)
         with _ending(stop):
             joined = groups.open(group).join(
-                reader, settings=settings, refreshed=lambda each: each.refresh(owners.of), stop=stop
+                reader,
+                settings_of=lambda stream: settings_of(stream).read,
+                refreshed=lambda each: each.refresh(owners.of),
+                stop=stop,
             )
             _print_entries(joined, limit, line_of)
 

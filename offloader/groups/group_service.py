@@ -114,12 +114,12 @@ class ReaderGroup:
         self,
         reader_id: str,
         *,
-        settings: ReadSettings | None = None,
+        settings_of: Callable[[str], ReadSettings | None] = lambda _: None,
         refreshed: Callable[[Reader], Reader] = Reader.refresh,
         stop: threading.Event | None = None,
     ) -> GroupReader:
         """As ``ReaderGroups.join``."""
-        return self._groups.join(self.name, reader_id, settings=settings, refreshed=refreshed, stop=stop)
+        return self._groups.join(self.name, reader_id, settings_of=settings_of, refreshed=refreshed, stop=stop)
 
 
 class ReaderGroups:
@@ -235,7 +235,7 @@ class ReaderGroups:
         name: str,
         reader_id: str,
         *,
-        settings: ReadSettings | None = None,
+        settings_of: Callable[[str], ReadSettings | None] = lambda _: None,
         refreshed: Callable[[Reader], Reader] = Reader.refresh,
         stop: threading.Event | None = None,
     ) -> GroupReader:
@@ -246,7 +246,7 @@ class ReaderGroups:
 
         Args:
             reader_id: unique in the group; a running reader of that name is fenced, and its partitions are released.
-            settings: of the reads.
+            settings_of: the settings of reads by a stream's name; ``None``: the defaults.
             refreshed: a reader's successor at the current manifest, which may have another hot tier.
             stop: ends the iteration when set.
 
@@ -268,7 +268,11 @@ class ReaderGroups:
             expire=lambda group: self._without_expired(GroupOutcome(group)).group,
             scopes=self._scopes,
             opened=lambda stream: open_stream_reader(
-                documents.store, stream, settings=settings, source=self._source_of(stream), clock=documents.clock
+                documents.store,
+                stream,
+                settings=settings_of(stream),
+                source=self._source_of(stream),
+                clock=documents.clock,
             ),
             refreshed=refreshed,
             clock=documents.clock,
