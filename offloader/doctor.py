@@ -59,6 +59,7 @@ from offloader.store.bucket_rules import (
     versioning_findings,
 )
 from offloader.store.probe import probe_conditional_puts
+from offloader.write.quota import segment_age_s_max
 
 #: Name of the plugin's driver.
 DRIVER = "offloader"
@@ -771,7 +772,7 @@ def _stream(
 
 def _late(check: str, state: ManifestState, settings: Settings, now_ms: int, waiting: int) -> Iterator[Finding]:
     offload = settings.offload
-    patience_s = offload.takeover_after_seconds + offload.max_offload_segment_rollover_time_minutes * 60
+    patience_s = offload.takeover_after_seconds + segment_age_s_max(offload)
     if not state.record_id:
         yield warning(check, f"never offloaded{_waits(waiting)}", _START)
         return

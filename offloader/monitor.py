@@ -22,6 +22,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import LimitStatus
 from offloader.store.wrappers import limits_of, open_requests_of, stream_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
+from offloader.write.quota import segment_age_s_max
 from offloader.write.stream import Mode
 from offloader.write.stream_state import Lag, StreamStatus
 
@@ -435,9 +436,7 @@ class Observation:
     ) -> None:
         self._settings, self._clock = settings, clock
         self._store, self._store_problems = store, store_problems
-        self._watchdog = Watchdog(
-            settings.telemetry.watchdog_no_progress_s, settings.offload.max_offload_segment_rollover_time_minutes * 60
-        )
+        self._watchdog = Watchdog(settings.telemetry.watchdog_no_progress_s, segment_age_s_max(settings.offload))
         # Guards the streams; one thread at a time observes.
         self._lock, self._looking, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()

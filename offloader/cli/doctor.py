@@ -33,6 +33,7 @@ from offloader.doctor import (
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import check_access
 from offloader.service.broker_doctor import check_broker_routes
+from offloader.service.small_topics import check_small_topics
 from offloader.service.topic_doctor import check_topics
 from offloader.settings.layered import SettingsFile
 from offloader.store.wrappers import bucket_of
@@ -114,6 +115,7 @@ def _checks(file: SettingsFile, given: LedgerArguments, *, read_only: bool) -> I
         yield "streams", check_streams(opened, file, clock, given.ledgers)
         if settings.pulsar.topics:
             yield "topics", check_topics(opened, settings.pulsar, clock)
+        yield "small topics", check_small_topics(opened, file, clock)
         yield "compression", check_compression(opened, clock)
         if serve.ledgers:
             yield "compression", check_compression_ahead(opened, file, clock)

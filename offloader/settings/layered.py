@@ -113,6 +113,8 @@ METHOD_OF = {
     "offload.offload_threshold_bytes": "ledger",
     "offload.offload_threshold_seconds": "ledger",
     "offload.max_offload_segment_rollover_time_minutes": "streaming",
+    "offload.segment_age_limit_minutes": "streaming",
+    "offload.segment_bytes_min": "streaming",
     "offload.drain_seconds_max": "streaming",
 }
 #: Settings that apply even to a stream that isn't offloaded: its entries must fit if it is later.

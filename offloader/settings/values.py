@@ -390,6 +390,21 @@ class OffloadSettings:
         unit="m",
         is_alias=True,
     )
+    segment_bytes_min: int = size(
+        0,
+        "a smaller segment isn't closed at segment_age_max, but at segment_age_limit; 0: every segment is",
+        low=0,
+        high=2**40,
+        key="segment_size_min",
+    )
+    segment_age_limit_minutes: float = duration(
+        360.0,
+        "age at which a segment below segment_size_min closes, too",
+        low=0.0001,
+        high=365 * 24 * 60,
+        key="segment_age_limit",
+        unit="m",
+    )
     offload_buffer_bytes_max: int = size(
         64 * MIB, "bytes buffered for one stream", low=64 * KIB, high=2**40, key="offload_buffer_size_max"
     )

@@ -47,7 +47,7 @@ from offloader.write.hot_tier import (
     find_gaps,
     listed_ranges,
 )
-from offloader.write.quota import part_bytes_for
+from offloader.write.quota import part_bytes_for, segment_age_s_max
 from offloader.write.stream_state import OWNER_REPLACED, Commits
 from offloader.write.upload import abort_uploads, upload_of
 
@@ -474,7 +474,7 @@ class Ownership:
             return False
         patience_s = self._settings.takeover_after_seconds
         if state.assigned():
-            patience_s += self._settings.max_offload_segment_rollover_time_minutes * 60
+            patience_s += segment_age_s_max(self._settings)
         if tail is None or (committed is not None and tail <= committed) or asked_s - self._silent_since_s < patience_s:
             return False
         if committed is not None:

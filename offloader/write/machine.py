@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
@@ -29,7 +30,7 @@ from offloader.write.backfill import HistoryTools
 from offloader.write.catch_up import CatchUp
 from offloader.write.epoch import Ownership
 from offloader.write.hot_tier import CATCH_UP_READ_BYTES
-from offloader.write.quota import StreamQuota
+from offloader.write.quota import StreamQuota, segment_age_s_max
 from offloader.write.segment import OffloadHandle
 from offloader.write.stream import TAKING, Event, Phase
 from offloader.write.stream_state import (
@@ -144,7 +145,7 @@ class StreamOffload:
                 error=str(error or ""),
                 error_kind="" if error is None else type(error).__name__,
                 gaps_recorded=self._shared.gaps_recorded,
-                segment_age_s=self._tools.settings.max_offload_segment_rollover_time_minutes * 60,
+                segment_age_s=segment_age_s_max(self._tools.settings),
                 stored=self._shared.stored,
                 **self._shared.progress.fields(),
             )
@@ -268,10 +269,23 @@ class StreamOffload:
             buffer=self._shared.buffer,
             on_change=self._step_task.schedule,
         )
-        age_s = self._tools.settings.max_offload_segment_rollover_time_minutes * 60
-        timer = self._tools.workers.call_after(age_s, handle.close)
-        handle.get_offload_result_async().add_done_callback(lambda _: timer.cancel())
+        self._close_at_age(handle)
         return handle
+
+    def _close_at_age(self, handle: OffloadHandle) -> None:
+        """Close a segment at its age; one that is too small is looked at again, until it reaches the limit."""
+        settings, call_after, clock = self._tools.settings, self._tools.workers.call_after, self._tools.clock
+        age_s, opened_s = settings.max_offload_segment_rollover_time_minutes * 60, clock.monotonic_s()
+
+        def look() -> None:
+            left_s = opened_s + segment_age_s_max(settings) - clock.monotonic_s()
+            if left_s <= 0 or handle.wire_bytes >= settings.segment_bytes_min:
+                handle.close()
+            elif handle.is_open:
+                timers.append(call_after(min(age_s, left_s), look))
+
+        timers = deque([call_after(age_s, look)], maxlen=1)
+        handle.get_offload_result_async().add_done_callback(lambda _: timers[0].cancel())
 
     def _step(self) -> None:
         with self._shared.lock:

@@ -326,6 +326,12 @@ def segment_bytes_max(settings: OffloadSettings) -> int:
     return max(1, int(settings.max_size_per_offload_segment_mbytes * 1024 * 1024))
 
 
+def segment_age_s_max(settings: OffloadSettings) -> float:
+    """The longest time for which a segment gathers entries."""
+    limit = settings.segment_age_limit_minutes if settings.segment_bytes_min else 0
+    return max(settings.max_offload_segment_rollover_time_minutes, limit) * 60
+
+
 def part_bytes_for(settings: OffloadSettings) -> int:
     """Part size of a segment: the setting, or more where the segment would need too many parts."""
     return max(settings.part_bytes, -(-segment_bytes_max(settings) // PARTS_MAX))

@@ -46,6 +46,7 @@ COMMANDS: dict[str, list[str]] = {
     "retention explain": [STREAM],
     "retention plan": [],
     "retention run": [],
+    "compact": [STREAM],
     "rollback apply": [STREAM],
     "rollback export": [STREAM, "--to", "file:///nowhere", "--broker-record", "nothing"],
     "rollback plan": [STREAM],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -12,6 +13,7 @@ from formats.keys import manifest_prefix
 from formats.manifest import Assign, Failed, LedgerClosed, Offloaded, OpenEpoch
 from offloader.errors import Fenced, StoreUnavailable
 from offloader.manifest.log import load_manifest
+from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
@@ -217,6 +219,58 @@ def test_a_segment_closes_at_its_age(new_bench: Callable[..., Bench]) -> None:
     eventually(lambda: stream.status().committed == bench.expected[-1][0])
 
     assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def small(bytes_min: int) -> Settings:
+    return settings(segment_bytes_min=bytes_min, segment_age_limit_minutes=25.0)
+
+
+def test_a_small_segment_closes_at_the_age_limit(new_bench: Callable[..., Bench]) -> None:
+    clock = ManualClock(waits_pass=False)
+    bench = new_bench(clock=clock, settings=small(8 * KIB))
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 1)
+    eventually(lambda: stream.status().offered == bench.expected[-1][0])
+    for minutes in (10, 10, 4):
+        clock.advance(minutes * 60 + 1)
+        assert stream.status().committed is None
+    clock.advance(61)
+    eventually(lambda: stream.status().committed == bench.expected[-1][0])
+    assert stream.status().segment_age_s == 25 * 60
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_segment_that_reached_the_minimum_closes_by_age(new_bench: Callable[..., Bench]) -> None:
+    clock = ManualClock(waits_pass=False)
+    bench = new_bench(clock=clock, settings=small(4 * KIB))
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 1)
+    eventually(lambda: stream.status().offered == bench.expected[-1][0])
+    clock.advance(10 * 60 + 1)
+    bench.append(source, 1, size=600)
+    eventually(lambda: stream.status().offered == bench.expected[-1][0])
+    assert stream.status().committed is None
+    clock.advance(10 * 60 + 1)
+    eventually(lambda: stream.status().committed == bench.expected[-1][0])
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_segment_closed_by_age_costs_four_puts(new_bench: Callable[..., Bench]) -> None:
+    """What the documents and `doctor` say of small topics: two records, data and index."""
+    clock = ManualClock(waits_pass=False)
+    bench = new_bench(clock=clock)
+    source = bench.open()
+    stream = bench.start(source)
+    puts = []
+    for _ in range(5):
+        bench.append(source, 1, size=20)
+        eventually(lambda: stream.status().offered == bench.expected[-1][0])
+        clock.advance(10 * 60 + 1)
+        eventually(lambda: stream.status().committed == bench.expected[-1][0])
+        puts.append([key for verb, key in bench.store.calls if verb == "put"])
+    assert [len(after) - len(before) for before, after in pairwise(puts)] == [4] * 4
 
 
 @pytest.mark.slow

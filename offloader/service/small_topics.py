@@ -1,0 +1,58 @@
+"""Doctor's finding on streams that close small segments by age: their requests, and the settings against them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice, takewhile
+
+from offloader.doctor import Finding, warning
+from offloader.errors import OffloaderError
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.log import load_manifest
+from offloader.manifest.state import ManifestState
+from offloader.runtime.clock import Clock
+from offloader.settings.layered import SettingsFile
+from offloader.store.base import ObjectStore
+
+#: PUT requests of a segment that is closed by age: two manifest records, its data and its index.
+PUTS_OF_A_SEGMENT = 4
+#: Payload bytes below which a segment counts as small.
+SMALL_BYTES = 1024 * 1024
+#: Streams whose manifests are read, and the newest segments of each that are looked at.
+STREAMS_MAX, SEGMENTS_MAX = 500, 100
+#: PUT requests an hour, of all streams together, from which on they are worth a finding.
+PUTS_AN_HOUR_MIN = 100
+_HOUR_MS = 3_600_000
+
+
+def check_small_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
+    """Counts the small segments of the last hour; says nothing where there are few."""
+    since_ms = clock.now_ms() - _HOUR_MS
+    found = {
+        name: count for name in islice(list_streams(store), STREAMS_MAX) if (count := _count(store, name, since_ms))
+    }
+    puts = PUTS_OF_A_SEGMENT * sum(found.values())
+    if puts < PUTS_AN_HOUR_MIN:
+        return
+    without = [name for name in found if not file.settings_of(name).offload.segment_bytes_min]
+    yield warning(
+        "small topics",
+        f"{len(found)} streams offloaded {sum(found.values())} segments of less than 1 MiB within the last hour, which "
+        f"took about {puts:,} PUT requests; {len(without)} of these streams have no offload.segment_size_min",
+        "set offload.segment_size_min, so that small segments gather until offload.segment_age_limit, and merge what "
+        "is there with `offloader compact`",
+    )
+
+
+def _count(store: ObjectStore, stream: str, since_ms: int) -> int:
+    with suppress(OffloaderError):  # ``check_streams`` reports unreadable manifests
+        return small_segments(load_manifest(store, stream), since_ms)
+    return 0
+
+
+def small_segments(state: ManifestState, since_ms: int) -> int:
+    """The small ones among a stream's newest segments that were offloaded then or later."""
+    newest = islice(reversed(state.offloaded()), SEGMENTS_MAX)
+    recent = takewhile(lambda each: (each.offloaded_ms or 0) >= since_ms, newest)
+    return sum(each.content.payload_bytes < SMALL_BYTES for each in recent)
