@@ -58,7 +58,7 @@ VERBS = {
     "status": "Show what the streams are doing.",
     "doctor": "Find out what keeps streams from being offloaded.",
     "serve": "Offload streams unattended, beside a broker.",
-    "spark": "Backfill, compact, export or verify many streams with Spark.",
+    "spark": "Backfill, compact, export, rebuild or verify many streams with Spark.",
 }
 
 #: Verb -> its module, and there its function or its actions; of others the function ``run`` of the module named so.

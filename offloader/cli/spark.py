@@ -1,4 +1,4 @@
-"""``offloader spark backfill | compact | export | verify STREAM...``: runs a Spark job locally or on a cluster."""
+"""``offloader spark JOB STREAM...``: runs a Spark job over many streams, locally or on a cluster."""
 
 from __future__ import annotations
 
@@ -9,9 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from formats.entries import Position
 from offloader.cli.ledgers import LedgerArguments
+from offloader.cli.manifest import HEAD_FIRST
 from offloader.cli.offload import stored_rows, stored_totals, totals_text
-from offloader.cli.options import NAME_A_STORE, DryRun, Json, TakeOver, argument, name_argument, named_value, option
+from offloader.cli.options import (
+    NAME_A_STORE,
+    DryRun,
+    Json,
+    TakeOver,
+    argument,
+    name_argument,
+    named_value,
+    option,
+    position_of,
+)
 from offloader.cli.output import counted, json_line, print_result
 from offloader.cli.reading import print_finding, print_totals
 from offloader.errors import ErrorKind, InvalidCall
@@ -21,7 +33,7 @@ from offloader.spark.options import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:
-    from offloader.spark.jobs import Backfilled, Compacted, Exported, Scrub
+    from offloader.spark.jobs import Backfilled, Compacted, Exported, Rebuilt, Scrub
 
 
 def print_scrub(scrub: Scrub, *, as_json: bool) -> int:
@@ -115,8 +127,34 @@ def print_compacted(done: Sequence[Compacted], store: ObjectStore, *, dry_run: b
     return 0
 
 
+def print_rebuilt(done: Sequence[Rebuilt], *, dry_run: bool, as_json: bool) -> int:
+    """A line for each stream; then raises the first error, if any. Missing entries end with exit code 6."""
+    for each in done:
+        facts = {
+            "stream": each.stream,
+            "dry_run": dry_run,
+            "segments": each.segments,
+            "entries": each.entries,
+            "missing": [{"first": first, "last": last} for first, last in each.missing],
+            "problems": [{"key": key, "reason": reason} for key, reason in each.problems],
+            "error": None if each.error is None else str(each.error),
+        }
+        text = f"{counted(each.segments, 'segment', 'segments')}, {each.entries:,} entries"
+        if each.missing:
+            text += f"; missing: {', '.join(f'{first}..{last}' for first, last in each.missing)}"
+        if each.problems:
+            text += f"; {counted(len(each.problems), 'object is', 'objects are')} left out"
+        if each.error is not None:
+            text = f"not rebuilt: {each.error.message}"
+        print_result(facts, f"{each.stream}: {text}", as_json=as_json)
+    for each in done:
+        if each.error is not None:
+            raise each.error
+    return ErrorKind.DATA_CORRUPTION.value if any(each.missing for each in done) else 0
+
+
 #: The job.
-Action = Literal["backfill", "compact", "export", "verify"]
+Action = Literal["backfill", "compact", "export", "rebuild", "verify"]
 #: Kind of an exported row.
 Content = Literal["entries", "messages"]
 #: What an export writes.
@@ -188,21 +226,49 @@ class ExportArguments:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildArguments:
+    """Options of a rebuild."""
+
+    head: Annotated[
+        list[str] | None,
+        option(
+            "--head",
+            "rebuild: where a stream begins, which no object tells; 'first' = the first entry found. Without STREAM= "
+            "of all others. May be repeated.",
+            metavar="[STREAM=]LEDGER:ENTRY|first",
+        ),
+    ] = None
+
+    def heads(self) -> dict[str, Position | None]:
+        """Stream -> its head; ``*`` stands for all others."""
+        found: dict[str, Position | None] = {}
+        for text in self.head or []:
+            name, _, position = text.rpartition("=")
+            found[stream_name(name) if name else "*"] = (
+                None if position == HEAD_FIRST else position_of(position, option="--head")
+            )
+        return found
+
+
 #: Jobs with options of their own, and what they are called in an error.
 _OWN_OPTIONS = {
     BackfillArguments: ("backfill", "backfills"),
     CompactionArguments: ("compact", "compactions"),
     ExportArguments: ("export", "exporting"),
+    RebuildArguments: ("rebuild", "rebuilds"),
 }
+_OwnOptions = BackfillArguments | CompactionArguments | ExportArguments | RebuildArguments
 
 
-def _require_of(action: Action, *groups: BackfillArguments | CompactionArguments | ExportArguments) -> None:
+def _require_of(action: Action, *groups: _OwnOptions) -> None:
     """Refuses options of another job than ``action``."""
     for group in groups:
         of, what = _OWN_OPTIONS[type(group)]
         if action != of and group != type(group)():
             *most, last = (f"--{each.name.replace('_', '-')}" for each in fields(group))
-            raise InvalidCall(f"{', '.join(most)} and {last} are for {what}", hint=f"`offloader spark {of}`")
+            named = f"{', '.join(most)} and {last} are" if most else f"{last} is"
+            raise InvalidCall(f"{named} for {what}", hint=f"`offloader spark {of}`")
 
 
 def run(
@@ -212,6 +278,7 @@ def run(
     backfilling: BackfillArguments,
     compacting: CompactionArguments,
     exporting: ExportArguments,
+    rebuilding: RebuildArguments,
     dry_run: DryRun = False,
     written: Annotated[
         ExportFormat, typer.Option("--format", help="export: Parquet; Iceberg needs no Spark: `offloader export`.")
@@ -227,14 +294,15 @@ def run(
     """Run a job over many streams with Spark; docs/how-to/spark.md.
 
     backfill: what a ledger database holds of the streams and the store doesn't. compact: small neighbouring segments
-    are merged. export: Parquet by stream and date; run again it adds what is new. verify: every byte of the streams
+    are merged. export: Parquet by stream and date; run again it adds what is new. rebuild: new manifests of streams
+    whose manifests can't be read, from their objects. verify: every byte of the streams
     against their manifests; damage ends with exit code 6.
     """
     _require_parquet(written, streams)
     options = _options(given, [] if action == "backfill" else streams, more or [])
-    _require_of(action, exporting, backfilling, compacting)
-    if dry_run and action not in ("backfill", "compact"):
-        raise InvalidCall("--dry-run is for backfill and compact", hint="`offloader spark backfill`")
+    _require_of(action, exporting, backfilling, compacting, rebuilding)
+    if dry_run and action not in ("backfill", "compact", "rebuild"):
+        raise InvalidCall("--dry-run is for backfill, compact and rebuild", hint="`offloader spark backfill`")
     file = given.file() if given.config else None
     match action:
         case "export":
@@ -249,6 +317,11 @@ def run(
             opened = given.open()
             done = _run_job(action, master, lambda jobs, spark: jobs.compact(spark, streams, options, **how))
             return print_compacted(done, opened, dry_run=dry_run, as_json=json)
+        case "rebuild":
+            hot_url = given.ledgers_url() if given.has_ledgers() else ""
+            how = {"heads": rebuilding.heads(), "ledgers": hot_url, "dry_run": dry_run, "config": file}
+            done = _run_job(action, master, lambda jobs, spark: jobs.rebuild(spark, streams, options, **how))
+            return print_rebuilt(done, dry_run=dry_run, as_json=json)
         case "backfill":
             hot = {**asdict(backfilling), "dry_run": dry_run, "ledgers": given.require_ledgers(), "config": file}
             opened = given.open()

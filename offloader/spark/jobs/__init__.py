@@ -1,4 +1,4 @@
-"""Spark jobs over many streams; as commands: ``offloader spark backfill | compact | export | verify``.
+"""Spark jobs over many streams; as commands: ``offloader spark backfill | compact | export | rebuild | verify``.
 
 The caller provides the session.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from offloader.spark.jobs.backfill import Backfilled, backfill
 from offloader.spark.jobs.compact import Compacted, compact
 from offloader.spark.jobs.export import Exported, export
+from offloader.spark.jobs.rebuild import Rebuilt, rebuild
 from offloader.spark.jobs.verify import Scrub, verify
 from offloader.spark.options import AvroValues, JsonValues
 
@@ -17,9 +18,11 @@ __all__ = [
     "Compacted",
     "Exported",
     "JsonValues",
+    "Rebuilt",
     "Scrub",
     "backfill",
     "compact",
     "export",
+    "rebuild",
     "verify",
 ]

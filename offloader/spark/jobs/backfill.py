@@ -172,7 +172,7 @@ def backfill(
     require_known(streams, options, STORE_OPTIONS, job="backfill")
     if segments_at_once is not None and not 1 <= segments_at_once <= SEGMENTS_AT_ONCE_MAX:
         raise InvalidCall(f"segments_at_once is {segments_at_once}, it can be 1 to {SEGMENTS_AT_ONCE_MAX}")
-    _require_single_copies(spark)
+    require_single_copies(spark, "a segment is uploaded once")
     if open_hot is _embedded:
         ledgers = _absolute(ledgers)
     place = SourceOptions.of({**options, "stream": "*"})
@@ -215,14 +215,14 @@ def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[st
     return sorted(found)
 
 
-def _require_single_copies(spark: SparkSession) -> None:
-    """Refuses speculation: a copy makes Spark end the original task, and neither uploads, repeatedly."""
+def require_single_copies(spark: SparkSession, why: str) -> None:
+    """Refuses speculation: a copy makes Spark end the original task, and neither does its work, repeatedly."""
     conf = spark.sparkContext.getConf()
     if (conf.get("spark.speculation") or "").lower() == "true" and conf.get(
         "spark.speculation.task.duration.threshold"
     ):
         raise InvalidCall(
-            "Spark is set to run copies of long tasks, and a segment is uploaded once",
+            f"Spark is set to run copies of long tasks, and {why}",
             hint="--conf spark.speculation=false",
         )
 

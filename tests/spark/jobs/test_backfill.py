@@ -185,7 +185,7 @@ def command(
     ("arguments", "expected"),
     [
         (["backfill", "t/a", "--to", "x"], "--dead-letter and --skip-lost are for exporting"),
-        (["verify", "t/a", "--dry-run"], "--dry-run is for backfill and compact"),
+        (["verify", "t/a", "--dry-run"], "--dry-run is for backfill, compact and rebuild"),
         (["verify", "t/a", "--recode"], "--recode and --beside-owner are for compactions"),
         (["export", "t/a", "--to", "x", "--take-over"], "are for backfills"),
     ],
