@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Reads an option, given its name and its text.
 _Parser = Callable[[str, str], Any]
 
-CONTENTS = ("entries", "messages", "segments", "ledgers", "manifest", "anomalies")
+CONTENTS = ("entries", "messages", "segments", "ledgers", "manifest", "anomalies", "subscribers", "orphans")
 #: Target size of a partition.
 SPLIT_BYTES = 64 * 1024 * 1024
 #: A third of the shortest useful subscriber timeout for queries with batches of a few seconds.
@@ -363,6 +363,13 @@ _DDL = {
     "anomalies": """
         stream string NOT NULL, problem string NOT NULL, damage boolean NOT NULL, segment string, object string,
         start bigint, stop bigint, expected string, found string, message string NOT NULL, advice string""",
+    "subscribers": """
+        stream string NOT NULL, subscriber string NOT NULL, generation bigint NOT NULL, cut string, start string,
+        updated_time timestamp, active_time timestamp, lag_entries bigint NOT NULL, lag_bytes bigint NOT NULL""",
+    "orphans": """
+        stream string NOT NULL, object string NOT NULL, what string NOT NULL, upload_id string,
+        objects bigint NOT NULL, bytes bigint NOT NULL, modified_time timestamp, ours boolean NOT NULL,
+        reason string NOT NULL, deletable boolean NOT NULL""",
 }
 _COLUMN = re.compile(r"(\w+) (\S+?)( NOT NULL)?(?:, |$)")
 _PARSED = {content: _COLUMN.findall(" ".join(text.split())) for content, text in _DDL.items()}

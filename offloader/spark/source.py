@@ -25,10 +25,12 @@ from formats.entries import TIME_UNKNOWN_MS
 from formats.manifest import encode_record
 from formats.summary import LedgerSpan
 from offloader.errors import InvalidCall, OffloaderError, Unsupported
+from offloader.manifest.catalog import partition_streams
 from offloader.manifest.failed_segments import failed_segments
 from offloader.manifest.load import kept_records
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
+from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.spark.frames import FACTS
 from offloader.spark.options import (
@@ -43,6 +45,7 @@ from offloader.spark.options import (
 from offloader.spark.scan import facts_of, pinned_states, plan_slices, read_slices
 from offloader.spark.session import work_begins
 from offloader.store.base import ObjectStore
+from offloader.stream_names import partition_of
 from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 
 if TYPE_CHECKING:
@@ -140,12 +143,57 @@ def _anomalies(state: ManifestState, store: ObjectStore, options: SourceOptions)
     return (each.as_row() for each in chain(check_order(state), found, fills, find_unexpected(store, state)))
 
 
+def _subscribers(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iterator[_Row]:
+    """Those of a topic with partitions come once, with its first partition: they are about the topic."""
+    from offloader.retention.subscribers import open_retention
+
+    name = state.stream
+    if (split := partition_of(name)) is not None:
+        name, number = split
+        if number != min(partition_streams(store, name)):
+            return
+    for each in open_retention(store, name).subscribers():
+        own = each.subscriber
+        yield {
+            "stream": name,
+            "subscriber": own.name,
+            "generation": own.generation,
+            "cut": None if own.cut is None else str(own.cut),
+            "start": None if own.start is None else str(own.start),
+            "updated_time": _micros(own.updated_ms or None),
+            "active_time": _micros(own.active_ms or None),
+            "lag_entries": each.lag_entries,
+            "lag_bytes": each.lag_bytes,
+        }
+
+
+def _orphans(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iterator[_Row]:
+    """What `offloader cleanup orphans` finds of the stream as it is now, whatever manifest is pinned."""
+    from offloader.gc.reconcile import Reconciliation
+
+    for each in Reconciliation(store, state.stream, clock=SystemClock()).leftovers():
+        yield {
+            "stream": state.stream,
+            "object": each.key,
+            "what": each.place.value,
+            "upload_id": each.upload_id or None,
+            "objects": each.objects,
+            "bytes": each.size_bytes,
+            "modified_time": _micros(each.modified_ms),
+            "ours": each.reason.is_ours,
+            "reason": each.reason.value,
+            "deletable": each.reason.is_deletable,
+        }
+
+
 #: content -> the rows of one stream.
 DRIVER_CONTENTS: Mapping[str, Callable[[ManifestState, ObjectStore, SourceOptions], Iterator[_Row]]] = {
     "segments": _segments,
     "ledgers": _ledgers,
     "manifest": _records,
     "anomalies": _anomalies,
+    "subscribers": _subscribers,
+    "orphans": _orphans,
 }
 
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from formats.entries import Position
+from formats.keys import new_segment_uuid
 from formats.segment import SegmentMap
 from offloader.manifest.protection import leases_of
+from offloader.retention.subscribers import open_retention
 from offloader.store.open import open_store
 from tests.spark.reading import entries_in, failure_of, load
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
@@ -201,3 +203,39 @@ def test_importing_the_package_does_not_load_spark() -> None:
         timeout=PATIENCE_S,
     )
     assert done.stdout.strip() == "False"
+
+
+def test_subscribers_of_streams_and_topics_are_rows(spark: SparkSession, writer: StreamWriter) -> None:
+    """Those of a topic with partitions come once."""
+    writer.add([batch_of(1, 0, 50)])
+    partitions = [StreamWriter(writer.store, f"shop/eu/persistent/sales-partition-{number}") for number in (0, 1)]
+    for each in partitions:
+        each.add([batch_of(1, 0, 10)])
+    own = open_retention(writer.store, writer.stream)
+    own.add("reports")
+    own.publish("reports", Position(1, 20), generation=0)
+    own.add("silent")
+    open_retention(writer.store, "shop/eu/persistent/sales").add("both")
+    rows = load(spark, writer, content="subscribers", stream="*").orderBy("stream", "subscriber").collect()
+    assert [(row.stream, row.subscriber, row.cut, row.lag_entries) for row in rows] == [
+        (writer.stream, "reports", "0.0=1:20", 30),
+        (writer.stream, "silent", None, 50),
+        ("shop/eu/persistent/sales", "both", None, 20),
+    ]
+    assert all(row.updated_time is not None for row in rows)
+
+
+def test_orphans_are_rows_and_nothing_is_deleted(spark: SparkSession, writer: StreamWriter) -> None:
+    uuid = writer.add([batch_of(1, 0, 50)])
+    data, _ = writer.keys(uuid)
+    orphan, _ = writer.keys(new_segment_uuid(writer.log.state.incarnation, 77))
+    writer.store.put(orphan, writer.store.get(data)[0])
+    writer.store.put(f"{writer.stream}/notes.txt", b"mine")
+    keys = [info.key for info in writer.store.list("").objects]
+    rows = load(spark, writer, content="orphans").orderBy("object").collect()
+    assert [(row.object, row.ours, row.deletable) for row in rows] == sorted(
+        [(orphan, True, False), (f"{writer.stream}/notes.txt", False, False)]
+    ), "it is too young to be deleted"
+    sizes = load(spark, writer, content="orphans", schema="bytes BIGINT").collect()
+    assert 4 in [row.bytes for row in sizes]
+    assert [info.key for info in writer.store.list("").objects] == keys

@@ -145,7 +145,7 @@ def test_damaged_and_missing_pieces_are_skipped_by_option(spark: SparkSession, d
         ({"strem": "x"}, "no such option: strem (did you mean stream?)"),
         (
             {"content": "rows"},
-            "option content: 'rows' is none of entries, messages, segments, ledgers, manifest, anomalies",
+            "option content: 'rows' is none of entries, messages, segments, ledgers, manifest, anomalies, subscribers,",
         ),
         ({"startPosition": "7"}, "option startPosition: a position is written LEDGER:ENTRY"),
         ({"startTime": "soon"}, "option startTime: 'soon' is not a time"),
