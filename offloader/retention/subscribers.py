@@ -22,8 +22,18 @@ from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, Offlo
 from offloader.manifest.boundary import change_boundary, read_boundary
 from offloader.manifest.names import stream_name
 from offloader.manifest.state import ManifestState
+from offloader.parallel_map import at_once
 from offloader.retention.cuts import Cut, Known, OwnCuts, cut_at, cut_of_rows, rows_of_cut
-from offloader.retention.scope import DocumentStore, LoadedPartitions, ReadableOf, Scope, Stored, find_scope, no_source
+from offloader.retention.scope import (
+    DocumentStore,
+    LoadedPartitions,
+    Partition,
+    ReadableOf,
+    Scope,
+    Stored,
+    find_scope,
+    no_source,
+)
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore, require_open_store
 
@@ -406,19 +416,37 @@ class StreamRetention:
         return revision, named
 
     def _named_revision(self, scope: Scope) -> int:
-        """The revision that certainly existed; 0: none."""
-        home = scope.partitions[min(scope.partitions)]
+        """The revision that certainly existed; 0: none.
+
+        Every partition that there was at a registration names it. The first one's word is enough, unless it names none:
+        it may have come, or come again, since then.
+        """
+        first, *others = (scope.partitions[number] for number in sorted(scope.partitions))
+        named = self._named_by(first)
+        return named if named or not others else max(at_once(self._named_by, others))
+
+    def _named_by(self, partition: Partition) -> int:
         with suppress(NotFound):  # the stream is being created, or was deleted
-            stored = read_boundary(self.documents.store, home.stream, home.incarnation)
+            stored = read_boundary(self.documents.store, partition.stream, partition.incarnation)
             return stored.boundary.subscribers_revision
         return 0
 
     def _name_revision(self, scope: Scope, revision: Callable[[int], int]) -> None:
-        home = scope.partitions[min(scope.partitions)]
-        change_boundary(
-            *(self.documents.store, home.stream, home.incarnation),
-            lambda found: replace(found, subscribers_revision=revision(found.subscribers_revision)),
-        )
+        """Changes what each partition names, the first one before the others."""
+
+        def name(partition: Partition) -> None:
+            change_boundary(
+                *(self.documents.store, partition.stream, partition.incarnation),
+                lambda found: replace(found, subscribers_revision=revision(found.subscribers_revision)),
+            )
+
+        def name_other(partition: Partition) -> None:
+            with suppress(NotFound):  # it was deleted meanwhile
+                name(partition)
+
+        first, *others = (scope.partitions[number] for number in sorted(scope.partitions))
+        name(first)
+        at_once(name_other, others)
 
     def _require_newest(self, revision: int, named: int) -> None:
         if revision < named:

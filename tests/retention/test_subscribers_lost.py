@@ -8,7 +8,8 @@ import pytest
 
 from formats.documents import Subscribers, document_key
 from formats.entries import Position
-from offloader.errors import Corrupt
+from formats.keys import catalog_key
+from offloader.errors import Corrupt, InvalidCall
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import StreamRetention, open_retention
@@ -115,3 +116,52 @@ def test_rebuilt_stream_has_to_register_again(place: Place) -> None:
         place.retention.registry()
     place.retention.accept_registry()
     assert place.retention.registry().subscribers == {}
+
+
+TOPIC = "public/default/persistent/clicks"
+
+
+def partition(store: ObjectStore, number: int) -> StreamWriter:
+    writer = StreamWriter(store, f"{TOPIC}-partition-{number}")
+    for ledger in (1, 2, 3):
+        writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+    return writer
+
+
+def lose_registry(store: ObjectStore) -> None:
+    """Loses everything that retention keeps of the topic."""
+    assert store.list(f"{TOPIC}/retention/").objects
+    store.delete([info.key for info in store.list(f"{TOPIC}/retention/").objects])
+
+
+@pytest.mark.parametrize("first", ["there", "added later", "created again"])
+def test_each_partition_knows_of_a_topics_registry(first: str) -> None:
+    store = MemoryStore(f"lost-registry-{next(_names)}", "", SystemClock())
+    writers = [partition(store, number) for number in ((1, 2) if first == "added later" else (0, 1, 2))]
+    open_retention(store, TOPIC).add("billing")
+    if first == "added later":
+        writers.append(partition(store, 0))
+    elif first == "created again":
+        name = f"{TOPIC}-partition-0"  # deleted for good, its tombstone too
+        store.delete([catalog_key(name), *(info.key for info in store.list(f"{name}/").objects)])
+        writers[0] = partition(store, 0)
+    retention = open_retention(store, TOPIC)
+    assert set(retention.registry().subscribers) == {"billing"}
+    lose_registry(store)
+    settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 0.001, "max_mbytes": 1.0}})
+    cycle = RetentionCycle(store, clock=SystemClock(), settings_of=lambda _: settings)
+    with pytest.raises(Corrupt, match="Nothing is deleted"):
+        cycle.run(TOPIC)
+    with pytest.raises(Corrupt, match="its registry of subscribers is missing"):
+        retention.add("billing")
+    assert {writer.log.load().head for writer in writers} == {None}
+    open_retention(store, TOPIC).accept_registry()
+    assert open_retention(store, TOPIC).registry().subscribers == {}
+
+
+def test_partition_alone_is_not_truncated_by_consumption() -> None:
+    """All truncations by retention go through the topic, and so through its registry."""
+    store = MemoryStore(f"lost-registry-{next(_names)}", "", SystemClock())
+    partition(store, 1)
+    with pytest.raises(InvalidCall, match="retention decides for all partitions together"):
+        RetentionCycle(store, clock=SystemClock()).run(f"{TOPIC}-partition-1")
