@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from formats.documents import STORE_IDENTITY_KEY
 from offloader.errors import AccessDenied, StoreUnavailable, Throttled
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
@@ -47,7 +48,7 @@ def second_to(cluster: Cluster, first: Assembled, store: FaultyStore | None = No
 
 
 def looks_of(store: FaultyStore) -> int:
-    return sum(key.endswith("is-anybody-there") for _, key in store.calls)
+    return sum(key == STORE_IDENTITY_KEY for _, key in store.calls)
 
 
 @pytest.mark.slow
