@@ -97,7 +97,7 @@ def test_page_shows_the_state_of_a_process_whose_store_is_frozen(
 
 
 #: What the probe of the store asks for.
-PROBE = b"is-anybody-there"
+PROBE = b"/_store"
 #: No request gives up by itself while a test runs.
 PATIENT = """
 [store]
