@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fsspec.asyn import AsyncFileSystem
@@ -26,6 +28,7 @@ from offloader.store.base import (
     UploadInfo,
     without_secrets,
 )
+from offloader.store.s3_responses import is_aws
 from offloader.store.wrappers import ReadOnlyStore
 
 _Answer = TypeVar("_Answer")
@@ -53,7 +56,7 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     except Exception as error:  # some file systems connect in their constructor
         raise StoreUnavailable(f"{shown}: opening failed: {error}", hint="check the URL and the network") from error
     reason = f"writing through {protocol} isn't proven to be atomic: two writers could both win"
-    store = RemoteStore(shown, file_system, str(root), options)  # type: ignore[abstract]  # lacks only what is refused
+    store = RemoteStore(shown, protocol, file_system, str(root), options)  # type: ignore[abstract]  # lacks only what is refused
     return ReadOnlyStore(store, reason, hint="use s3:// or file:// for writing")
 
 
@@ -76,12 +79,35 @@ def _storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
     }
 
 
+#: Where SDKs of S3 look for an endpoint that isn't given, the first one first.
+_S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+def _place(protocol: str, path: str, options: StoreOptions) -> dict[str, str]:
+    """Arguments of ``CheckedStore`` that name a place as the store of its own does, which may have written there.
+
+    Args:
+        path: of the root, ending with a slash.
+    """
+    bucket = path.lstrip("/").partition("/")[0]
+    if protocol in ("s3", "s3a"):
+        environ = next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), "")
+        endpoint_url = options.endpoint_url or environ
+        # Amazon's own is no endpoint in a record.
+        return {"driver": "aws-s3", "bucket": bucket, "endpoint_url": "" if is_aws(endpoint_url) else endpoint_url}
+    if protocol in ("gs", "gcs"):
+        return {"driver": "google-cloud-storage", "bucket": bucket}
+    if protocol in ("file", "local"):
+        return {"driver": "file", "bucket": str(Path(path))}
+    return {"driver": protocol, "bucket": path}
+
+
 class RemoteStore(checks.CheckedStore):
     """The reading verbs of ``ObjectStore``. A listing reads all keys below the prefix's directory each time."""
 
-    def __init__(self, url: str, file_system: Any, root: str, options: StoreOptions) -> None:
+    def __init__(self, url: str, protocol: str, file_system: Any, root: str, options: StoreOptions) -> None:
         self._path = root.rstrip("/") + "/"
-        super().__init__(url, "", driver=url.partition("://")[0], bucket=self._path)
+        super().__init__(url, "", **_place(protocol, self._path, options))
         self._files = file_system
         self._deadline_s = options.settings.connect_timeout_s + options.settings.read_timeout_s
         self._places = threading.BoundedSemaphore(options.settings.connections_max)
