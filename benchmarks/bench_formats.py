@@ -1,4 +1,5 @@
-"""How fast blocks are encoded and decoded, on one core, beside ``memcpy`` of the same bytes in the same run.
+"""How fast blocks are encoded and decoded, on one core, beside ``memcpy`` of the same bytes in the same run; and the
+checksums and zstd of several libraries.
 
 python benchmarks/bench_formats.py [--mebibytes 64] [--rounds 5] [--json]
 """
@@ -16,13 +17,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import google_crc32c
+import google_crc32c.python
 import numpy as np
 import pyarrow as pa
+import zstandard
 
-from formats.checksum import crc32c
+from formats.checksum import crc32c, portable_extend
 from formats.entries import EntryBatch
-from formats.extension import Codec
+from formats.extension import ZSTD_LEVEL, Codec
 from formats.segment import SegmentBuilder, SegmentMap
 from formats.summary import Layout
 
@@ -134,6 +136,43 @@ def run(total_bytes: int, rounds: int) -> list[dict[str, Any]]:
     return results
 
 
+def libraries(rounds: int) -> list[dict[str, Any]]:
+    """Libraries that do the same: the checksum of a block, and zstd of a block of JSON, at the product's level."""
+    rng = np.random.default_rng(7)
+    rows = [
+        f'{{"id":{number},"user":"user-{rng.integers(50_000)}","amount":{rng.integers(100_000) / 100},'
+        f'"at":{1_700_000_000_000 + 37 * number}}}'
+        for number in range(BLOCK_BYTES // 60)
+    ]
+    block = "\n".join(rows).encode()[:BLOCK_BYTES]
+    arrow, theirs = pa.Codec("zstd", compression_level=ZSTD_LEVEL), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+    ours_packed, packed = arrow.compress(block, asbytes=True), theirs.compress(block)
+    unpack = zstandard.ZstdDecompressor().decompress
+    assert unpack(ours_packed) == arrow.decompress(packed, len(block), asbytes=True) == block
+    cases: list[tuple[str, Callable[[], Any]]] = [
+        (f"crc32c, google-crc32c ({google_crc32c.implementation})", partial(crc32c, block)),
+        ("crc32c, crcmod", partial(portable_extend(), 0, block)),
+        ("crc32c, google-crc32c (python)", partial(google_crc32c.python.value, block)),
+        (f"zstd, pyarrow, to {len(ours_packed) / len(block):.3f}", partial(arrow.compress, block, asbytes=True)),
+        (f"zstd, zstandard, to {len(packed) / len(block):.3f}", partial(theirs.compress, block)),
+        ("unzstd, pyarrow", partial(arrow.decompress, packed, len(block), asbytes=True)),
+        ("unzstd, zstandard", partial(unpack, packed)),
+    ]
+    copy_s = fastest_s(partial(bytearray, block), 10 * rounds)
+    results: list[dict[str, Any]] = []
+    for case, work in cases:
+        seconds = fastest_s(work, rounds if "python" in case else 10 * rounds)
+        rate = len(block) / seconds / 1e6
+        results.append(
+            {
+                "case": case,
+                "megabytes_per_s": round(rate, 1 if rate < 10 else None),
+                "share_of_memcpy": round(copy_s / seconds, 4),
+            }
+        )
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mebibytes", type=int, default=64, help="payload of each case")
@@ -141,7 +180,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     pa.set_cpu_count(1)
-    results = run(arguments.mebibytes * MIB, arguments.rounds)
+    results = run(arguments.mebibytes * MIB, arguments.rounds) + libraries(arguments.rounds)
     if arguments.json:
         print(json.dumps({"crc32c": f"google-crc32c ({google_crc32c.implementation})", "results": results}, indent=2))
         return

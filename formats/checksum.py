@@ -1,12 +1,15 @@
 """CRC-32C (Castagnoli), the checksum of every block, part and index.
 
-Computed by ``google-crc32c``: by its C extension, or by its Python where a platform has no such extension.
+Computed by the C extension of ``google-crc32c``. Where a platform has none, by ``crcmod``, whose extension is compiled
+when it is installed, and without that package by the Python of ``google-crc32c``. All give the same results
+(docs/decisions/0001-dependencies.md).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,8 +27,20 @@ def _extend() -> Callable[[int, Any], int]:
     import google_crc32c
 
     extend: Callable[[int, Any], int] = google_crc32c.extend
+    if google_crc32c.implementation == "c":
+        return extend
+    with suppress(ImportError):
+        return portable_extend()
     # Its Python takes bytes only.
-    return extend if google_crc32c.implementation == "c" else lambda value, data: extend(value, bytes(data))
+    return lambda value, data: extend(value, bytes(data))
+
+
+def portable_extend() -> Callable[[int, Any], int]:
+    """``crcmod``'s function: of a CRC and the bytes that follow. Raises ``ImportError``: it isn't installed."""
+    from crcmod.predefined import mkPredefinedCrcFun
+
+    crc_of = mkPredefinedCrcFun("crc-32c")
+    return lambda value, data: int(crc_of(data, value))
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:

@@ -1,8 +1,10 @@
-"""CRC-32C: the C extension and the portable code agree, and CRCs can be combined."""
+"""CRC-32C: the C extension and both portable ones agree, and CRCs can be combined."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import google_crc32c.python
 import numpy as np
@@ -30,12 +32,41 @@ def test_the_c_extension_is_used_where_there_is_one() -> None:
 
 @settings(max_examples=100)
 @given(st.binary(max_size=2000), st.binary(max_size=200))
-def test_both_implementations_agree(first: bytes, second: bytes) -> None:
+def test_all_implementations_agree(first: bytes, second: bytes) -> None:
     fast: Callable[[int, bytes], int] = checksum._extend()
-    portable: Callable[[int, bytes], int] = google_crc32c.python.extend
-    begun = fast(0, first)
-    assert begun == portable(0, first)
-    assert fast(begun, second) == portable(begun, second) == crc32c(first + second)
+    for portable in (checksum.portable_extend(), google_crc32c.python.extend):
+        begun = fast(0, first)
+        assert begun == portable(0, first)
+        assert fast(begun, second) == portable(begun, second) == crc32c(first + second)
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Callable[[int, Any], int]]]:
+    """What is chosen on a platform without google-crc32c's extension."""
+    monkeypatch.setattr(google_crc32c, "implementation", "python")
+    monkeypatch.setattr(google_crc32c, "extend", google_crc32c.python.extend)
+    checksum._extend.cache_clear()
+    yield checksum._extend
+    checksum._extend.cache_clear()
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_crcmod_is_the_fallback_and_googles_python_the_last_one(
+    choose: Callable[[], Callable[[int, Any], int]], monkeypatch: pytest.MonkeyPatch, *, is_installed: bool
+) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "crcmod.predefined", None)
+    asked: list[int] = []
+
+    def extend(value: int, data: bytes) -> int:
+        asked.append(value)
+        return int(google_crc32c.python.extend(value, data))  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(google_crc32c, "extend", extend)
+    for kind in (bytes, bytearray, memoryview, lambda body: np.frombuffer(body, np.uint8)):
+        assert crc32c(kind(b"123456789")) == 0xE3069283
+    assert crc32c(b"789", crc32c(b"123456")) == 0xE3069283
+    assert bool(asked) is not is_installed
 
 
 @pytest.mark.slow
