@@ -5,19 +5,26 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
+from formats.documents import STORE_IDENTITY_KEY
 from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.store_identity import identify
 from offloader.runtime.clock import SystemClock
+from offloader.service.bootstrap import assemble
 from offloader.service.health import ask_store
+from offloader.service.process import RecentErrors
 from offloader.service.store_watch import StoreWatch
+from offloader.settings.layered import SettingsFile
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
+from tests.support.metrics import exposed
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 _names = itertools.count()
@@ -106,3 +113,27 @@ def test_probe_of_the_store_takes_its_identity_with_one_request() -> None:
     created = identify(store)
     ask_store(store, seen.append)
     assert seen == [None, created]
+
+
+def test_serving_process_names_another_store_in_its_readiness_and_metrics(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    settings = {"serve.store": f"file://{tmp_path}/store", "serve.maintenance": True}
+    made = assemble(SettingsFile("test", {"": settings}), clock=SystemClock(), recent=RecentErrors())
+    try:
+        store = open_store(f"file://{tmp_path}/store")
+        probe, [look] = made.process.probes[""], made.process.looks
+
+        def shown() -> tuple[bool, list[str], float]:
+            probe._check()
+            look()
+            problems = [each.what for each in made.view.readiness().problems if each.where.startswith("store ")]
+            return made.view.readiness().ready, problems, exposed(made.metrics)["store_identity_differs"]
+
+        first = identify(store)
+        assert shown() == (True, [], 0.0)
+        store.delete([STORE_IDENTITY_KEY])
+        assert shown() == (True, [f"its identity is gone, and {first} is known"], 1.0)
+        other = identify(store)
+        assert shown() == (False, [f"its identity is {other}, and {first} is known"], 1.0)
+    finally:
+        made.process.stop()
