@@ -202,7 +202,7 @@ def find_leaks(keys: Iterable[str], manifests: Iterable[Manifest], uploads: Iter
         manifests: of all streams.
         uploads: names of unfinished uploads.
     """
-    needed = {"_time/now"}
+    needed = {"_time/now", "_store"}
     folders: dict[str, Manifest] = {}
     for manifest in manifests:
         folders[manifest.stream] = manifest

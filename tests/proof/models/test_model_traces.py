@@ -19,7 +19,7 @@ from tests.support.schedule import Fate
 TRACES = sorted((Path(__file__).parent / "model_traces").glob("*.txt"))
 #: What the product asks for and the model leaves out: it changes nothing that anybody else sees.
 _UNMODELLED = r"get _catalog/|head .*boundary|(get|head) .*parquet|(put|head|delete) _time/|list .*/manifest/"
-_UNMODELLED += "|list_uploads |list .*/leases/|get _hold"
+_UNMODELLED += "|list_uploads |list .*/leases/|get _hold|(get|put) _store"
 _DELETES = r"delete (?!_time/)"
 #: What a line of a trace asks for: verb and key of the product's request.
 _REQUESTS = [
