@@ -34,7 +34,8 @@ _REQUESTS = (
     (r"DELETE record", r"delete .*\.json"),
 )
 #: What the product asks for and the model leaves out.
-_UNMODELLED = r"get _catalog/|head .*boundary|(get|head) .*parquet|(put|head|delete) _time/|list_uploads |get _hold|(get|put) _store"
+_UNMODELLED = r"get _catalog/|head .*boundary|(get|head) .*parquet|(put|head|delete) _time/|list_uploads "
+_UNMODELLED += "|get _hold|(get|put) _store"
 
 
 class RecordReplay:
