@@ -88,7 +88,7 @@ def recover_lost(
     ]
     if left:  # promises of a compaction have no gap in their ranges
         commit(left)
-    if not any(gap.reason == LOST for gap in log.state.gaps):
+    if not any(GapReason.of(gap).may_be_filled for gap in log.state.gaps):
         return 0  # the source needn't list its ledgers
     entries = 0
     for part in recoverable(log.state, source.ledgers()):

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.entries import Position
+from offloader.coverage import Range
 from offloader.errors import ExecutorLost, InvalidCall, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.catalog import list_streams
-from offloader.manifest.lost_records import Range
 from offloader.manifest.names import matching_streams
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.manifest.unlisted import unlisted_streams
