@@ -64,7 +64,7 @@ class GapReason(StrEnum):
     @classmethod
     def of(cls, gap: Gap) -> GapReason:
         """The reason of a recorded gap; a text of another version counts as lost entries."""
-        return next((each for each in cls if each == gap.reason), cls.UNRECOVERED)
+        return next((each for each in cls if each == gap.reason), cls.DELETED)
 
     @property
     def is_loss(self) -> bool:

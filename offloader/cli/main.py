@@ -49,7 +49,7 @@ VERBS = {
     "truncate": "Let a stream begin later.",
     "retention": "Decide what may be deleted, and say why.",
     "subscribers": "List who still needs a stream; add, acknowledge, remove.",
-    "group": "Read streams as a group of readers, and manage reader groups.",
+    "group": "Read streams with groups of readers.",
     "cleanup": "Delete what no stream needs any more.",
     "delete-stream": "Delete whole streams.",
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
@@ -58,7 +58,7 @@ VERBS = {
     "status": "Show what the streams are doing.",
     "doctor": "Find out what keeps streams from being offloaded.",
     "serve": "Offload streams unattended, beside a broker.",
-    "spark": "Backfill, compact, export, rebuild or verify many streams with Spark.",
+    "spark": "Run jobs over many streams with Spark.",
 }
 
 #: Verb -> its module, and there its function or its actions; of others the function ``run`` of the module named so.

@@ -35,6 +35,7 @@ COMMANDS: dict[str, list[str]] = {
     "inspect": ["nothing"],
     "ls": [],
     "manifest checkpoint": [STREAM],
+    "manifest context": [STREAM, "1"],
     "manifest expire": [STREAM],
     "manifest rebuild": [STREAM, "--head", "first"],
     "manifest show": [STREAM],

@@ -173,7 +173,8 @@ def test_every_verb_that_takes_a_stream_is_in_a_table() -> None:
     tested = {each.strip() for table in (EACH, WHOLE, REFUSED) for each in table}
     # `export`, `replay` and `spark` have theirs in tests/iceberg, tests/replay and tests/spark.
     below = {"export", "offload", "replay", "spark", "adopt", "cleanup audit", "rollback export", "cleanup undo"}
-    below |= {"group set", "group join"}
+    # `manifest context` takes one stream, and is in tests/cli/test_manifest.py.
+    below |= {"group set", "group join", "manifest context"}
     below |= {f"subscribers {action}" for action in ("add", "ack", "remove", "accept-loss")}
     assert set(verbs_with_streams()) - tested - below == set()
 

@@ -213,7 +213,7 @@ def test_verb_without_an_action_is_refused_with_its_help(offloader: Offloader, v
 
 #: Verb with several actions -> them, in the order of the help.
 ACTIONS = {
-    "manifest": "show, rebuild, checkpoint, expire",
+    "manifest": "show, context, rebuild, checkpoint, expire",
     "retention": "explain, plan, run",
     "subscribers": "list, add, remove, ack, accept-loss",
     "group": "list, set, join, checkpoint, publish, remove",

@@ -107,7 +107,8 @@ def test_archive_has_every_kind_of_edit_and_object(golden: Golden) -> None:
     for key in keys:
         if "/manifest/" in key and record_number(key) is not None:
             kinds |= {edit.kind for edit in decode_record(golden.store.get(key)[0]).edits}
-    assert kinds == set(EDIT_KINDS)
+    # The archive is older than this edit, whose bytes are in tests/formats/golden_own.
+    assert kinds == set(EDIT_KINDS) - {"recover"}
     for part in OBJECT_KINDS:
         assert [key for key in keys if re.search(part, key)], part
     for name in ("ledgers.db", *DATABASES.values()):

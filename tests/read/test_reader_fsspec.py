@@ -79,7 +79,7 @@ def test_bucket_is_read_through_s3fs(
         ("fsspec+s3://cold/root", {}, "aws-s3", "cold", ""),
         ("fsspec+s3://cold", {"endpoint_url": "https://s3.eu-central-1.amazonaws.com"}, "aws-s3", "cold", ""),
         ("fsspec+s3a://cold/a/b", {"endpoint_url": "http://minio:9000"}, "aws-s3", "cold", "http://minio:9000"),
-        ("fsspec+memory://cold/root", {}, "memory", "/cold/store/", ""),
+        ("fsspec+memory://cold/root", {}, "memory", "/cold/root" + "/", ""),
     ],
 )
 def test_place_is_named_as_the_stores_own_driver_names_it(

@@ -83,7 +83,7 @@ def test_broker_may_do_nothing_else(store: ObjectStore, tmp_path: Path) -> None:
     with http_process(tmp_path, {"access": ACCESS}, streams=(), store=store, environ=ENVIRON) as (http, _):
         for route in others:
             method, _, path = route.partition(" ")
-            url = f"{http.url}{path.format(stream=quoted(STREAM), subscriber='x')}"
+            url = f"{http.url}{path.format(stream=quoted(STREAM), subscriber='x', group='x')}"
             body: dict[str, str] | None = {} if method in ("POST", "PUT") else None
             assert ask(url, method=method, body=body, token=ENVIRON["BROKER"]).status == 403, route
         read = ask(f"{http.url}/v1/overview", token=ENVIRON["BOTH"])
