@@ -12,6 +12,7 @@ import pytest
 from offloader.groups.group_service import open_reader_groups
 from offloader.groups.reader_groups import GroupConfig
 from offloader.store.open import open_store
+from tests.support.ctrl_c import heed_ctrl_c
 from tests.support.streams import StreamWriter, batch_of
 
 pytestmark = pytest.mark.process
@@ -24,7 +25,7 @@ def test_interrupted_reader_leaves_behind_what_it_printed(tmp_path: Path, how: s
     groups = open_reader_groups(store)
     groups.create("rg", GroupConfig(["orders"], automatic_checkpoint_ms=0))
     command = [sys.executable, "-m", "offloader", "group", "join", "rg", "one", "--store", store.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(20)]
         process.send_signal(how)
