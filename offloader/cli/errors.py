@@ -87,7 +87,10 @@ def failure_of(error: BaseException) -> Failure:
             hint = "the bytes are damaged or not ours; every other object is unaffected"
         case typer.TyperException():
             context = getattr(error, "ctx", None)
-            kind, message = ErrorKind.INVALID_REQUEST, _sentence(error.format_message())
+            kind, message = (
+                ErrorKind.INVALID_REQUEST,
+                _sentence(error.format_message().replace(": Value error, ", ": ")),
+            )
             if name == "NoArgsIsHelpError":  # its text is the whole help
                 message = "missing action"
             if context is not None and context.parent is not None and hasattr(context.command, "list_commands"):

@@ -252,7 +252,10 @@ def config_of(group: GroupState) -> GroupConfig:
 def require_group(group: GroupState) -> None:
     """Raise ``NotFound`` for a group that is deleted or never existed."""
     if group.deleted:
-        raise NotFound(f"reader group {group.name} doesn't exist", hint="create it first")
+        raise NotFound(
+            f"reader group {group.name} doesn't exist",
+            hint="create it: `offloader group set GROUP --stream STREAM`, or `group join` with --stream",
+        )
 
 
 def _configured(group: GroupState, config: GroupConfig, generation: int, homes: Homes) -> GroupState:

@@ -56,8 +56,9 @@ def groups(store: ObjectStore) -> ReaderGroups:
 )
 def test_refusals_are_one_line(offloader: Offloader, arguments: list[str], code: int, message: str) -> None:
     offloader("group", "set", "idle", "--stream", "orders")
-    found, line, _ = offloader.refuses(*arguments)
+    found, line, hint = offloader.refuses(*arguments)
     assert found == code
+    assert "doesn't exist" not in line or "`offloader group set GROUP --stream STREAM`" in hint
     assert message in line
 
 

@@ -163,6 +163,7 @@ def test_wrong_stream_name_is_refused_before_the_store_is_written(
         (("group", "set", "no_name", "--stream", STREAM), "is no name of a reader group"),
         (("group", "set", "audit", "--stream", NO_STREAM), NO_STREAM),
         (("retention", "run", NO_STREAM), NO_STREAM),
+        (("compact", STREAM, "--codec", "gzip"), "invalid value for '--codec': 'gzip' is not one of 'none', 'zstd'"),
         (("manifest", "rebuild", STREAM, "--head", "soon"), "--head"),
         (("manifest", "rebuild", STREAM, "--head", "first", "--closed", "soon"), "--closed"),
         (("manifest", "rebuild", STREAM, "--head", "first", "--accept-loss", "soon"), "--accept-loss"),

@@ -47,9 +47,13 @@ class SwitchableStore(StoreWrapper):
 
 
 class PhaseWorld:
-    """One stream, its hot tier and its store, without threads."""
+    """One stream, its hot tier and its store, without threads.
 
-    def __init__(self) -> None:
+    Args:
+        offload: settings of that section.
+    """
+
+    def __init__(self, **offload: object) -> None:
         self.clock = ManualClock()
         self.memory = MemoryStore(f"phases-{next(_names)}", "", SystemClock())
         self.store = SwitchableStore(self.memory)
@@ -61,6 +65,7 @@ class PhaseWorld:
             "takeover_after_seconds": TAKEOVER_S,
             "offload_buffer_bytes_max": 64 * 1024,
             "backfill_segments_in_flight_max": 1,
+            **offload,
         }
         settings = Settings.of({"offload": limits, "manifest": {"record_requests_max": 1}})
         self.offloader = LedgerOffloader(self.store, settings, clock=self.clock, workers=self.workers)

@@ -13,7 +13,6 @@ from formats.keys import manifest_prefix
 from formats.manifest import Assign, Failed, LedgerClosed, Offloaded, OpenEpoch
 from offloader.errors import Fenced, StoreUnavailable
 from offloader.manifest.log import load_manifest
-from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
@@ -218,42 +217,6 @@ def test_a_segment_closes_at_its_age(new_bench: Callable[..., Bench]) -> None:
     clock.advance(61)
     eventually(lambda: stream.status().committed == bench.expected[-1][0])
 
-    assert stored_entries(bench.memory, STREAM) == bench.expected
-
-
-def small(bytes_min: int) -> Settings:
-    return settings(segment_bytes_min=bytes_min, segment_age_limit_minutes=25.0)
-
-
-def test_a_small_segment_closes_at_the_age_limit(new_bench: Callable[..., Bench]) -> None:
-    clock = ManualClock(waits_pass=False)
-    bench = new_bench(clock=clock, settings=small(8 * KIB))
-    source = bench.open()
-    stream = bench.start(source)
-    bench.append(source, 1)
-    eventually(lambda: stream.status().offered == bench.expected[-1][0])
-    for minutes in (10, 10, 4):
-        clock.advance(minutes * 60 + 1)
-        assert stream.status().committed is None
-    clock.advance(61)
-    eventually(lambda: stream.status().committed == bench.expected[-1][0])
-    assert stream.status().segment_age_s == 25 * 60
-    assert stored_entries(bench.memory, STREAM) == bench.expected
-
-
-def test_a_segment_that_reached_the_minimum_closes_by_age(new_bench: Callable[..., Bench]) -> None:
-    clock = ManualClock(waits_pass=False)
-    bench = new_bench(clock=clock, settings=small(4 * KIB))
-    source = bench.open()
-    stream = bench.start(source)
-    bench.append(source, 1)
-    eventually(lambda: stream.status().offered == bench.expected[-1][0])
-    clock.advance(10 * 60 + 1)
-    bench.append(source, 1, size=600)
-    eventually(lambda: stream.status().offered == bench.expected[-1][0])
-    assert stream.status().committed is None
-    clock.advance(10 * 60 + 1)
-    eventually(lambda: stream.status().committed == bench.expected[-1][0])
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
