@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import platform
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -59,6 +60,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("new" if config.getoption("all") else "fixed")
     if config.getoption("quick"):
+        platform.processor()  # starts uname once a process: a cloud's SDK asks for it in the first test that needs one
         config.pluginmanager.register(Guard(), "quick-guard")
     else:
         config.pluginmanager.register(Durations(config), "durations")
