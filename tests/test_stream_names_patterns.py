@@ -49,6 +49,7 @@ def test_commands_and_spark_select_names_with_brackets() -> None:
         assert matching_streams(pattern, names) == found
 
 
+@pytest.mark.slow
 def test_one_function_matches_patterns() -> None:
     """``fnmatch`` has classes of characters, which no page names and names of topics may look like."""
     for path in PRODUCT.rglob("*.py"):

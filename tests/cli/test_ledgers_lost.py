@@ -71,6 +71,7 @@ def test_read_fails_when_the_whole_database_is_missing(offloader: Offloader, dat
     assert (done.code, done.out) == (LOST, "4\n")
 
 
+@pytest.mark.slow
 def test_offload_stores_the_present_entries_and_fails(offloader: Offloader) -> None:
     planned = offloader("offload", STREAM, "--dry-run")
     assert (planned.code, "1:3" in planned.out) == (LOST, True)
@@ -88,11 +89,13 @@ def test_doctor_reports_missing_acknowledged_entries_as_a_problem(offloader: Off
     assert "entries up to 1:7 were acknowledged" in row["what"]
 
 
+@pytest.mark.slow
 def test_commands_succeed_after_the_loss_was_accepted(offloader: Offloader) -> None:
     assert [offloader(verb, STREAM).code for verb in ("offload", "accept-loss")] == [LOST, 0]
     assert [offloader(*words).code for words in (["read", STREAM], ["offload", STREAM], ["doctor"])] == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
 def test_stream_that_was_never_offloaded_is_offloaded_after_the_loss_was_accepted(
     method: str, offloader: Offloader, database: Path

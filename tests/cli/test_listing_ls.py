@@ -85,6 +85,7 @@ def test_truncated_segments_do_not_count(offloader: Offloader, store: ObjectStor
     assert (row["segments"], row["first"]) == (1, "4:10")
 
 
+@pytest.mark.slow
 def test_deleted_stream_is_in_no_list_and_no_problem(
     offloader: Offloader, store: ObjectStore, streams: list[StreamWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -300,6 +300,7 @@ def test_database_of_the_options_wins_over_the_settings_file(
     assert done["entries"] == 40
 
 
+@pytest.mark.slow
 def test_settings_file_without_one_ledger_database_is_refused(
     offloader: Offloader, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

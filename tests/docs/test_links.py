@@ -76,6 +76,7 @@ def test_rules_are_numbered_in_order_without_gaps() -> None:
             assert len(found) >= 9, name
 
 
+@pytest.mark.slow
 def test_cited_rules_are_specified() -> None:
     known = {*specified("manifest.md"), *specified("retention.md")}
     cited = {

@@ -116,6 +116,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+@pytest.mark.slow
 def test_first_start_of_a_stream_creates_and_notes_the_identity(place: Place) -> None:
     place.offload()
     store = open_store(place.url)
@@ -127,6 +128,7 @@ def test_first_start_of_a_stream_creates_and_notes_the_identity(place: Place) ->
     assert place.entries() == 6
 
 
+@pytest.mark.slow
 def test_damaged_identity_stops_no_stream(place: Place) -> None:
     place.offload()
     place.object.write_bytes(b"{}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
+
 from offloader.doctor import Outcome
 from offloader.service.small_topics import PUTS_AN_HOUR_MIN, PUTS_OF_A_SEGMENT, check_small_topics
 from offloader.settings.layered import SettingsFile, parse_settings
@@ -36,6 +38,7 @@ def test_small_segments_of_the_last_hour_are_counted() -> None:
     assert "offload.segment_age_limit" in found.hint
 
 
+@pytest.mark.slow
 def test_few_old_or_large_segments_are_no_finding() -> None:
     few = PUTS_AN_HOUR_MIN // PUTS_OF_A_SEGMENT // 5 - 1
     assert not list(check_small_topics(store_of(few), SettingsFile(), ManualClock(BASE_MS + 60_000)))

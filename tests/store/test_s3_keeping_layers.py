@@ -37,6 +37,7 @@ def read(text: str = FILE) -> SettingsFile:
     return parse_settings(text, "offloader.toml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passed", [lambda each: each, lambda each: pickle.loads(pickle.dumps(each))])
 def test_new_objects_get_the_key_and_class_of_their_stream(passed: Callable[[StoreSettings], StoreSettings]) -> None:
     """Also where the settings went to another process, as to an executor of Spark."""

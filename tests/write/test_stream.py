@@ -6,6 +6,8 @@ import ast
 from itertools import product
 from pathlib import Path
 
+import pytest
+
 import offloader
 from offloader.write.stream import ENDED, TABLE, TAKING, Event, Mode, Phase, step
 from tests.write.stream_phases import phase_rows, transition_rows
@@ -62,6 +64,7 @@ def test_page_has_both_tables() -> None:
     assert "\n".join(transition_rows()) in PAGE
 
 
+@pytest.mark.slow
 def test_no_other_module_assigns_a_phase() -> None:
     places = set[tuple[str, str]]()
     for path in ROOT.rglob("*.py"):

@@ -106,6 +106,7 @@ def test_broker_is_asked_until_it_lists_the_ledgers_as_offloaded(bench: PulsarBe
     assert asking.triggers.problems() == []
 
 
+@pytest.mark.slow
 def test_broker_that_fails_to_offload_is_a_problem_until_it_does(
     bench: PulsarBench, asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
