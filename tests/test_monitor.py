@@ -331,7 +331,7 @@ def test_weak_store_with_a_single_writer_is_reported_in_the_status(tmp_path: Pat
         ledger.append(b"x")
     document = json.loads(file.read_text())
     assert document["store"]["single_writer"] is True
-    assert "a create replaces an object that is there" in document["store"]["problems"]
+    assert "a create replaces an existing object" in document["store"]["problems"]
     assert document["store"]["url"] == store.url
 
 

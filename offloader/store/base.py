@@ -36,33 +36,34 @@ def without_secrets(url: str) -> str:
 
 
 def require_place_only(url: str) -> None:
-    """Refuse a URL of our own schemes that holds more than a location.
+    """Refuse a URL of a built-in scheme that contains more than a location.
 
     Raises:
-        InvalidCall: it holds more, or is no URL; the error doesn't repeat its text.
+        InvalidCall: the URL contains more, or can't be parsed. The message never repeats the URL, which may contain
+            secrets.
     """
     scheme = url.partition("://")[0]
     try:
         parts: SplitResult = urlsplit(url)
     except ValueError as error:
-        raise InvalidCall(f"the {scheme} URL can't be read: {error}", hint=f"give {scheme}://NAME/root") from error
+        raise InvalidCall(f"the {scheme} URL can't be parsed: {error}", hint=f"use {scheme}://NAME/root") from error
     if "@" in parts.netloc:
         raise InvalidCall(
-            f"the {scheme} URL carries credentials",
-            hint="leave them out of the URL: use the environment, a profile, or access_key and secret_key",
+            f"the {scheme} URL contains credentials",
+            hint="remove them from the URL: use the environment, a profile, or access_key and secret_key",
         )
     if "?" in url or "#" in url:
         raise InvalidCall(
-            f"{without_secrets(url)} is followed by a ? or # and more, which means nothing here",
-            hint="leave it out (settings have options of their own); in a name write %3F for ? and %23 for #",
+            f"the URL of {without_secrets(url)} contains a query or a fragment (? or #), which isn't supported",
+            hint="remove it and use settings instead; in a name, write %3F for ? and %23 for #",
         )
 
 
 class Sink(Protocol):
-    """Receives a body in place of a returned one: see ``ObjectStore.get``. Used by one call at a time.
+    """Receives a body, instead of a return value: see ``ObjectStore.get``. One call at a time uses a sink.
 
-    Received bytes may turn out to be invalid: the connection may break for good, the object may be replaced. A sink
-    acts on them only after the call has returned. It doesn't raise, as the store would take the error for its own.
+    Received bytes may become invalid: the connection may break, or the object may be replaced. A sink processes them
+    only after the call has returned. It must not raise: the store would report the error as a failed request.
     """
 
     @property
@@ -79,8 +80,8 @@ class Sink(Protocol):
         """Take the first ``count`` bytes of ``room``, at least one; the store no longer uses that memory."""
 
 
-#: Bytes that a store accepts as a body, in one place or in several. The store never changes a ``bytearray`` or
-#: ``memoryview``, and the caller leaves them unchanged until the call returns.
+#: Bytes that a store accepts as a body, contiguous or in several pieces. The store never changes a ``bytearray`` or
+#: ``memoryview``. The caller must not change them before the call returns.
 Body = bytes | bytearray | memoryview | Pieces
 
 
@@ -104,7 +105,7 @@ class PutMode:
     etag: str | None = None
 
 
-#: Create or fail with ``PreconditionFailed``: atomic, or the store refuses to be opened for writing.
+#: Create or fail with ``PreconditionFailed``. Atomic; a store that can't guarantee this can't be opened for writing.
 CREATE = PutMode(create_only=True)
 #: Replace any existing object.
 OVERWRITE = PutMode()
@@ -140,7 +141,7 @@ class ListPage:
 
 
 #: Hint of an error where a store denies a deletion.
-MAY_NOT_DELETE = "allow these credentials to delete (s3:DeleteObject on S3), or run the command with others"
+MAY_NOT_DELETE = "grant these credentials the delete permission (s3:DeleteObject on S3), or use other credentials"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +163,11 @@ class DeleteFailure:
 def delete_in_turns(
     keys: Sequence[str], at_once_max: int, delete: Callable[[Sequence[str]], Sequence[DeleteFailure]]
 ) -> list[DeleteFailure]:
-    """Remove keys, which may be none, by requests of up to ``at_once_max`` each. An error after the first one becomes a
-    failure of each key that is left: some keys are removed, so the call didn't fail as a whole."""
+    """Remove any number of keys, in requests of at most ``at_once_max`` keys.
+
+    An error of the first request is raised. An error of a later one is reported as a failure of each remaining key,
+    because some keys have been removed already.
+    """
     failures: list[DeleteFailure] = []
     for start in range(0, len(keys), at_once_max):
         try:
@@ -232,7 +236,7 @@ class ObjectStore(Protocol):
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
-        """Write a whole object. ``crc32c``: the caller's own checksum, sent along; computed when absent."""
+        """Write a whole object. ``crc32c``: the caller's checksum, which is sent with the body; computed if absent."""
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         """Objects whose key begins with ``prefix`` and, where the store orders keys, comes after ``after``."""
@@ -241,11 +245,11 @@ class ObjectStore(Protocol):
         """Remove keys; a missing key counts as removed. Returns the keys that were *not* removed."""
 
     def delete_if_match(self, key: str, etag: str) -> None:
-        """Remove an object if it still has this ETag; a missing object counts as removed. One request, which no layer
-        repeats. After ``PreconditionFailed`` another version exists; after any other error the outcome is unknown.
+        """Remove an object if it still has this ETag; a missing object counts as removed.
 
-        Some servers (MinIO) ignore the condition and remove any version: the caller keeps other writers from replacing
-        the object for longer than a request takes.
+        A single request, which no layer repeats. ``PreconditionFailed`` means that another version exists; after any
+        other error the outcome is unknown. Some servers (MinIO) ignore the condition and remove any version. Callers
+        must therefore prevent other writers from replacing the object while the request runs.
         """
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
@@ -270,8 +274,9 @@ class ObjectStore(Protocol):
     def signed_url(self, key: str, expires_s: float) -> str | None:
         """A URL that reads the object, whole or in ranges, by plain HTTP GET without credentials. Sends no request.
 
-        Whoever has it can read the object: it is a secret, for no log, error or ``repr``. It ends with the credentials
-        that signed it, if these end first. ``None``: the store has no such URLs, or no credentials that can sign here.
+        The URL grants access to the object: it is a secret that must not appear in logs, errors or ``repr``. It expires
+        with the credentials that signed it, if they expire first. ``None``: the store has no signed URLs, or no
+        credentials that can sign without a request.
         """
 
     def close(self) -> None:
@@ -280,20 +285,20 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class Adjustable(Protocol):
-    """A store whose requests depend on settings that not every server takes; the probe asks it about a scratch key."""
+    """A store whose requests depend on settings that some servers lack. The probe tests them on a scratch key."""
 
     def checksum_taken(self, key: str) -> str:
-        """The first other value of ``store.checksum`` with which the server takes a put; empty: none."""
+        """The first other value of ``store.checksum`` with which the server accepts a put; empty: none."""
 
     @property
     def asks_encryption(self) -> bool:
-        """Whether ``store.encryption`` is asked for with each new object."""
+        """Whether each new object is created with ``store.encryption``."""
 
     def encryption_problem(self, key: str) -> str:
-        """Why the object isn't encrypted as the settings ask; empty: it is."""
+        """The difference between the object's encryption and the settings; empty: none."""
 
 
-#: Prefix of the scratch keys of probes, below the store's root: no stream's name begins like this.
+#: Prefix of the scratch keys of probes, below the store's root. No stream name begins with it.
 PROBE_PREFIX = "_probe/"
 #: Drivers of stores in this process or on this machine.
 _LOCAL_DRIVERS = frozenset({"file", "memory"})
@@ -308,23 +313,23 @@ def put_if(store: ObjectStore, key: str, body: bytes, mode: PutMode) -> bool:
 
 
 def require_open_store(store: object) -> None:
-    """Refuse a URL or a path, which callers easily pass, instead of an open store; raises ``InvalidCall``."""
+    """Raise ``InvalidCall`` for a URL or a path that was passed instead of an open store."""
     if isinstance(store, str | Path):
         url = without_secrets(str(store))
-        raise InvalidCall(f"store is {url!r}, not an open store", hint=f"offloader.open_store({url!r}) opens it")
+        raise InvalidCall(f"store is {url!r}, not an open store", hint=f"open it with offloader.open_store({url!r})")
 
 
 def is_local(store: ObjectStore) -> bool:
     """Whether the store is in this process or on this machine's disk.
 
-    There requests take no longer than starting a thread does, and no set of servers could behave differently.
+    A request to such a store takes no longer than the start of a thread, and there is only one server.
     """
     return store.driver_metadata["managedLedgerOffloadDriver"] in _LOCAL_DRIVERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """Options for a scheme's module to open a store, as those of ``open_store``. Secrets aren't part of its ``repr``.
+    """Options with which a scheme's module opens a store; see ``open_store``. ``repr`` omits secrets.
 
     Attributes:
         limiter: the rate limits; ``None``: a private limiter without limits until the store throttles.

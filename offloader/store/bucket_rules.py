@@ -1,4 +1,4 @@
-"""What a bucket's lifecycle rules, versioning and object lock do to the objects of a store. Pure."""
+"""Effects of a bucket's lifecycle rules, versioning and object lock on the objects of a store. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from offloader.store.base import PROBE_PREFIX
 
-#: Configurations of a bucket, and the permission to read each.
+#: Configurations of a bucket, and the permission that reads each.
 LIFECYCLE, VERSIONING, OBJECT_LOCK = "lifecycle", "versioning", "object lock"
 PERMISSIONS: Mapping[str, str] = {
     LIFECYCLE: "s3:GetLifecycleConfiguration",
@@ -45,7 +45,7 @@ class BucketFinding:
 
     Attributes:
         hint: the remedy; empty: none is needed.
-        is_problem: whether data is lost or can't be read if nothing is done.
+        is_problem: whether data becomes lost or unreadable without the remedy.
     """
 
     check: str
@@ -56,10 +56,10 @@ class BucketFinding:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """An enabled lifecycle rule that concerns objects of the store.
+    """An enabled lifecycle rule that applies to objects of the store.
 
     Attributes:
-        is_whole: whether it concerns all of them.
+        is_whole: whether it applies to all of them.
     """
 
     name: str
@@ -80,34 +80,34 @@ def lifecycle_findings(answer: Mapping[str, Any] | None, root: str) -> Iterator[
     for rule, what, hint in harms:
         yield BucketFinding(check=check, what=f"rule {rule.name} {what} {rule.where}", hint=hint, is_problem=True)
     if not harms:
-        known = f"{len(rules)} rules concern the store, none deletes or archives what it has"
-        yield BucketFinding(check=check, what=known if rules else "no rule concerns the store")
+        known = f"{len(rules)} rules apply to the store; none deletes or archives its objects"
+        yield BucketFinding(check=check, what=known if rules else "no rule applies to the store")
     check = "bucket unfinished uploads"
     aborted = _fewest_days(rules, "AbortIncompleteMultipartUpload", "DaysAfterInitiation")
     if aborted is None:
         yield BucketFinding(
             check=check,
-            what="no rule aborts those of a process that never comes back",
+            what="no rule aborts the unfinished uploads of terminated processes",
             hint=f"add a rule AbortIncompleteMultipartUpload after {ABORT_DAYS} days",
         )
     else:
-        yield BucketFinding(check=check, what=f"a rule aborts them after {aborted} days")
+        yield BucketFinding(check=check, what=f"a rule aborts unfinished uploads after {aborted} days")
 
 
 def _harms(rule: _Rule) -> Iterator[tuple[str, str]]:
-    """What a rule does that loses data or makes it unreadable, and the remedy."""
+    """Effects of a rule that lose data or make it unreadable, each with the remedy."""
     when = _when(rule.raw.get("Expiration", {}))
     if when:
         yield (
-            f"deletes objects {when}, segments and manifest alike,",
-            "remove it before that: what may go depends on who still reads (docs/explanation/retention.md)",
+            f"deletes objects {when}, both segments and manifests,",
+            "remove the rule before then; let offloader's retention delete data (docs/explanation/retention.md)",
         )
     for transition in rule.raw.get("Transitions", ()):
         kind = transition.get("StorageClass", "")
         if kind in ARCHIVES:
             yield (
                 f"moves objects to {kind} {_when(transition)}",
-                "remove it, or name GLACIER_IR: archived objects can't be read until they are restored",
+                "remove the rule, or use GLACIER_IR: archived objects can't be read until they are restored",
             )
 
 
@@ -120,7 +120,7 @@ def _when(step: Mapping[str, Any]) -> str:
 def versioning_findings(
     answer: Mapping[str, Any] | None, lifecycle: Mapping[str, Any] | None, root: str
 ) -> Iterator[BucketFinding]:
-    """The finding about what happens to deleted and replaced objects.
+    """The finding about old versions of deleted and replaced objects.
 
     Args:
         answer: S3's description of the versioning.
@@ -128,20 +128,20 @@ def versioning_findings(
     """
     check, status = "bucket versions", (answer or {}).get("Status")
     if status is None:
-        yield BucketFinding(check=check, what="none are kept: what is deleted is gone at once")
+        yield BucketFinding(check=check, what="versioning is off: deletions free space immediately and can't be undone")
         return
     ends = _fewest_days(_rules(lifecycle, root), "NoncurrentVersionExpiration", "NoncurrentDays")
-    kept = "are kept" if status == "Enabled" else "from before versioning was suspended are kept"
+    kept = "old versions are" if status == "Enabled" else "old versions from before versioning was suspended are"
     if ends is None:
         yield BucketFinding(
             check=check,
-            what=f"old versions {kept} and paid for without end: what cleanup deletes, and each replaced boundary",
-            hint="add a rule NoncurrentVersionExpiration after as many days as a mistake may go unnoticed",
+            what=f"{kept} kept, and billed, forever: of objects that cleanup deletes, and of replaced boundaries",
+            hint="add a rule NoncurrentVersionExpiration, with enough days to notice an accidental deletion",
         )
     else:
         yield BucketFinding(
             check=check,
-            what=f"old versions {kept} for {ends} days: that long a deletion frees nothing, and can be taken back",
+            what=f"{kept} kept for {ends} days: deleted objects use space, and can be recovered, for that long",
         )
 
 
@@ -157,19 +157,19 @@ def lock_findings(answer: Mapping[str, Any] | None) -> Iterator[BucketFinding]:
     if days:
         yield BucketFinding(
             check=check,
-            what=f"each version is locked for {days} days ({retention.get('Mode', 'in an unknown mode')}): cleanup "
-            "deletes the current one, its bytes can't be removed before, and rules that expire versions wait as long",
-            hint="set cleanup.grace_period and the budget by that, or lock a copy of the bucket instead",
+            what=f"each version is locked for {days} days ({retention.get('Mode', 'in an unknown mode')}): after a "
+            "cleanup, the bytes of deleted objects, and versions due to expire, remain until the lock ends",
+            hint="plan cleanup.grace_period and the budget with these days, or lock a copy of the bucket instead",
         )
     elif lock.get("ObjectLockEnabled") == "Enabled":
-        yield BucketFinding(check=check, what="possible, with no retention by default: nothing is locked by it")
+        yield BucketFinding(check=check, what="enabled without a default retention: new objects aren't locked")
     else:
-        yield BucketFinding(check=check, what="none: cleanup can delete")
+        yield BucketFinding(check=check, what="off: cleanup can delete objects")
 
 
 def _rules(answer: Mapping[str, Any] | None, root: str) -> Sequence[_Rule]:
-    """The enabled rules that concern objects below ``root``, but for the scratch objects of probes. Rules for tags
-    concern none: no object has any."""
+    """The enabled rules that apply to objects below ``root`` other than the scratch objects of probes. Rules for tags
+    never apply: offloader's objects have no tags."""
     found = []
     for number, raw in enumerate((answer or {}).get("Rules", ()), 1):
         chosen = raw.get("Filter", {})
@@ -188,6 +188,6 @@ def _rules(answer: Mapping[str, Any] | None, root: str) -> Sequence[_Rule]:
 
 
 def _fewest_days(rules: Sequence[_Rule], action: str, name: str) -> int | None:
-    """After how many days a rule for all objects takes an action; ``None``: none does."""
+    """Smallest number of days after which a rule for all objects takes an action; ``None``: no rule does."""
     found = [rule.raw.get(action, {}).get(name) for rule in rules if rule.is_whole]
     return min((int(days) for days in found if days is not None), default=None)

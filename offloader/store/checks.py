@@ -1,4 +1,4 @@
-"""Argument checks common to all stores, made before a call has an effect, and the base class that makes them."""
+"""Argument checks common to all stores, and the base class that runs them before a call has an effect."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
 #: Parts of one upload (S3's limit).
 PARTS_MAX = 10_000
-#: Of an error whose outcome is unknown.
-COMPLETED_HINT = "look with head: it may have been completed before"
+#: Hint of an error whose outcome is unknown.
+COMPLETED_HINT = "check the object with head: an earlier attempt may have completed the upload"
 #: Seconds for which a signed URL may be valid (S3's and Google's limit).
 SIGNED_SECONDS_MAX = 7 * 24 * 3600
 
-#: Most keys: printable ASCII, no level empty or beginning with a dot. Others are checked rule by rule.
+#: Fast check that most keys pass: printable ASCII, no level empty or beginning with a dot. Other keys are checked rule
+#: by rule.
 _PLAIN_KEY = re.compile(r"[\x20-\x2D0-~][\x20-\x2E0-~]*(?:/[\x20-\x2D0-~][\x20-\x2E0-~]*)*")
 _METADATA_KEY = re.compile(r"[a-z0-9!#$&'*+.^_`|~-]+\Z")
 _METADATA_VALUE = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?\Z")
 
 
 class _Verbs(Protocol):
-    """What a store implements. Arguments are checked: metadata has lower-case keys, ``crc`` is the body's CRC-32C."""
+    """Verbs that a store implements. Arguments are checked: lower-case metadata keys, ``crc`` is the body's CRC-32C."""
 
     def _head(self, key: str) -> ObjectInfo: ...
     def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]: ...
@@ -61,9 +62,9 @@ class _Verbs(Protocol):
 
 
 class CheckedStore(_Verbs):
-    """The verbs of ``ObjectStore``: checks their arguments, then calls those of a subclass, which begin with ``_``.
+    """The verbs of ``ObjectStore``: check the arguments, then call the subclass's verb, whose name begins with ``_``.
 
-    Keys stay relative to ``_root``, which is empty or ends with a slash.
+    Keys are relative to ``_root``, which is empty or ends with a slash.
     """
 
     def __init__(
@@ -82,13 +83,11 @@ class CheckedStore(_Verbs):
         return f"{type(self).__name__}({self.url!r})"
 
     def _checked_key(self, key: str) -> str:
-        """The key; refuses one that some store can't hold: empty, absolute, with an empty level, ``.``, ``..`` or a
-        control character, too long, not UTF-8."""
-        problem = _key_problem(self._root + key) if key else "it is empty"
+        """Return the key, or refuse one that some store can't hold: empty, absolute, with an empty level, ``.``, ``..``
+        or a control character, too long, or not UTF-8."""
+        problem = _key_problem(self._root + key) if key else "the key is empty"
         if problem:
-            raise InvalidCall(
-                f"key {key!r} can't be used: {problem}", hint="keys are names separated by single slashes"
-            )
+            raise InvalidCall(f"invalid key {key!r}: {problem}", hint="use names separated by single slashes")
         return key
 
     def head(self, key: str) -> ObjectInfo:
@@ -98,7 +97,9 @@ class CheckedStore(_Verbs):
         self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
         if byte_range is not None and not 0 <= byte_range.start <= byte_range.stop:
-            raise InvalidCall(f"bytes {byte_range.start} to {byte_range.stop} are no range", hint="0 <= start <= stop")
+            raise InvalidCall(
+                f"invalid byte range {byte_range.start} to {byte_range.stop}", hint="use 0 <= start <= stop"
+            )
         if byte_range is not None and byte_range.length == 0:
             return b"", self._head(self._checked_key(key))
         return self._get(self._checked_key(key), byte_range, into)
@@ -120,12 +121,12 @@ class CheckedStore(_Verbs):
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         _check_prefix(prefix)
         if limit < 1:
-            raise InvalidCall(f"a listing of {limit} objects was asked for", hint="limit is at least 1")
+            raise InvalidCall(f"invalid limit {limit} of a listing", hint="use a limit of at least 1")
         return self._list(prefix, after, limit)
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        if isinstance(keys, str):  # a sequence of letters
-            raise InvalidCall(f"delete takes a list of keys, not the text {keys!r}", hint="give [key]")
+        if isinstance(keys, str):  # also a sequence of strings
+            raise InvalidCall(f"delete requires a list of keys, not the string {keys!r}", hint="pass [key]")
         unique = list(map(self._checked_key, dict.fromkeys(keys)))
         return self._delete(unique) if unique else ()
 
@@ -142,15 +143,19 @@ class CheckedStore(_Verbs):
         return self._upload_part(self._checked_key(key), upload_id, number, body, self._part_crc32c(key, body, crc32c))
 
     def _part_crc32c(self, key: str, body: Body, given: int | None) -> int:
-        """CRC-32C of a part. Only a store that compares it itself doesn't compare it with the given one here."""
+        """CRC-32C of a part, compared with the given one. A store that compares it elsewhere overrides this."""
         return body_crc32c(key, body, given)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         numbers = [part.number for part in parts]
         if not numbers:
-            raise InvalidCall(f"upload of {key} can't be completed without parts", hint="an empty object is one put")
+            raise InvalidCall(
+                f"an upload of {key} can't be completed without parts", hint="use put for an empty object"
+            )
         if any(after <= before for before, after in pairwise(numbers)):
-            raise InvalidCall(f"parts of {key} don't ascend: {numbers[:20]}", hint="pass them in order, each once")
+            raise InvalidCall(
+                f"part numbers of {key} aren't ascending: {numbers[:20]}", hint="pass each part once, in order"
+            )
         return self._complete_upload(self._checked_key(key), upload_id, parts)
 
     def abort_upload(self, key: str, upload_id: str) -> None:
@@ -166,16 +171,16 @@ class CheckedStore(_Verbs):
     def signed_url(self, key: str, expires_s: float) -> str | None:
         if not 1 <= expires_s <= SIGNED_SECONDS_MAX:
             raise InvalidCall(
-                f"a URL of {key} can't be valid for {expires_s} s", hint=f"between 1 and {SIGNED_SECONDS_MAX} seconds"
+                f"a signed URL of {key} can't be valid for {expires_s} s", hint=f"use 1 to {SIGNED_SECONDS_MAX} seconds"
             )
         return self._signed_url(self._checked_key(key), expires_s)
 
     def _signed_url(self, key: str, expires_s: float) -> str | None:  # noqa: ARG002
-        """``None``, where the store has no such URLs."""
+        """Default for stores without signed URLs."""
         return None
 
     def close(self) -> None:
-        """No effect, where nothing stays open between calls or others own it."""
+        """Default for stores that own no connection or open file between calls."""
 
 
 def _key_problem(key: str) -> str:
@@ -183,20 +188,20 @@ def _key_problem(key: str) -> str:
         return ""
     try:
         if len(key.encode()) > KEY_BYTES_MAX:
-            return f"it is longer than {KEY_BYTES_MAX} bytes"
+            return f"the key is longer than {KEY_BYTES_MAX} bytes"
     except UnicodeEncodeError:
-        return "it isn't text that UTF-8 can hold"
+        return "the key can't be encoded in UTF-8"
     if any(level in ("", ".", "..") for level in key.split("/")):
-        return "a level of it is empty, '.' or '..'"
+        return "a level is empty, '.' or '..'"
     if not key.isprintable() and any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in key):
-        return "it has control characters"
+        return "the key contains control characters"
     return ""
 
 
 def _check_prefix(prefix: str) -> None:
-    """Refuse a prefix that no key can have: a store on a file system must not follow ``../``."""
+    """Refuse a prefix that no valid key begins with: a store on a file system must not follow ``../``."""
     if any(level in ("", ".", "..") for level in prefix.split("/")[:-1]):
-        raise InvalidCall(f"no key begins with {prefix!r}", hint="keys are names separated by single slashes")
+        raise InvalidCall(f"invalid prefix {prefix!r}", hint="use names separated by single slashes")
 
 
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
@@ -205,30 +210,34 @@ def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     for key, value in (metadata or {}).items():
         name = key.lower()
         if not _METADATA_KEY.match(name) or not _METADATA_VALUE.match(value):
-            raise InvalidCall(f"metadata {key!r} = {value!r} can't travel in an HTTP header", hint="percent-encode it")
+            raise InvalidCall(
+                f"metadata {key!r} = {value!r} is not valid in an HTTP header", hint="percent-encode the value"
+            )
         if name in kept:
-            raise InvalidCall(f"metadata {name!r} is given twice", hint="keys differ in more than upper and lower case")
+            raise InvalidCall(
+                f"metadata {name!r} is given twice", hint="use keys that differ in more than upper and lower case"
+            )
         kept[name] = value
     if sum(len(name) + len(value) for name, value in kept.items()) > METADATA_BYTES_MAX:
-        raise InvalidCall(f"metadata is longer than {METADATA_BYTES_MAX} bytes", hint="put it into the object")
+        raise InvalidCall(f"metadata is longer than {METADATA_BYTES_MAX} bytes", hint="store it in the object's body")
     return kept
 
 
 def _check_mode(mode: PutMode) -> None:
-    """Refuse a mode that is create-only and conditional on an ETag at once, or on an empty ETag."""
+    """Refuse a mode that is both create-only and conditional on an ETag, or conditional on an empty ETag."""
     if mode.etag is not None and (mode.create_only or not mode.etag):
-        raise InvalidCall(f"{mode} can't be satisfied", hint="use CREATE, OVERWRITE or IfMatch(etag)")
+        raise InvalidCall(f"invalid mode {mode}", hint="use CREATE, OVERWRITE or IfMatch(etag)")
 
 
 def body_crc32c(key: str, body: Body, given: int | None = None) -> int:
-    """CRC-32C of ``body``; ``InvalidCall`` if it differs from the caller's (the bytes changed since)."""
+    """CRC-32C of ``body``; ``InvalidCall`` if it differs from the caller's, because the bytes have changed since."""
     found = 0
     for piece in views_of(body):
         found = crc32c(piece, found)
     if given is not None and given != found:
         raise InvalidCall(
-            f"body of {key} has CRC-32C {found:#010x}, the caller says {given:#010x}",
-            hint="the bytes were changed between the checksum and the put",
+            f"body of {key} has CRC-32C {found:#010x}, expected {given:#010x} from the caller",
+            hint="don't change the bytes between computing the checksum and the put",
         )
     return found
 
@@ -236,13 +245,13 @@ def body_crc32c(key: str, body: Body, given: int | None = None) -> int:
 def require_etag(store: ObjectStore, key: str, expected: str, found: str | None) -> None:
     """Raise ``PreconditionFailed`` unless the object has the expected ETag; ``found`` is ``None`` without an object."""
     if found != expected:
-        there = "isn't there" if found is None else f"has ETag {found}"
-        raise PreconditionFailed(f"{store.url}: {key} {there}, expected {expected}")
+        there = "doesn't exist" if found is None else f"has ETag {found}"
+        raise PreconditionFailed(f"{store.url}: {key} {there}, expected ETag {expected}")
 
 
 @contextmanager
 def completing() -> Iterator[None]:
-    """Raise ``OutcomeUnknown`` where a completion doesn't find its upload: an earlier attempt may have used it up."""
+    """Raise ``OutcomeUnknown`` if a completion doesn't find its upload: an earlier attempt may have completed it."""
     try:
         yield
     except NotFound as gone:
@@ -255,6 +264,6 @@ def split_root(url: str, path: str) -> str:
     problem = _key_problem(root) if root else ""
     if problem:
         raise Unsupported(
-            f"the path of {url} can't be a root: {problem}", hint="use plain names between single slashes"
+            f"the path of {url} can't be a store's root: {problem}", hint="use names separated by single slashes"
         )
     return f"{root}/" if root else ""

@@ -32,10 +32,10 @@ from offloader.store.s3_responses import is_aws
 from offloader.store.wrappers import ReadOnlyStore
 
 _Answer = TypeVar("_Answer")
-#: Shared by file systems without a listing of their own.
-_common_find = AsyncFileSystem._find  # noqa: SLF001 - to see whether one has its own
+#: Default listing of file systems.
+_common_find = AsyncFileSystem._find  # noqa: SLF001 - to find out whether a file system overrides it
 
-#: Prefix that selects this store although the scheme has one of its own: ``fsspec+s3://bucket``.
+#: Prefix that selects this store for a scheme with a built-in store: ``fsspec+s3://bucket``.
 _PREFIX = "fsspec+"
 
 
@@ -51,13 +51,13 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     except ValueError as error:
         raise InvalidCall(
             f"{shown}: unknown store scheme {protocol!r}",
-            hint="use s3://bucket/root, file:///directory, memory://name, or a scheme that fsspec knows",
+            hint="use s3://bucket/root, file:///directory, memory://name, or a scheme that fsspec supports",
         ) from error
     except Exception as error:  # some file systems connect in their constructor
         raise StoreUnavailable(f"{shown}: opening failed: {error}", hint="check the URL and the network") from error
-    reason = f"writing through {protocol} isn't proven to be atomic: two writers could both win"
-    store = RemoteStore(shown, protocol, file_system, str(root), options)  # type: ignore[abstract]  # lacks only what is refused
-    return ReadOnlyStore(store, reason, hint="use s3:// or file:// for writing")
+    reason = f"{protocol} doesn't guarantee atomic writes: two concurrent writers could both succeed"
+    store = RemoteStore(shown, protocol, file_system, str(root), options)  # type: ignore[abstract]  # no writing verbs
+    return ReadOnlyStore(store, reason, hint="use s3:// or file:// to write")
 
 
 def _storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
@@ -79,21 +79,21 @@ def _storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
     }
 
 
-#: Where SDKs of S3 look for an endpoint that isn't given, the first one first.
+#: Environment variables with the endpoint of S3, in the order in which SDKs read them.
 _S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 def _place(protocol: str, path: str, options: StoreOptions) -> dict[str, str]:
-    """Arguments of ``CheckedStore`` that name a place as the store of its own does, which may have written there.
+    """Arguments of ``CheckedStore`` that describe a location as its native store does, which may have written there.
 
     Args:
-        path: of the root, ending with a slash.
+        path: path of the root, ending with a slash.
     """
     bucket = path.lstrip("/").partition("/")[0]
     if protocol in ("s3", "s3a"):
         environ = next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), "")
         endpoint_url = options.endpoint_url or environ
-        # Amazon's own is no endpoint in a record.
+        # Records don't contain Amazon's endpoint.
         return {"driver": "aws-s3", "bucket": bucket, "endpoint_url": "" if is_aws(endpoint_url) else endpoint_url}
     if protocol in ("gs", "gcs"):
         return {"driver": "google-cloud-storage", "bucket": bucket}
@@ -121,11 +121,11 @@ class RemoteStore(checks.CheckedStore):
         except OffloaderError:
             raise
         except FileNotFoundError as error:
-            raise NotFound(f"{self.url}: {what}: nothing is there") from error
+            raise NotFound(f"{self.url}: {what} failed: not found") from error
         except PermissionError as error:
             raise AccessDenied(f"{where}: {error}", hint="check the credentials for this file system") from error
         except NotImplementedError as error:
-            raise Unsupported(f"{where}: the file system doesn't offer this") from error
+            raise Unsupported(f"{where}: the file system doesn't support it") from error
         except Exception as error:  # each file system has its own exceptions
             text = " ".join(f"{type(error).__name__} {error}".split())
             raise StoreUnavailable(f"{where}: {text}", hint="check the URL, the network and the credentials") from error
@@ -143,14 +143,14 @@ class RemoteStore(checks.CheckedStore):
 
         late = f"{where}: no answer within {self._deadline_s} s"
         if not self._places.acquire(timeout=self._deadline_s):
-            raise StoreUnavailable(late, hint="too many calls are stuck: try again later")
+            raise StoreUnavailable(late, hint="try again later: too many calls are waiting for the file system")
         threading.Thread(target=run, daemon=True, name="offloader-remote").start()
         if not wait([answer], self._deadline_s).done:
             raise StoreUnavailable(late, hint="try again")
         return answer.result()
 
     def _info(self, key: str, found: Mapping[str, Any]) -> ObjectInfo:
-        """Object description from a file system's own; names differ between file systems."""
+        """Object description from a file system's description. Field names differ between file systems."""
         if found.get("type") == "directory":
             raise NotFound(f"{self.url}: no object {key}")
         size_bytes = int(found.get("size") or 0)
@@ -162,7 +162,7 @@ class RemoteStore(checks.CheckedStore):
         return self._info(key, self._ask(f"head of {key}", lambda: self._files.info(self._path + key)))
 
     def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:  # noqa: ARG002
-        """Read in two requests: no file system returns the size along with the bytes."""
+        """Read in two requests: file systems don't return the size with the bytes."""
         info, path = self._head(key), self._path + key
         wanted: dict[str, int] = {}
         expected = info.size_bytes
@@ -171,10 +171,10 @@ class RemoteStore(checks.CheckedStore):
             if start >= stop:
                 return b"", info
             wanted, expected = {"start": start, "end": stop}, stop - start
-        # Of the whole object all that comes: after a replacement the size tells.
+        # A read of the whole object has no range, so that the size reveals a replacement in between.
         body = bytes(self._ask(f"get of {key}", lambda: self._files.cat_file(path, **wanted)))
         if len(body) != expected:
-            raise StoreUnavailable(f"{self.url}: get of {key}: {len(body)} bytes came, expected {expected}")
+            raise StoreUnavailable(f"{self.url}: get of {key}: received {len(body)} bytes, expected {expected}")
         return body, info
 
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
@@ -195,11 +195,14 @@ class RemoteStore(checks.CheckedStore):
 
 
 def _files_below(files: Any, directory: str) -> Mapping[str, Mapping[str, Any]]:
-    """All files below a directory: path -> description. Propagates every error, unlike fsspec's own ``find``, which
-    treats an unlistable directory as empty: half of a manifest would look complete."""
+    """All files below a directory: path -> description.
+
+    Propagates every error. fsspec's default ``find`` treats a directory that it can't list as empty, and would make an
+    incomplete manifest look complete.
+    """
     kind = type(files)
     if kind.find is not AbstractFileSystem.find or getattr(kind, "_find", _common_find) is not _common_find:
-        return cast("Mapping[str, Mapping[str, Any]]", files.find(directory, detail=True))  # of one flat listing
+        return cast("Mapping[str, Mapping[str, Any]]", files.find(directory, detail=True))  # one flat listing
     found: dict[str, Mapping[str, Any]] = {}
     root = directory.rstrip("/")
     waiting, seen = [root], {root}

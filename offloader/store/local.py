@@ -1,8 +1,7 @@
 """``file:///directory``: one file per object, durable and atomic: written whole, then linked or renamed into place.
 
-The directory has to stay the one that was opened, by device and inode: an unmounted file system leaves an empty one
-behind, like a store without streams. Each operation checks that before and after; a change in between is of unknown
-outcome.
+Each operation checks before and after that the directory is still the opened one, by device and inode. An unmounted
+file system leaves an empty directory, like a store without streams. A change in between has an unknown outcome.
 """
 
 from __future__ import annotations
@@ -70,17 +69,17 @@ _LOCK_POLL_S = 0.002
 
 _ERRNO_KINDS: Mapping[int, tuple[type[OffloaderError], str]] = {
     errno.EACCES: (AccessDenied, "check the owner and permissions of the directory"),
-    errno.EPERM: (AccessDenied, "check the owner and permissions; the file system must allow hard links"),
+    errno.EPERM: (AccessDenied, "check the owner and permissions; the file system must support hard links"),
     errno.EROFS: (AccessDenied, "the file system is mounted read-only"),
-    errno.ENOSPC: (StoreUnavailable, "free some space"),
-    errno.EDQUOT: (StoreUnavailable, "the quota is used up"),
+    errno.ENOSPC: (StoreUnavailable, "free space on the file system"),
+    errno.EDQUOT: (StoreUnavailable, "the disk quota is exceeded: free space or raise the quota"),
     errno.ENOENT: (NotFound, "the directory was removed"),
-    errno.ENOTDIR: (Unsupported, "a key can't continue the name of an object here: files aren't directories"),
-    errno.EISDIR: (Unsupported, "a key can't be the beginning of another one here: files aren't directories"),
-    errno.EEXIST: (Unsupported, "a file is where a directory should be, or the other way round"),
+    errno.ENOTDIR: (Unsupported, "a file:// store can't store an object below the key of another object"),
+    errno.EISDIR: (Unsupported, "a file:// store can't store an object whose key is a folder of other objects"),
+    errno.EEXIST: (Unsupported, "a file exists in place of a directory, or a directory in place of a file"),
     errno.ENAMETOOLONG: (InvalidCall, "shorten the key or the directory's path"),
-    errno.EMLINK: (Unsupported, "the file system allows no further link"),
-    errno.ENOTSUP: (Unsupported, "the file system has no hard links; use another one"),
+    errno.EMLINK: (Unsupported, "the file has the maximum number of hard links"),
+    errno.ENOTSUP: (Unsupported, "use a file system with hard links: this one has none"),
     errno.ELOOP: (InvalidCall, "a symbolic link points to itself"),
 }
 
@@ -91,14 +90,13 @@ def translated(url: str, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind, hint = _ERRNO_KINDS.get(error.errno or 0, (StoreUnavailable, "see the system's log"))
+        kind, hint = _ERRNO_KINDS.get(error.errno or 0, (StoreUnavailable, "check the system's log"))
         raise kind(f"{url}: {what} failed: {error.strerror or error}", hint=hint) from error
 
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float, clock: Clock) -> Iterator[None]:
-    """Lock the file ``path``, which excludes threads of this process and other processes; waits at most
-    ``timeout_s``."""
+    """Lock the file ``path`` against other threads and processes; waits at most ``timeout_s``."""
     if not path.parent.is_dir():
         make_directories(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -106,7 +104,7 @@ def locked(path: Path, timeout_s: float, clock: Clock) -> Iterator[None]:
     try:
         while not _could_lock(descriptor):
             if clock.monotonic_s() >= deadline_s:
-                raise StoreUnavailable(f"{path} is held by another process for {timeout_s} s", hint="try again")
+                raise StoreUnavailable(f"{path}: another process has held the lock for {timeout_s} s", hint="try again")
             clock.wait(never, _LOCK_POLL_S)
         yield
     finally:
@@ -141,20 +139,20 @@ def write_all(descriptor: int, body: Body) -> None:
             rest = rest[os.write(descriptor, rest) :]
 
 
-#: Age at which an unlocked file is removed.
+#: Age at which a sweep removes an unlocked file.
 LEFT_AGE_MS = 3_600_000
 
 
 class Temporaries:
-    """The hidden folder ``directory``. Neither it nor its content has to survive a power cut."""
+    """The hidden folder ``directory``. Neither the folder nor its content needs to survive a power failure."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     @contextlib.contextmanager
     def new(self, *, is_directory: bool = False) -> Iterator[tuple[Path, int]]:
-        """Create a locked file or directory and return it with its descriptor. The context removes it unless it was
-        moved away."""
+        """Create a locked file or directory and return it with its descriptor. The context removes it unless the caller
+        has moved it."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for _ in range(RACES_MAX):
             path = self._directory / secrets.token_hex(16)
@@ -166,7 +164,7 @@ class Temporaries:
             try:
                 with contextlib.suppress(OSError):  # file systems without locks are never swept
                     _could_lock(descriptor)
-                if os.fstat(descriptor).st_nlink:  # else a sweep with a fast clock removed it before the lock
+                if os.fstat(descriptor).st_nlink:  # 0: a sweep with a fast clock removed it before the lock
                     yield path, descriptor
                     return
             except OutcomeUnknown:
@@ -176,10 +174,10 @@ class Temporaries:
                 if not is_kept:
                     _remove(path, is_directory=is_directory)
                 os.close(descriptor)
-        raise StoreUnavailable(f"{self._directory}: each new file was removed at once", hint="check the clocks")
+        raise StoreUnavailable(f"{self._directory}: another process removed each new file", hint="check the clocks")
 
     def sweep(self, now_ms: int) -> None:
-        """Remove old, unlocked files of killed processes."""
+        """Remove old, unlocked files of terminated processes."""
         if not self._directory.is_dir():
             return
         with os.scandir(self._directory) as entries:
@@ -201,7 +199,7 @@ def _is_old(entry: os.DirEntry[str], now_ms: int) -> bool:
 def _is_unlocked(path: Path) -> bool:
     with contextlib.suppress(OSError):
         is_directory = stat.S_ISDIR(path.lstat().st_mode)
-        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # which doesn't wait for the reader of a FIFO
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: don't wait for the reader of a FIFO
         descriptor = os.open(path, flags | (os.O_RDONLY if is_directory else os.O_WRONLY))
         try:
             return _could_lock(descriptor)
@@ -217,14 +215,14 @@ def _remove(path: Path, *, is_directory: bool) -> None:
         path.unlink(missing_ok=True)
 
 
-#: First level that no object uses: the store's own files.
+#: Name of the folder of the store's internal files. No key begins with this level.
 HIDDEN = ".offloader"
 _COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of one file. ``is_confirmed``: its name is durable; until then the writer keeps a second link."""
+    """One version of one file. ``is_confirmed``: its name is durable. Until then, the writer keeps a second link."""
 
     mtime_ns: int
     size_bytes: int
@@ -252,14 +250,14 @@ class VersionedFiles:
         self._temporaries = temporaries
 
     def version(self, key: str) -> Version | None:
-        """The object's version, ``None`` when there is none (a directory counts as none)."""
+        """The object's version; ``None`` if there is no object (a directory is none)."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = (self._directory / key).stat()
             return Version.of(status) if is_plain_file(self._directory / key, status.st_mode) else None
         return None
 
     def read(self, key: str, byte_range: ByteRange | None, into: Sink | None = None) -> tuple[bytes, Version | None]:
-        """Bytes and version from one open file: a concurrent replacement can't mix two versions. ``None``: as above."""
+        """Bytes and version from one open file, never of two versions. ``None``: no object."""
         descriptor = open_plain_file(self._directory / key)
         if descriptor is None:  # also a directory: a prefix of other keys, not an object
             return b"", None
@@ -297,17 +295,17 @@ class VersionedFiles:
                 if found != part.crc32c:
                     raise InvalidCall(
                         f"part {part.number} of {key} has CRC-32C {found:#010x}, expected {part.crc32c:#010x}",
-                        hint="the part was damaged on the disk; upload it again",
+                        hint="upload the part again: it was damaged on the disk",
                     )
             os.fsync(descriptor)
             yield path, total
 
     def confirm(self, key: str) -> None:
-        """Make the name of an object durable that another process hasn't confirmed yet."""
+        """Make an object's name durable, if another process has created the object but not confirmed it yet."""
         target = self._directory / key
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             sync_name(target)
-            with contextlib.suppress(PermissionError):  # above the root: not ours
+            with contextlib.suppress(PermissionError):  # above the root: owned by others
                 sync_name(target.parent)
 
     def _publish(self, key: str) -> None:
@@ -316,12 +314,12 @@ class VersionedFiles:
             self.confirm(key)
         except OSError as error:
             raise OutcomeUnknown(
-                f"{self._directory / key} was written, then its directory couldn't be synced: {error.strerror}",
-                hint="check the disk, and look before repeating it",
+                f"{self._directory / key} was written, but syncing its directory failed: {error.strerror}",
+                hint="check the disk, and check the object before repeating the request",
             ) from error
 
     def _move(self, key: str, move: Callable[[], object]) -> None:
-        """Move a file to the object's place; repeats it where the directory is emptied and removed meanwhile."""
+        """Move a file to the object's path. Retries if another process empties and removes the directory meanwhile."""
         parent = (self._directory / key).parent
         for _ in range(RACES_MAX):
             if not parent.is_dir():
@@ -329,10 +327,10 @@ class VersionedFiles:
             with contextlib.suppress(FileNotFoundError):
                 move()
                 return
-        raise StoreUnavailable(f"{key}: its directory was removed {RACES_MAX} times", hint="try again")
+        raise StoreUnavailable(f"write of {key}: its directory was removed {RACES_MAX} times", hint="try again")
 
     def create(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> Version | None:
-        """Link ``temporary`` as ``key``; ``None`` when the key is taken. The link is the commit point."""
+        """Link ``temporary`` as ``key``; ``None`` if the object exists. The link is the commit point."""
         version, sidecar = self._describe(key, temporary, metadata, crc)
         target = self._directory / key
         try:
@@ -365,7 +363,7 @@ class VersionedFiles:
         return version
 
     def remove(self, key: str) -> None:
-        """Remove the object, its sidecar, then the directories this emptied. The caller holds the lock."""
+        """Remove the object, its sidecar, then the directories that are now empty. The caller holds the lock."""
         target = self._directory / key
         version = self.version(key)
         if version is None:
@@ -382,8 +380,8 @@ class VersionedFiles:
         return _described_by(self._sidecar_path(key, version))
 
     def sidecar_of_copy(self, key: str, version: Version) -> tuple[Mapping[str, str], int | None]:
-        """Sidecar for a tree copied without its times: the key's only sidecar, if its size agrees. ``None`` for files
-        of other tools."""
+        """Sidecar for a tree that was copied without its times: the key's only sidecar, if its size matches. ``None``
+        for files of other tools."""
         path = self._sidecar_path(key, version)
         begin, end = f"{path.name.rsplit('.', 3)[0]}.", f".{version.size_bytes:x}.json"
         try:
@@ -398,10 +396,10 @@ class VersionedFiles:
         return self._meta / f"{key}.{version.mtime_ns:016x}.{version.size_bytes:x}.json"
 
     def _describe(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> tuple[Version, Path]:
-        """Give ``temporary`` a version unique to the key and write its sidecar.
+        """Give ``temporary`` a version that is unique for the key, and write its sidecar.
 
-        The file system sets the milliseconds; the rest is random. Exclusive creation of the sidecar settles a collision
-        of two writers.
+        The file system sets the milliseconds; the rest is random. If two writers draw the same version, the exclusive
+        creation of the sidecar fails for one of them.
         """
         content = _sidecar_of(metadata, crc)
         status = temporary.stat()
@@ -424,12 +422,12 @@ class VersionedFiles:
             sync_directory(path.parent)
             make_directories(path.parent)
             return version, path
-        raise StoreUnavailable(f"{key}: no unused version in {RACES_MAX} draws", hint="try again")
+        raise StoreUnavailable(f"write of {key} failed: {RACES_MAX} random versions were all in use", hint="try again")
 
 
 def _second_link(temporary: Path) -> Path:
-    """Link the file under another name, which can be moved while the first one stays. Without hard links it is the same
-    name, and readers can't tell whether the move is confirmed."""
+    """Link the file under a second name, which can be moved while the first one remains. Without hard links, return the
+    first name; readers then can't tell whether the move is confirmed."""
     staged = temporary.with_name(f"{temporary.name}-staged")
     try:
         os.link(temporary, staged)
@@ -441,7 +439,7 @@ def _second_link(temporary: Path) -> Path:
 
 
 def _receive(file: io.BufferedReader, length: int, into: Sink) -> None:
-    """Read ``length`` bytes of a file; fewer where another program truncated it."""
+    """Read ``length`` bytes of a file, or fewer if another program truncates it."""
     while length:
         count = file.readinto(into.room()[:length])
         if not count:
@@ -469,13 +467,13 @@ def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:
             data = file.read()
         kept = json.loads(data)
         metadata, crc = dict(kept["metadata"]), int(kept["crc32c"])
-        # Earlier releases wrote no checksum. Without one, accept only the exact bytes that this store writes.
+        # Without a checksum, as of earlier releases, accept only the exact bytes that this store writes.
         if data not in (_sidecar_of(metadata, crc), _unsealed(metadata, crc)):
-            raise ValueError("its seal doesn't fit")
+            raise ValueError("its checksum doesn't match")
         return metadata, crc
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(
-            f"{path}: {error}", hint="the sidecar is damaged or was changed by hand: restore or remove it"
+            f"invalid sidecar {path}: {error}", hint="restore or remove it: it was damaged or changed by hand"
         ) from error
 
 
@@ -498,7 +496,7 @@ def _walk(directory: Path, level: str, prefix: str, after: str) -> Iterator[tupl
         key = level + name
         if name.endswith("/"):
             wanted = key.startswith(prefix) or prefix.startswith(key)
-            # Everything below sorts before ``after``, unless ``after`` itself is below.
+            # All keys of the directory sort before ``after``, unless ``after`` is in the directory.
             if wanted and (key > after or after.startswith(key)):
                 yield from _walk(directory, key, prefix, after)
         elif key.startswith(prefix) and key > after and _is_text(name):
@@ -507,7 +505,7 @@ def _walk(directory: Path, level: str, prefix: str, after: str) -> Iterator[tupl
 
 
 def _is_text(name: str) -> bool:
-    """Whether a file's name is UTF-8; other tools may have put files here whose names can't be keys."""
+    """Whether a file's name is UTF-8. Files of other tools may have names that can't be keys."""
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -515,7 +513,7 @@ _UPLOAD_ID = re.compile(r"[0-9a-f]{32}\Z")
 _PART = re.compile(r"(\d{5})-([0-9a-f]+)-([0-9a-f]{8})-([0-9a-f]{16})\.part\Z")
 
 
-#: Longest name of one level of a key, in UTF-8 bytes: file systems allow 255, the version in a sidecar takes up to 40.
+#: Longest name of one level of a key, in UTF-8 bytes. File systems allow 255; a sidecar's version uses up to 40.
 LEVEL_BYTES_MAX = 200
 #: Attempts to read an object under constant replacement.
 REPLACEMENTS_MAX = 100
@@ -525,16 +523,16 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
     """Open the store in the directory of ``url``; a missing one is created if ``options`` allow it."""
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InvalidCall(f"{url} names no directory", hint="give an absolute path: file:///directory (three slashes)")
+        raise InvalidCall(f"{url} has no absolute path", hint="use an absolute path: file:///directory (three slashes)")
     directory = Path(unquote(parts.path))
     if (options.read_only or not options.create) and not directory.is_dir():
-        raise BucketMissing(f"{url}: no such directory", hint="check the path, or write something there first")
+        raise BucketMissing(f"{url}: no such directory", hint="check the path, or create the store by writing to it")
     store = LocalStore(directory, options.settings, options.clock)
     if not options.read_only:
         with translated(url, "opening"):
             make_directories(directory)
         if not os.access(directory, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise AccessDenied(f"{url}: the directory can't be written", hint="check its owner and permissions")
+            raise AccessDenied(f"{url}: the directory isn't writable", hint="check its owner and permissions")
         store.sweep(options.clock.now_ms())
     return store
 
@@ -543,7 +541,7 @@ class LocalStore(checks.CheckedStore):
     """See ``ObjectStore``. Several processes on one machine may share a directory.
 
     Raises:
-        StoreUnavailable: from each method: the directory isn't the one that was opened; it may come back.
+        StoreUnavailable: from each method: the directory isn't the one that was opened. It may become available again.
     """
 
     def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
@@ -558,14 +556,14 @@ class LocalStore(checks.CheckedStore):
     def _checked_key(self, key: str) -> str:
         levels = super()._checked_key(key).split("/")
         if levels[0] == HIDDEN:
-            raise InvalidCall(f"key {key!r} can't be used: {HIDDEN} is where this store keeps its own files")
+            raise InvalidCall(f"invalid key {key!r}: {HIDDEN} is reserved for this store's internal files")
         if any(len(level.encode()) > LEVEL_BYTES_MAX for level in levels):
-            raise InvalidCall(f"key {key!r} can't be used: a level is longer than {LEVEL_BYTES_MAX} bytes")
+            raise InvalidCall(f"invalid key {key!r}: a level is longer than {LEVEL_BYTES_MAX} bytes")
         return key
 
     @contextlib.contextmanager
     def _reading(self, what: str) -> Iterator[None]:
-        """Around an operation that changes nothing."""
+        """Translate the errors of an operation that changes nothing, and check the directory."""
         with translated(self.url, what):
             self._require_same_directory()
             try:
@@ -577,7 +575,7 @@ class LocalStore(checks.CheckedStore):
 
     @contextlib.contextmanager
     def _changing(self, what: str) -> Iterator[None]:
-        """Around an operation that changes something."""
+        """Translate the errors of an operation that changes something, and check the directory before and after."""
         with translated(self.url, what):
             self._require_same_directory()
             try:
@@ -594,8 +592,8 @@ class LocalStore(checks.CheckedStore):
             self._opened = found
         elif found != self._opened:
             raise StoreUnavailable(
-                f"{self.url} isn't the directory that was opened{': it is out of reach' if found is None else ''}",
-                hint="is its file system mounted? Mount it again; if another directory is to be used, restart",
+                f"{self.url} isn't the directory that was opened{': it is unreachable' if found is None else ''}",
+                hint="mount its file system again; to use another directory, restart the process",
             )
 
     def _head(self, key: str) -> ObjectInfo:
@@ -607,7 +605,7 @@ class LocalStore(checks.CheckedStore):
             return self._described(key, lambda: self._files.read(key, byte_range, into))
 
     def _described(self, key: str, look: Callable[[], tuple[bytes, Version | None]]) -> tuple[bytes, ObjectInfo]:
-        """What ``look`` finds, with the metadata of the same version: retries when it was replaced meanwhile."""
+        """The result of ``look``, with the metadata of the same version. Retries if the object was replaced."""
         for _ in range(REPLACEMENTS_MAX):
             body, version = look()
             if version is None:
@@ -619,10 +617,10 @@ class LocalStore(checks.CheckedStore):
                 kept = self._files.sidecar_of_copy(key, version)
             if kept is not None:
                 return body, ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms, *kept)
-        raise StoreUnavailable(f"{self.url}: {key} was replaced {REPLACEMENTS_MAX} times while it was read")
+        raise StoreUnavailable(f"{self.url}: {key} was replaced {REPLACEMENTS_MAX} times during a read")
 
     def sweep(self, now_ms: int) -> None:
-        """Remove files of killed processes in the hidden folder; failures are left for later."""
+        """Remove files of terminated processes from the hidden folder. A later sweep retries failed removals."""
         with contextlib.suppress(OSError):
             self._temporaries.sweep(now_ms)
 
@@ -635,7 +633,7 @@ class LocalStore(checks.CheckedStore):
                 return self._publish(key, temporary, metadata, crc, mode)
 
     def _version(self, key: str) -> Version | None:
-        """The object's version, its name durable."""
+        """The object's version, after its name has been made durable."""
         there = self._files.version(key)
         if there is not None and not there.is_confirmed:
             self._files.confirm(key)
@@ -643,14 +641,14 @@ class LocalStore(checks.CheckedStore):
 
     def _refuse_existing(self, key: str) -> None:
         if self._version(key) is not None:
-            raise PreconditionFailed(f"{self.url}: {key} exists already")
+            raise PreconditionFailed(f"{self.url}: {key} already exists")
 
     def _publish(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int, mode: PutMode) -> ObjectInfo:
         if mode.create_only:
             version = self._files.create(key, temporary, metadata, crc)
             if version is None:
                 self._refuse_existing(key)
-                raise StoreUnavailable(f"{self.url}: {key} was there and then gone", hint="try again")
+                raise StoreUnavailable(f"{self.url}: {key} was deleted during the put", hint="try again")
         else:
             with self._locked():
                 self._check_etag(key, mode)
@@ -666,9 +664,11 @@ class LocalStore(checks.CheckedStore):
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         with self._reading(f"list of {prefix!r}"):
             if not self._directory.is_dir():
-                raise BucketMissing(f"{self.url}: no such directory", hint="it was there when the store was opened")
+                raise BucketMissing(
+                    f"{self.url}: no such directory", hint="the directory was removed after the store was opened"
+                )
             found = list_files(self._directory, prefix, after, limit + 1)
-            # One key represents all keys of its directory.
+            # Confirming one key makes the names of all keys of its directory durable.
             new = {key.rpartition("/")[0]: key for key, version in found[:limit] if not version.is_confirmed}
             for key in new.values():
                 self._files.confirm(key)
@@ -695,7 +695,7 @@ class LocalStore(checks.CheckedStore):
                 self._files.remove(key)
 
     def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
-        """Create the upload's directory with its description by one rename."""
+        """Create the upload's directory, with its description, by one rename."""
         upload_id = secrets.token_hex(16)
         with self._changing(f"upload of {key}"):
             make_directories(self._uploads)
@@ -710,7 +710,7 @@ class LocalStore(checks.CheckedStore):
         return upload_id
 
     def _upload_metadata(self, key: str, upload_id: str) -> Mapping[str, str]:
-        """The upload's user metadata; ``NotFound`` if it was completed, aborted or never begun."""
+        """The upload's user metadata; ``NotFound`` if the upload was completed or aborted, or never begun."""
         kept = self._upload_description(upload_id)
         if kept is None or kept[0] != key:
             raise NotFound(f"{self._uploads}: no upload {upload_id} of {key}")
@@ -726,11 +726,11 @@ class LocalStore(checks.CheckedStore):
             return None
         except (ValueError, KeyError, TypeError, RecursionError) as cause:
             raise Corrupt(
-                f"{self._uploads / upload_id}: no description of an upload", hint="look who changed it, and remove it"
+                f"{self._uploads / upload_id}: invalid description of an upload", hint="remove the changed directory"
             ) from cause
 
     def _upload_part(self, key: str, upload_id: str, number: int, body: Body, crc: int) -> PartInfo:
-        """Move a complete, synced file in as the part, replacing an earlier one."""
+        """Rename a complete, synced file to the part's path, replacing an earlier part of this number."""
         with self._changing(f"part {number} of {key}"):
             self._upload_metadata(key, upload_id)
             with self._files.temporary(body) as temporary:
@@ -761,16 +761,16 @@ class LocalStore(checks.CheckedStore):
             there = set(self._parts(upload_id))
             changed = next((part.number for part in parts if part not in there), None)
             if changed is not None:
-                raise InvalidCall(f"{self._uploads}: part {changed} of {key} isn't what was uploaded")
+                raise InvalidCall(f"{self._uploads}: part {changed} of {key} differs from the uploaded one")
             files = [(self._part_path(upload_id, part), part) for part in parts]
             with self._files.joined(key, files) as (temporary, crc):
                 info = self._publish(key, temporary, metadata, crc, OVERWRITE)
-            with contextlib.suppress(OSError):  # the object exists; the remains can be listed and aborted
+            with contextlib.suppress(OSError):  # the object exists; the rest of the upload can be listed and aborted
                 self._drop_upload(upload_id)
         return info
 
     def _drop_upload(self, upload_id: str) -> None:
-        """Remove the upload: its description first, so that it ends in one step."""
+        """Remove the upload: its description first, which ends the upload in one step."""
         directory = self._uploads / upload_id
         (directory / "upload.json").unlink(missing_ok=True)
         shutil.rmtree(directory, ignore_errors=True)

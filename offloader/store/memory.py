@@ -1,6 +1,6 @@
 """``memory://NAME``: objects in this process, shared by every store opened with the same name.
 
-Reference behaviour of the verbs. Nothing is written to disk.
+Reference implementation of the verbs. Writes nothing to disk.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def open_url(url: str, options: StoreOptions) -> MemoryStore:
     """Open the store at ``memory://NAME/root``; a missing name is created."""
     parts = urlsplit(url)
     if not parts.netloc:
-        raise InvalidCall(f"{url} names no memory", hint="give memory://NAME")
+        raise InvalidCall(f"{url} has no name", hint="use memory://NAME")
     return MemoryStore(parts.netloc, checks.split_root(url, unquote(parts.path)), options.clock)
 
 
@@ -65,7 +65,7 @@ class MemoryStore(checks.CheckedStore):
     """See ``ObjectStore``. Two stores with the same ``name`` share their objects.
 
     Args:
-        is_shared: off: the objects are private to this store and vanish with it, whatever other stores are named.
+        is_shared: if off, the objects are private to this store, even if another store has the same name.
     """
 
     def __init__(self, name: str, root: str, clock: Clock, *, is_shared: bool = True) -> None:
@@ -95,7 +95,7 @@ class MemoryStore(checks.CheckedStore):
         with self._bucket.lock:
             there = self._bucket.objects.get(self._root + key)
             if mode.create_only and there is not None:
-                raise PreconditionFailed(f"{self.url}: {key} exists already")
+                raise PreconditionFailed(f"{self.url}: {key} already exists")
             if mode.etag is not None:
                 checks.require_etag(self, key, mode.etag, None if there is None else there[0].etag)
             return self._told(self._write(self._root + key, taken, metadata, crc))
@@ -105,7 +105,7 @@ class MemoryStore(checks.CheckedStore):
         return replace(info, key=info.key[len(self._root) :]) if self._root else info
 
     def _write(self, full_key: str, body: bytes, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
-        """Write under the lock: the version number makes an ETag that is never reused."""
+        """Write the object with an ETag that is never reused. The caller holds the lock."""
         etag = f'"{next(self._bucket.versions):x}-{crc:08x}"'
         info = ObjectInfo(full_key, len(body), etag, self._clock.now_ms(), dict(metadata), crc)
         if full_key not in self._bucket.objects:
@@ -173,7 +173,9 @@ class MemoryStore(checks.CheckedStore):
                 upload = self._upload(key, upload_id)
             for part in parts:
                 if part.number not in upload.parts or upload.parts[part.number][0] != part:
-                    raise InvalidCall(f"{self.url}: part {part.number} of {key} isn't what was uploaded")
+                    raise InvalidCall(
+                        f"{self.url}: part {part.number} of {key} is missing or differs from the uploaded one"
+                    )
             body = b"".join(upload.parts[part.number][1] for part in parts)
             info = self._write(self._root + key, body, upload.metadata, crc32c(body))
             del self._bucket.uploads[upload_id]

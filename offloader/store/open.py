@@ -134,17 +134,18 @@ def _require_meant_for(url: str, settings: StoreSettings) -> None:
         if scheme not in schemes and any(getattr(each, name) != getattr(plain, name) for each in settings.all_layers()):
             meant = "s3://, gs:// and az://" if name == "kms_key" else "s3://"
             raise InvalidCall(
-                f"store.{name} is for {meant} only, not for {url}", hint="leave it out, and set it on the bucket itself"
+                f"store.{name} is supported for {meant} only, not for {url}",
+                hint="remove the setting, and configure it on the bucket instead",
             )
 
 
 def _opener_of(url: str) -> Callable[[str, StoreOptions], ObjectStore]:
-    """What opens ``url`` without wrappers: the ``open_url`` of the scheme's module."""
+    """The function that opens ``url`` without wrappers: the ``open_url`` of the scheme's module."""
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
         raise InvalidCall(
-            f"{without_secrets(url)!r} is not a store's URL",
-            hint="give s3://bucket/root, file:///directory or memory://name",
+            f"{without_secrets(url)!r} is not a store URL",
+            hint="use s3://bucket/root, file:///directory or memory://name",
         )
     if scheme in (*_MODULES, SCHEME):
         require_place_only(url)
@@ -178,10 +179,13 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
     """Make the directory of ``url`` a catalogue of the objects at ``place``. Idempotent.
 
     Raises:
-        InvalidCall: it is a catalogue of other objects, or ``place`` is a catalogue itself.
+        InvalidCall: the directory is a catalogue of other objects, or ``place`` is a catalogue.
     """
     if place.url.startswith(f"{SCHEME}:"):
-        raise InvalidCall(f"{place.url} is a catalogue itself", hint="name the store that has the objects")
+        raise InvalidCall(
+            f"{place.url} is a catalogue; a catalogue can't describe another one",
+            hint="use the URL of the store that holds the objects",
+        )
     notes = _open_notes(url, replace(options, read_only=False))
     try:
         existing = _read_place(notes, url)
@@ -190,7 +194,7 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
         elif existing != place:
             raise InvalidCall(
                 f"{url} is a catalogue of {existing.url}{_at(existing)}, not of {place.url}{_at(place)}",
-                hint="choose another directory, or remove that one: nothing but notes is in it",
+                hint="choose another directory, or delete this one: it contains only offloader's records",
             )
     finally:
         notes.close()
@@ -204,7 +208,7 @@ def _open_catalogue(url: str, options: StoreOptions) -> ObjectStore:
     notes = _open_notes(url, options)
     place = _read_place(notes, url)
     if place is None:
-        raise NotFound(f"{url} is no catalogue", hint="`offloader adopt --read-only DIRECTORY` makes one")
+        raise NotFound(f"{url} is not a catalogue", hint="create one with `offloader adopt --read-only DIRECTORY`")
     of_objects = replace(
         options,
         endpoint_url=options.endpoint_url or place.endpoint_url or None,
@@ -213,8 +217,8 @@ def _open_catalogue(url: str, options: StoreOptions) -> ObjectStore:
     )
     objects = ReadOnlyStore(
         open_raw(place.url, of_objects),
-        reason="it belongs to another program",
-        hint="only the catalogue can be written; to record in the store itself adopt without --read-only",
+        reason="the objects belong to another program",
+        hint="only the catalogue is writable; to write to the store, adopt without --read-only",
     )
     return OverlayStore(url, notes, objects)
 
@@ -222,7 +226,7 @@ def _open_catalogue(url: str, options: StoreOptions) -> ObjectStore:
 def _open_notes(url: str, options: StoreOptions) -> ObjectStore:
     scheme, _, path = url.partition("://")
     if scheme != SCHEME or not path.startswith("/"):
-        raise InvalidCall(f"{url} names no catalogue", hint=f"give {SCHEME}:///directory (three slashes)")
+        raise InvalidCall(f"{url} is not a catalogue URL", hint=f"use {SCHEME}:///directory (three slashes)")
     return open_raw(f"file://{path}", options)
 
 
@@ -238,8 +242,8 @@ def _read_place(notes: ObjectStore, url: str) -> ObjectsPlace | None:
         return ObjectsPlace(str(note["url"]), str(note["endpoint_url"]), str(note["region"]))
     except (ValueError, KeyError, TypeError, RecursionError) as cause:
         raise Corrupt(
-            f"{url}: the note that says where the objects are is damaged ({cause})",
-            hint="remove the directory and adopt again: nothing but notes is in it",
+            f"{url}: the record of the objects' location ({_PLACE_KEY}) is damaged ({cause})",
+            hint="delete the directory and adopt again: it contains only offloader's records",
         ) from cause
 
 
@@ -252,12 +256,12 @@ def _is_note(key: str) -> bool:
 
 
 class OverlayStore(StoreWrapper):
-    """See ``ObjectStore``. For ``list``, a prefix with a folder lists records, any other one objects.
+    """See ``ObjectStore``. ``list`` lists records if the prefix contains a folder, and objects otherwise.
 
     Args:
         url: of the catalogue.
-        notes: has every key with a folder, and the global hold.
-        objects: has the others; must refuse writes.
+        notes: holds every key with a folder, and ``ROOT_KEYS``.
+        objects: holds all other keys; must refuse writes.
     """
 
     def __init__(self, url: str, notes: ObjectStore, objects: ObjectStore) -> None:
@@ -278,11 +282,11 @@ class OverlayStore(StoreWrapper):
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
         key = request.key
         is_note = "/" not in key or key.startswith("_") or RESERVED_LEVELS & set(key.split("/"))
-        # Segments would be in the directory while the manifest records the bucket.
+        # A new segment would be written to the directory, although the manifest records the bucket.
         if request.verb in _CHANGING and not is_note:
             raise Unsupported(
-                f"{self.url}: {key} refused: a catalogue has no place for entries",
-                hint="to offload more entries beside Pulsar's adopt without --read-only",
+                f"{self.url}: write of {key} refused: a catalogue can't hold entries",
+                hint="to offload more entries beside Pulsar's, adopt without --read-only",
             )
         return call()
 

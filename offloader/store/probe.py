@@ -1,6 +1,6 @@
 """Start-up check that the store honours conditional puts, on which writers rely.
 
-The scratch keys are removed, where that is permitted: a writer needs no permission to delete.
+The probe removes its scratch keys if it is permitted to: a writer needs no delete permission.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from offloader.runtime.clock import SystemClock
 from offloader.store.base import CREATE, OVERWRITE, PROBE_PREFIX, Adjustable, IfMatch, ObjectStore, is_local, put_if
 from offloader.store.wrappers import AttemptStore, layer_of
 
-#: Creates, and puts with a stale ETag, that have to be refused. A store that ignores one condition in twenty passes
-#: with a chance of 0.95 ** 135, one in a thousand; one that ignores creates only, with 0.95 ** 90, one in a hundred.
+#: Number of creates, and of puts with a stale ETag, that must be refused. A store that ignores one condition in twenty
+#: passes with probability 0.95 ** 135, one in a thousand; one that ignores creates only, 0.95 ** 90, one in a hundred.
 CREATES, ETAGS = 90, 45
-#: Keys probed in parallel; both numbers are multiples of it. Each has its own connection, so that behind a load
-#: balancer they reach several servers.
+#: Keys probed in parallel; both numbers are multiples of it. Each uses a separate connection, to reach several servers
+#: behind a load balancer.
 _ASKED_AT_ONCE = 15
-#: Age after which a note of a store that passed doesn't count any more.
+#: Age at which the note of a passed probe expires.
 NOTE_MS_MAX = 24 * 3_600_000
 _RACERS = 2
 _Ask = Callable[[ObjectStore, str], list[str]]
@@ -60,7 +60,7 @@ def require_conditional_puts(
         store: opened for writing.
         single_writer: accept such a store, because the operator guarantees a single writer.
         rounds: races of two creators.
-        notes: a folder of this user, for commands: a bucket that passed there within a day gets the short probe.
+        notes: a folder of this user, for commands. A bucket with a note of less than a day gets the short probe.
 
     Raises:
         Unsupported: a condition is ignored or refused, and ``single_writer`` isn't set.
@@ -73,13 +73,13 @@ def require_conditional_puts(
     if result.problems and not single_writer:
         raise Unsupported(
             f"{store.url} can't be written safely: {'; '.join(result.problems)}",
-            hint="use a store with conditional puts, or set store.single_writer where no other process ever writes",
+            hint="use a store with conditional puts, or set store.single_writer if no other process ever writes",
         )
     if attempts is not None:
         attempts.keeps_conditions = result.conditional
         attempts.looks_first = not result.conditional
     if result.conditional and note is not None and not is_known:
-        # Without the note, the next command asks as much again.
+        # Without the note, the next command repeats the full probe.
         with contextlib.suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
             for old in [each for each in note.parent.iterdir() if not _is_recent(each)]:
@@ -89,8 +89,8 @@ def require_conditional_puts(
 
 
 def _note_name(store: ObjectStore) -> str:
-    """A name for the store's server and bucket, which keep conditions or don't, whatever the root is; none of them can
-    be read from it."""
+    """A name for the store's server and bucket. It omits the root, which doesn't matter for conditional puts, and it
+    reveals neither server nor bucket."""
     where = urlsplit(store.url)
     places = (
         f"{where.scheme}://{where.netloc}",
@@ -118,7 +118,7 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: boo
     """
     scratch = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     asked = [f"{scratch}-asked-{number}" for number in range(_ASKED_AT_ONCE)] if thorough else []
-    # Each look has a key of its own, so that at most four requests wait for each other.
+    # Each check uses a separate key, so that at most four requests wait for each other.
     asks = [_plain_put, *map(_tried, (_second_create, _stale_etag, _etag_of_nothing, *[_race] * rounds))]
     keys = [f"{scratch}-{number}" for number in range(len(asks))]
     try:
@@ -138,7 +138,7 @@ _UNSUPPORTED = "conditional writes are not supported"
 
 
 def _without_repeats(problems: Iterable[str]) -> list[str]:
-    """Each problem once, the first where only the refused request behind the colon differs."""
+    """The problems without duplicates. Problems that differ only in the refused request after the colon are equal."""
     found: dict[str, str] = {}
     for problem in problems:
         found.setdefault(problem.partition(":")[0], problem)
@@ -146,7 +146,7 @@ def _without_repeats(problems: Iterable[str]) -> list[str]:
 
 
 def _tried(ask: _Ask) -> _Ask:
-    """``ask``, for which a refusal of the condition itself is a problem; the put without one tells other refusals."""
+    """``ask``, with a refused condition reported as a problem. A put without a condition finds other refusals."""
 
     def tried(store: ObjectStore, key: str) -> list[str]:
         try:
@@ -158,7 +158,7 @@ def _tried(ask: _Ask) -> _Ask:
 
 
 def _plain_put(store: ObjectStore, key: str) -> list[str]:
-    """A put without a condition; an error names the setting that the server needs, where one is found."""
+    """Put without a condition. An error names the setting that the server needs, if the probe finds one."""
     adjustable = layer_of(store, Adjustable)  # type: ignore[type-abstract]  # a protocol that can be asked for
     try:
         store.put(key, b"plain")
@@ -167,7 +167,7 @@ def _plain_put(store: ObjectStore, key: str) -> list[str]:
         if not checksum:
             raise
         raise Unsupported(
-            f"{error.message}; with another checksum the store takes it",
+            f"{error.message}; the store accepts the request with another checksum",
             hint=f'set store.checksum = "{checksum}"',
         ) from error
     if adjustable is not None and adjustable.asks_encryption:
@@ -176,7 +176,7 @@ def _plain_put(store: ObjectStore, key: str) -> list[str]:
 
 
 def _require_encryption(store: ObjectStore, key: str, asked: Adjustable) -> None:
-    """Refuse a store that leaves the object unencrypted, or one that is made of parts."""
+    """Refuse a store that doesn't encrypt an object as configured, whether put whole or made of parts."""
     problem = asked.encryption_problem(key)
     if not problem:
         upload_id = store.begin_upload(key)
@@ -185,12 +185,12 @@ def _require_encryption(store: ObjectStore, key: str, asked: Adjustable) -> None
     if problem:
         raise Unsupported(
             f"{store.url}: {problem}",
-            hint="use a server that encrypts so, or leave store.encryption out and let the bucket or its disks encrypt",
+            hint="use a server with this encryption, or remove store.encryption and encrypt the bucket or its disks",
         )
 
 
 def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], bytes] = os.urandom) -> bool:
-    """Whether unfinished uploads are listed by prefix, or (MinIO) by the exact key only. ``entropy`` answers random
+    """Whether unfinished uploads are listed by prefix, or (MinIO) by the exact key only. ``entropy`` returns random
     bytes for the scratch key."""
     scratch = f"{PROBE_PREFIX}{entropy(16).hex()}"
     upload_id = store.begin_upload(f"{scratch}-upload")
@@ -205,7 +205,7 @@ def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], byte
 def _second_create(store: ObjectStore, key: str) -> list[str]:
     store.put(key, b"first", mode=CREATE)
     replaces = put_if(store, key, b"second", CREATE) or store.get(key)[0] != b"first"
-    return ["a create replaces an object that is there"] if replaces else []
+    return ["a create replaces an existing object"] if replaces else []
 
 
 def _stale_etag(store: ObjectStore, key: str) -> list[str]:
@@ -214,14 +214,14 @@ def _stale_etag(store: ObjectStore, key: str) -> list[str]:
         return ["a put with the current ETag is refused"]
     if put_if(store, key, b"333", IfMatch(etag)):
         return ["a put with a stale ETag replaces the object"]
-    return [] if store.get(key)[0] == b"22" else ["a put that is refused replaces the object"]
+    return [] if store.get(key)[0] == b"22" else ["a refused put replaces the object"]
 
 
 def _etag_of_nothing(store: ObjectStore, key: str) -> list[str]:
     gone = store.put(key, b"1", mode=OVERWRITE).etag
-    # Without the permission to delete, another key is where no object is.
+    # Without the delete permission, use another key, which has no object.
     creates = put_if(store, key if _is_deleted(store, key) else f"{key}-absent", b"22", IfMatch(gone))
-    return ["a put with an ETag creates an object that isn't there"] if creates else []
+    return ["a put with an ETag creates a missing object"] if creates else []
 
 
 def _is_deleted(store: ObjectStore, key: str) -> bool:
@@ -241,17 +241,17 @@ def _race(store: ObjectStore, key: str) -> list[str]:
     with ThreadPoolExecutor(_RACERS) as threads:
         won = [body for body, wins in zip(bodies, threads.map(create, bodies), strict=True) if wins]
     if len(won) != 1:
-        return [f"of {_RACERS} creators at once, {len(won)} were told that they won"]
-    return [] if store.get(key)[0] == won[0] else ["a loser's bytes stay"]
+        return [f"of {_RACERS} concurrent creates, {len(won)} were reported as successful"]
+    return [] if store.get(key)[0] == won[0] else ["the object has the bytes of a refused create"]
 
 
 def _again_and_again(store: ObjectStore, keys: Sequence[str]) -> list[str]:
     with ThreadPoolExecutor(len(keys)) as threads:
         found = list(threads.map(lambda key: _ignored(store, key, len(keys)), keys))
     creates, etags, changed = (sum(counts) for counts in zip(*found, strict=True))
-    problems = [f"of {CREATES} creates of objects that are there, {creates} replaced them"] if creates else []
+    problems = [f"of {CREATES} creates of existing objects, {creates} replaced them"] if creates else []
     problems += [f"of {ETAGS} puts with a stale ETag, {etags} replaced the object"] if etags else []
-    return problems or (["a put that is refused replaces the object"] if changed else [])
+    return problems or (["a refused put replaces the object"] if changed else [])
 
 
 def _ignored(store: ObjectStore, key: str, keys: int) -> tuple[int, int, int]:

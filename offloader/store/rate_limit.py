@@ -14,14 +14,14 @@ from offloader.errors import StoreUnavailable, Throttled
 from offloader.runtime.clock import Clock
 from offloader.settings import LimitSettings
 
-#: The settings that are rates.
+#: Names of the rate settings.
 RATES = ("bytes_per_s", "requests_per_s")
 
-#: Shortest wait: shorter ones are lost in the clock's resolution.
+#: Shortest wait. Shorter waits are below the clock's resolution.
 _WAIT_S_MIN = 0.001
 #: Tolerance between two sums of floats, as a fraction of the amount.
 _ROUNDING = 1e-6
-#: Fraction of a second's requests that may burst while slowed down.
+#: Burst while slowed down, as a fraction of a second's requests.
 _PACE_BURST_S = 0.05
 
 
@@ -45,7 +45,7 @@ class Traffic(enum.Enum):
 class Bucket:
     """Token bucket: refills at ``rate_per_s`` up to ``burst``. Pure; the caller passes the time.
 
-    In any time ``t`` at most ``rate_per_s * t + burst`` plus the largest single amount are taken.
+    In any interval ``t``, callers take at most ``rate_per_s * t + burst`` plus the largest single amount.
     """
 
     __slots__ = ("_at_s", "_level", "burst", "name", "rate_per_s")
@@ -56,7 +56,7 @@ class Bucket:
         self._at_s: float | None = None
 
     def ready_in_s(self, amount: float, now_s: float) -> float:
-        """Seconds until ``amount`` may be taken; more than ``burst`` waits for a full bucket."""
+        """Seconds until ``amount`` may be taken. An amount above ``burst`` waits for a full bucket."""
         self._fill(now_s)
         lacking = min(amount, self.burst) - self._level
         return 0.0 if lacking <= _ROUNDING * max(1.0, amount) else max(_WAIT_S_MIN, lacking / self.rate_per_s)
@@ -111,13 +111,13 @@ class AdaptiveRate:
 
     def admitted(self, now_s: float) -> None:
         """Count an admitted request."""
-        self._turn_window(now_s)
+        self._shift_window(now_s)
         self._window_count += 1
 
     def slow_down(self, now_s: float) -> None:
         """Reduce the rate after the store throttled a request."""
         self.bucket(now_s)
-        self._turn_window(now_s)
+        self._shift_window(now_s)
         free = self._free_at_per_s is None
         rate = float(max(self._previous_count, self._window_count, 1)) if free else self._bucket.rate_per_s
         if free:
@@ -131,8 +131,8 @@ class AdaptiveRate:
         self._bucket.rate_per_s = rate_per_s
         self._bucket.burst = max(1.0, rate_per_s * _PACE_BURST_S)
 
-    def _turn_window(self, now_s: float) -> None:
-        """Count requests by the second, to know the rate at the first refusal."""
+    def _shift_window(self, now_s: float) -> None:
+        """Count requests per second. The first throttled request reduces this rate."""
         passed_s = now_s - self._window_s
         if passed_s >= 1.0:
             self._previous_count = self._window_count if passed_s < 2.0 else 0
@@ -141,8 +141,8 @@ class AdaptiveRate:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request in the queue, expected to move ``size_bytes``. ``number`` counts arrivals, ``admitted`` admissions
-    (``None`` while it waits)."""
+    """One request in the queue, which is expected to move ``size_bytes``. ``number`` is its position among arrivals,
+    ``admitted`` among admissions (``None`` while it waits)."""
 
     priority: Priority
     size_bytes: int
@@ -171,7 +171,7 @@ class RequestScheduler:
         return turn
 
     def admit(self, now_s: float) -> list[Ticket]:
-        """Admit, in order, every request whose buckets have room; the first that has to wait blocks the rest."""
+        """Admit requests in order until one lacks tokens; that request blocks the rest."""
         going: list[Ticket] = []
         pace = self.pace.bucket(now_s)
         for turn in self.waiting:
@@ -188,7 +188,7 @@ class RequestScheduler:
         return going
 
     def ready_in_s(self, turn: Ticket, now_s: float) -> float:
-        """Seconds until the buckets of this request, and of those ahead of it, have room."""
+        """Seconds until the buckets have enough tokens for this request and those ahead of it."""
         pace = self.pace.bucket(now_s)
         ready_s = _WAIT_S_MIN
         for other in self.waiting:
@@ -198,21 +198,21 @@ class RequestScheduler:
         return ready_s
 
     def lacks(self, turn: Ticket, now_s: float) -> str:
-        """The limit that ``turn`` waits for longest, with its value."""
+        """The limit that delays ``turn`` longest, with its value."""
         needs = self._needs(turn, self.pace.bucket(now_s))
         bucket = max(needs, key=lambda need: need[0].ready_in_s(need[1], now_s))[0] if needs else None
         if bucket is None:
             return "no limit"
-        name = "the pace that the store bears" if bucket.name == "pace" else f"limits.{bucket.name}"
+        name = "the reduced request rate of the throttling store" if bucket.name == "pace" else f"limits.{bucket.name}"
         return f"{name} = {bucket.rate_per_s:g}"
 
     def settle(self, turn: Ticket, moved_bytes: int) -> None:
-        """Correct the estimated amount by what was moved."""
+        """Replace the estimated amount by the moved bytes."""
         if (bucket := self._buckets.get("bytes_per_s")) is not None:
             bucket.give_back(turn.size_bytes - moved_bytes)
 
     def slow_down(self, turn: Ticket, now_s: float) -> bool:
-        """Reduce the rate after the store throttled ``turn``; False if it was sent before the last reduction."""
+        """Reduce the rate after the store throttled ``turn``; False if ``turn`` was sent before the last reduction."""
         if turn.admitted is None or turn.admitted <= self._slowed_at:
             return False
         self._slowed_at = self._admitted
@@ -240,14 +240,15 @@ def working_at(priority: Priority) -> Iterator[None]:
 
 
 def current_priority(traffic: Traffic) -> Priority:
-    """Priority set by ``working_at``, else by kind: uploads are live, reads are reads, deletes are deletion."""
+    """Priority set by ``working_at``, else the default of the kind: live for uploads, read for reads, deletion for
+    deletes."""
     of_kind = {Traffic.UPLOAD: Priority.LIVE, Traffic.READ: Priority.READ, Traffic.DELETE: Priority.DELETION}
     given = _priority.get()
     return of_kind[traffic] if given is None else given
 
 
 def throttled_s() -> float:
-    """Time this thread has spent in rate-limit waits. Retry budgets leave it out, as the store didn't cause it."""
+    """Time that this thread has spent in rate-limit waits. Retry budgets exclude it: the store didn't cause it."""
     return float(getattr(_waited, "seconds", 0.0))
 
 
@@ -256,9 +257,9 @@ class LimitStatus:
     """Current state of the rate limits.
 
     Attributes:
-        limits: name -> value of the limits that are set.
-        waiting: priority's name in lower case -> requests that wait.
-        pace_requests_per_s: rate while slowed down, ``None``: unlimited.
+        limits: name -> value of each limit in force.
+        waiting: priority's name in lower case -> number of waiting requests.
+        pace_requests_per_s: rate while slowed down; ``None``: unlimited.
         slowdowns: number of rate reductions.
         waited_s: total seconds that requests waited.
     """
@@ -284,20 +285,21 @@ class Limiter:
         """Wait until a request may be sent.
 
         Args:
-            size_bytes: bytes it is expected to move; ``settle`` corrects it.
+            size_bytes: bytes that the request is expected to move; ``settle`` corrects the estimate.
             closing: set when the store is being closed.
-            what: names the request in an error.
+            what: the request's name in errors.
 
         Raises:
-            Throttled: it waited ``throttle_wait_s_max``, or ``throttle_queue_max`` others wait; nothing was sent.
-            StoreUnavailable: the store was closed meanwhile; nothing was sent.
+            Throttled: the request waited ``throttle_wait_s_max``, or ``throttle_queue_max`` others wait. Nothing was
+                sent.
+            StoreUnavailable: the store was closed meanwhile. Nothing was sent.
         """
         started_s = self._clock.monotonic_s()
         with self._lock:
             if len(self._turns.waiting) >= self.settings.throttle_queue_max:
                 raise Throttled(
-                    f"{what}: {len(self._turns.waiting)} requests wait because of a rate limit already",
-                    hint="raise limits.throttle_queue_max, or the limit that they wait for",
+                    f"{what}: not queued: {len(self._turns.waiting)} requests are already waiting for a rate limit",
+                    hint="raise limits.throttle_queue_max, or the rate limit",
                 )
             turn = self._turns.ask(current_priority(traffic), size_bytes)
         while True:
@@ -319,27 +321,28 @@ class Limiter:
                 self._add_wait(now_s - started_s)
                 return turn
             if closing.is_set():
-                raise StoreUnavailable(f"{what}: the store was closed while it waited for its turn")
+                raise StoreUnavailable(f"{what}: the store was closed while the request waited for a rate limit")
             if left_s <= 0:
                 self._add_wait(now_s - started_s)
                 raise Throttled(
-                    f"{what}: no room within throttle_wait_max = {self.settings.throttle_wait_s_max:g} s under {lacks}",
+                    f"{what}: not sent within throttle_wait_max = {self.settings.throttle_wait_s_max:g} s because of "
+                    f"{lacks}",
                     hint="raise that limit, or limits.throttle_wait_max",
                 )
             self._clock.wait(turn.event, wait_s)
 
     def wake(self) -> None:
-        """Wake all waiting requests to check whether their store was closed."""
+        """Wake all waiting requests, which then check whether their store was closed."""
         with self._lock:
             self._wake_all()
 
     def _wake_all(self) -> None:
-        """Wake all waiting requests after a change other than time. The caller holds the lock."""
+        """Wake all waiting requests after a change of the buckets. The caller holds the lock."""
         for turn in self._turns.waiting:
             turn.event.set()
 
     def settle(self, turn: Ticket, moved_bytes: int) -> None:
-        """Correct the request's estimated amount by what it moved."""
+        """Replace the request's estimated amount by the moved bytes."""
         with self._lock:
             self._turns.settle(turn, moved_bytes)
             if moved_bytes < turn.size_bytes:

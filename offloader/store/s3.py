@@ -1,4 +1,4 @@
-"""``s3://bucket/root`` through boto3, for AWS and S3-compatible servers; bodies go without copies."""
+"""``s3://bucket/root`` through boto3, for AWS and S3-compatible servers. Bodies are not copied."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ from offloader.store.s3_responses import (
 )
 from offloader.store.wrappers import stream_of
 
-#: Streams whose parameters of new objects are remembered.
+#: Number of streams whose parameters of new objects are cached.
 STREAMS_KNOWN_MAX = 4096
-#: The cheaper classes bill smaller objects at this size and don't transition them, so they stay in STANDARD. So do a
-#: stream's state objects, which are read and written often.
+#: Smaller objects are stored in STANDARD: the cheaper classes bill them at this size and don't transition them. A
+#: stream's state objects, which are read and written often, are also stored in STANDARD.
 CLASS_BYTES_MIN = 128 * 1024
 _CLASS = re.compile(r"[A-Z][A-Z0-9_-]{0,63}")
 #: Objects in these classes need a restore before a read, which takes minutes to days.
@@ -75,21 +75,21 @@ def keeping_of(settings: StoreSettings) -> Callable[[int | None], Mapping[str, s
     """Request parameters for creating an object, by its size in bytes; ``None``: multipart.
 
     Raises:
-        InvalidCall: an unknown or archive storage class; a KMS key without encryption by it.
+        InvalidCall: an unknown or archive storage class; a KMS key without encryption by KMS.
     """
     chosen = settings.storage_class
     if chosen in _ARCHIVES:
         raise InvalidCall(
-            f"store.storage_class = {chosen!r}: objects there can't be read before they are restored",
+            f"store.storage_class = {chosen!r} is an archive class: objects can't be read until they are restored",
             hint="use GLACIER_IR, STANDARD_IA or INTELLIGENT_TIERING",
         )
     if chosen and not _CLASS.fullmatch(chosen):
         raise InvalidCall(
-            f"store.storage_class = {chosen!r} isn't a storage class's name", hint="write it like STANDARD_IA"
+            f"store.storage_class = {chosen!r} isn't the name of a storage class", hint="use a name like STANDARD_IA"
         )
     if settings.kms_key and not settings.encryption.startswith("aws:kms"):
         raise InvalidCall(
-            "store.kms_key is set, but store.encryption isn't aws:kms", hint='set store.encryption = "aws:kms" as well'
+            "store.kms_key is set, but store.encryption isn't aws:kms", hint='also set store.encryption = "aws:kms"'
         )
     encryption = {} if settings.encryption == "bucket" else {"ServerSideEncryption": settings.encryption}
     encryption |= {"SSEKMSKeyId": settings.kms_key} if settings.kms_key else {}
@@ -97,10 +97,10 @@ def keeping_of(settings: StoreSettings) -> Callable[[int | None], Mapping[str, s
     return lambda size_bytes: encryption if size_bytes is not None and size_bytes < CLASS_BYTES_MIN else with_class
 
 
-#: Raised before anything is sent.
+#: Exceptions raised before any byte is sent.
 _UNSENT = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError)
-#: Raised before sending, and also when the connection broke later: urllib3 forgets that it was connected to a proxy
-#: when it closes the connection, and TLS can fail in the middle of a response.
+#: Exceptions raised before sending, and also when the connection breaks later: urllib3 reports both in the same way for
+#: a proxy, and TLS can fail in the middle of a response.
 _DOUBTFUL = (sdk.ProxyConnectionError, sdk.SSLError)
 #: urllib3's connect errors (by name, as its classes are internal to the SDK).
 _CONNECTING = frozenset({"NewConnectionError", "NameResolutionError", "ConnectTimeoutError"})
@@ -119,13 +119,13 @@ _HANDSHAKE = frozenset(
 
 
 def was_never_sent(error: BaseException) -> bool:
-    """Whether no byte of the request can have reached the server; false where uncertain."""
+    """Whether no byte of the request can have reached the server; false in doubt."""
     if isinstance(error, _UNSENT):
         return True
-    return isinstance(error, _DOUBTFUL) and any(_ended_at_the_door(cause) for cause in _causes(error))
+    return isinstance(error, _DOUBTFUL) and any(_failed_while_connecting(cause) for cause in _causes(error))
 
 
-def _ended_at_the_door(cause: BaseException) -> bool:
+def _failed_while_connecting(cause: BaseException) -> bool:
     if isinstance(cause, ssl.SSLError):
         return cause.reason in _HANDSHAKE
     # The proxy refused to connect.
@@ -148,11 +148,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 #: Keys of one listing page and of one delete request (S3's limits).
 PAGE_KEYS_MAX = 1000
-#: End of a directory bucket's name; signing for it takes a session, which is a request.
+#: Suffix of a directory bucket's name. Signing for such a bucket requires a session, which is a request.
 _DIRECTORY_BUCKET = "--x-s3"
 #: Page limit of one listing of uploads or parts: ten thousand parts are ten pages.
 PAGES_MAX = 1000
-_LOOK = "look with head: it may have been completed"
+_LOOK = "check the object with head: the upload may have been completed"
 
 _CREDENTIALS = (
     sdk.NoCredentialsError,
@@ -170,12 +170,12 @@ def open_url(url: str, options: StoreOptions) -> S3Store:
     """Open the store at ``s3://bucket/root``. Sends nothing."""
     parts = urlsplit(url)
     if not parts.netloc:
-        raise InvalidCall(f"{url} names no bucket", hint="give s3://bucket/root")
+        raise InvalidCall(f"{url} has no bucket name", hint="use s3://bucket/root")
     return S3Store(parts.netloc, checks.split_root(url, unquote(parts.path)), options)
 
 
 class S3Store(checks.CheckedStore):
-    """See ``ObjectStore``. Bodies carry our own CRC-32C, which the server checks; the signature doesn't hash them."""
+    """See ``ObjectStore``. The server checks each body's CRC-32C, so that signatures needn't cover the body."""
 
     def __init__(self, bucket: str, root: str, options: StoreOptions) -> None:
         super().__init__(f"s3://{bucket}/{root}".rstrip("/"), root, driver="aws-s3", bucket=bucket)
@@ -187,9 +187,9 @@ class S3Store(checks.CheckedStore):
         self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
             self._client: Any = open_client(options)
-        if not bucket.endswith(_DIRECTORY_BUCKET):  # these refuse it
+        if not bucket.endswith(_DIRECTORY_BUCKET):  # directory buckets refuse it
             send_content_md5(self._client)
-        #: Whether the server refuses multi-deletes and takes single ones.
+        #: Whether the server refuses multi-deletes and accepts single ones.
         self._deletes_singly = False
         found, endpoint_url = dict(self.driver_metadata), self._client.meta.endpoint_url
         found["region"] = self._client.meta.region_name or ""
@@ -208,30 +208,35 @@ class S3Store(checks.CheckedStore):
             code = str(answer.get("Code", ""))
             kind, hint = meaning_of(code, status, writes=writes)
             if creates and hint == DENIED and not self.asks_encryption:
-                hint += "; one that demands encrypted objects needs store.encryption"
+                hint += "; if the bucket requires encrypted objects, set store.encryption"
             text = " ".join(str(answer.get("Message", "")).split())
             raise kind(f"{where}: {code or status}{': ' if text else ''}{text}", hint=hint) from error
         except _CREDENTIALS as error:
             raise AccessDenied(
                 f"{where}: {error}",
-                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile, or give access_key and secret_key",
+                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile, or access_key and secret_key",
             ) from error
-        except (*_UNSENT, *_DOUBTFUL) as error:  # no connection, or a broken one
+        except (*_UNSENT, *_DOUBTFUL) as error:  # no connection, or a lost one
             if writes and not was_never_sent(error):
-                raise OutcomeUnknown(f"{where}: {plain_reason(error)}", hint="look before repeating it") from error
+                raise OutcomeUnknown(
+                    f"{where}: {plain_reason(error)}", hint="check the object before repeating the request"
+                ) from error
             raise StoreUnavailable(
-                f"{where}: {plain_reason(error)}", hint="check --endpoint-url, the network and that the server runs"
+                f"{where}: {plain_reason(error)}",
+                hint="check --endpoint-url and the network, and that the server is running",
             ) from error
         except sdk.ParamValidationError as error:
             text = " ".join(str(error).split())
             raise InvalidCall(f"{where}: {text}", hint="check the bucket's name and the key") from error
         except (sdk.HTTPClientError, sdk.IncompleteReadError, ResponseParserError, BrokenAnswer, KeyError) as error:
-            # No response, a partial one, or one that isn't S3's (a KeyError: a mandatory field is missing).
+            # No response, a partial one, or one of another protocol (KeyError: a mandatory field is missing).
             text = plain_reason(error)
-            if text == str(error):  # no connection's
+            if text == str(error):  # not a connection error
                 text = " ".join(f"{type(error).__name__} {error}".split())
             if writes:
-                raise OutcomeUnknown(f"{where}: {text}", hint="look before repeating it") from error
+                raise OutcomeUnknown(
+                    f"{where}: {text}", hint="check the object before repeating the request"
+                ) from error
             raise StoreUnavailable(f"{where}: {text}", hint="try again; check --endpoint-url") from error
         except (sdk.BotoCoreError, ValueError) as error:
             raise InvalidCall(f"{where}: {error}", hint="check the URL, --endpoint-url and --region") from error
@@ -275,7 +280,7 @@ class S3Store(checks.CheckedStore):
         except NotFound as missing:
             if mode.etag is None:
                 raise
-            raise PreconditionFailed(f"{self.url}: {key} isn't there, expected {mode.etag}") from missing
+            raise PreconditionFailed(f"{self.url}: {key} doesn't exist, expected ETag {mode.etag}") from missing
 
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         place = {"StartAfter": self._root + after} if after else {}
@@ -291,14 +296,14 @@ class S3Store(checks.CheckedStore):
                     for each in answer.get("Contents", ())
                 )
                 if after and objects and objects[0].key < after:
-                    # Its page would say that nothing follows where it wasn't looked.
+                    # The page would report keys as missing that the server hasn't looked for.
                     raise StoreUnavailable(
-                        f"{self.url}: list of {prefix!r} after {after} begins before that, with {objects[0].key}",
-                        hint="this server ignores where a listing is to begin: use another one",
+                        f"{self.url}: list of {prefix!r} after {after} begins with an earlier key, {objects[0].key}",
+                        hint="use another server: this one ignores the start key of listings",
                     )
                 truncated = answer["IsTruncated"]  # mandatory in every S3 response
                 if truncated and objects and objects[-1].key == after:
-                    break  # a server that ignores where to begin would send the same page forever
+                    break  # a server that ignores the start key would send the same page forever
                 if objects or not truncated:
                     return ListPage(objects, objects[-1].key if truncated else None)
                 # A server may scan a page of deleted keys and return none.
@@ -308,7 +313,7 @@ class S3Store(checks.CheckedStore):
         raise self._endless(f"list of {prefix!r}")
 
     def _endless(self, what: str) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.url}: {what} doesn't end: each page announces another one", hint="try again")
+        return StoreUnavailable(f"{self.url}: {what} has too many pages: each announces another one", hint="try again")
 
     def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         return delete_in_turns(keys, PAGE_KEYS_MAX, self._delete_some)
@@ -319,7 +324,7 @@ class S3Store(checks.CheckedStore):
         try:
             return self._delete_together(keys)
         except InvalidCall as refused:
-            # Not every server has multi-deletes. A request that is wrong by itself is refused alone too.
+            # Some servers don't support multi-deletes. The server refuses an invalid request as a single delete too.
             try:
                 failures = self._delete_singly(keys)
             except InvalidCall:
@@ -336,7 +341,7 @@ class S3Store(checks.CheckedStore):
         try:
             with contextlib.suppress(NotFound), self._translated(f"delete of {key}", writes=True):
                 self._client.delete_object(Bucket=self._bucket, Key=self._root + key)
-        except AccessDenied as error:  # a multi-delete answers that for each key
+        except AccessDenied as error:  # a multi-delete reports it for each key
             return DeleteFailure.of(key, error)
         return None
 
@@ -366,7 +371,7 @@ class S3Store(checks.CheckedStore):
 
     def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         with self._translated(f"upload of {key}", writes=True, creates=True):
-            # Declare the algorithm here, or servers refuse the parts' checksums at completion.
+            # Without the algorithm, servers refuse the parts' checksums at completion.
             declared = {"ChecksumAlgorithm": "CRC32C"} if self._checksum == CRC32C else {}
             answer = self._client.create_multipart_upload(
                 Bucket=self._bucket,
@@ -403,10 +408,10 @@ class S3Store(checks.CheckedStore):
             answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key)
         found, used = answer.get("ServerSideEncryption"), answer.get("SSEKMSKeyId", "")
         if found != wanted:
-            return f"store.encryption = {wanted!r} wasn't done: an object that asked for it has {found or 'none'}"
-        # The server answers with the key's ARN, which an alias isn't a part of.
+            return f"store.encryption = {wanted!r} has no effect: a new object has the encryption {found or 'none'}"
+        # The server returns the key's ARN, which doesn't contain an alias.
         if "alias/" not in kms_key and not used.endswith(kms_key):
-            return f"store.kms_key = {kms_key!r} isn't used: an object that asked for it has {used or 'no key'}"
+            return f"store.kms_key = {kms_key!r} has no effect: a new object has the key {used or 'none'}"
         return ""
 
     def _part_crc32c(self, key: str, body: Body, given: int | None) -> int:
@@ -427,17 +432,19 @@ class S3Store(checks.CheckedStore):
                 confirmed = answer.get("ChecksumCRC32C") == encoded_crc32c(crc)
                 return PartInfo(number, answer["ETag"], len(body), crc)
         finally:
-            # A server that returns the checksum has compared it. Otherwise hash the bytes here: a refusal may mean that
-            # they changed since the caller hashed them, and a missing checksum would hide it.
+            # A server that returns the checksum has compared it. Otherwise hash the bytes here: they may have changed
+            # since the caller hashed them, which would explain a refusal, or remain unnoticed without a checksum.
             if not confirmed:
                 checks.body_crc32c(key, body, crc)
 
     def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """Complete an upload. The response is trusted if it has the server's checksum over the parts' checksums, each
-        of which the server compared on upload. Otherwise the object is verified. A 200 alone proves nothing, nor does
-        its ETag (versitygw makes both up from the request, for any upload id of an existing key, but no checksum), and
-        after a lost or refused response the object may exist."""
-        # With checksums: servers require those declared by the upload.
+        """Complete an upload, and verify the object unless the response proves its content.
+
+        The proof is the server's checksum over the parts' checksums, which it compared on upload. A 200 and its ETag
+        prove nothing: versitygw derives both from the request, for any upload id of an existing key. After a lost or
+        refused response, the object may exist.
+        """
+        # With checksums: servers require them if the upload declared them.
         made_of = [{"PartNumber": part.number, "ETag": part.etag} for part in parts]
         if self._checksum == CRC32C:
             made_of = [
@@ -459,19 +466,20 @@ class S3Store(checks.CheckedStore):
         except OffloaderError as error:
             if cause is None:
                 raise OutcomeUnknown(
-                    f"{self.url}: completion of {key} was answered, then {error.message}", hint=_LOOK
+                    f"{self.url}: completion of {key} succeeded, but its check failed: {error.message}", hint=_LOOK
                 ) from error
-            found = None  # report the lost completion, not this error
+            found = None  # report the error of the completion, not this one
         if found is None:
-            problem = (
-                cause.message if cause else f"{self.url}: completion of {key} was answered, but made something else"
-            )
+            problem = cause.message if cause else f"{self.url}: completion of {key} succeeded, but the object differs"
             raise OutcomeUnknown(problem, hint=_LOOK) from cause
         return found
 
     def _made_of(self, key: str, parts: Sequence[PartInfo], *, answered: bool) -> ObjectInfo | None:
-        """The object, if it exists and is made of ``parts``: proven by the checksum over theirs, or the ETag over
-        theirs. The size alone suffices only for a server that confirmed (``answered``) and keeps no checksums."""
+        """The object, if it exists and consists of ``parts``, else ``None``.
+
+        The proof is the checksum over the parts' checksums, or the ETag over their ETags. The size suffices only for a
+        server that confirmed the completion (``answered``) and keeps no checksums.
+        """
         size_bytes = sum(part.size_bytes for part in parts)
         with contextlib.suppress(NotFound), self._translated(f"head of {key}", writes=False):
             answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, **self._checksums_asked)
@@ -490,7 +498,7 @@ class S3Store(checks.CheckedStore):
         marker: dict[str, str] = {}
         for _ in range(PAGES_MAX):
             with self._translated(f"list of uploads {prefix!r}", writes=False):
-                # Else one key of letters that no XML has, of whomever, makes the response unreadable.
+                # Without it, a single key with characters that XML can't hold makes the response unreadable.
                 answer = self._client.list_multipart_uploads(
                     Bucket=self._bucket, Prefix=self._root + prefix, EncodingType="url", **marker
                 )
@@ -558,7 +566,7 @@ class S3Store(checks.CheckedStore):
 
 
 def _checked_by(checksum: str, body: Body, crc: int) -> Mapping[str, str]:
-    """Request parameters by which the server compares a body."""
+    """Request parameters with which the server verifies a body."""
     if checksum == CRC32C:
         return {"ChecksumCRC32C": encoded_crc32c(crc)}
     return {"ContentMD5": encoded_md5(body)} if checksum == "md5" else {}

@@ -1,4 +1,4 @@
-"""Bodies of S3's requests and responses: sent in slices, received into their place, continued where they break off."""
+"""Bodies of S3's requests and responses: sent in slices, received in place, resumed after a broken connection."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from offloader.store.base import Body, ByteRange, ObjectInfo, Sink
 from offloader.store.s3_responses import object_info, place_of, received
 from offloader.telemetry.recorder import Recorder
 
-#: Bytes of one send; smaller bodies are sent whole. The socket timeout applies per send, and is the *connect* timeout
-#: while a request is sent: in one piece, a large body on a slow line would have to arrive within those few seconds.
+#: Bytes of one send; smaller bodies are sent whole. While a request is sent, the *connect* timeout limits each send. In
+#: one piece, a large body on a slow line would exceed that timeout.
 _SLICE_BYTES = 256 * 1024
 
 
@@ -37,8 +37,8 @@ def sendable(body: Body) -> bytes | bytearray | BodyReader:
 class BodyReader(io.RawIOBase):
     """File over ``body`` whose reads return views of it.
 
-    A read returns up to ``_SLICE_BYTES``, within one piece, whatever smaller number is requested: the HTTP client
-    requests 16 KiB at a time and sends what it gets, so larger slices mean fewer calls.
+    A read returns up to ``_SLICE_BYTES`` of one piece, even if fewer bytes are requested. The HTTP client requests
+    16 KiB at a time and sends the returned bytes, so that larger slices mean fewer calls.
     """
 
     def __init__(self, body: Body) -> None:
@@ -86,11 +86,11 @@ _ENDED = "the connection ended before the body"
 
 
 def read_into(stream: Any, room: memoryview) -> int:
-    """Fill ``room``, which isn't empty, from ``stream``, the body of an SDK response; returns the bytes read, at least
-    one: fewer than ``room`` has where the body or its connection ends.
+    """Fill ``room``, which isn't empty, from ``stream``, the body of an SDK response. Returns the number of bytes read,
+    at least one, and fewer than requested at the end of the body or its connection.
 
-    The HTTP client below the SDK can read into existing memory; the layers above it only allocate per piece and copy.
-    They have no public name for the client; should a later release move it, pieces are copied.
+    The HTTP client below the SDK can read into existing memory, but the layers above it allocate each piece and copy.
+    The client has no public name. If a later release moves it, pieces are copied.
 
     Raises:
         sdk.HTTPClientError: the connection broke, or ended before the body did.
@@ -115,18 +115,18 @@ def _from_connection(raw: Any, response: HTTPResponse, room: memoryview) -> int:
         raise sdk.ResponseStreamingError(error=error) from error
     if not came:
         raise sdk.ResponseStreamingError(error=_ENDED)
-    if response.isclosed():  # complete: the connection is reusable
+    if response.isclosed():  # complete: the connection can be reused
         raw.release_conn()
     return came
 
 
-#: The value of ``store.checksum`` with which S3's own checksums are sent and asked for.
+#: The value of ``store.checksum`` that enables S3's own checksums.
 CRC32C = "crc32c"
-#: Limit of requests for the rest of one body. Each must bring bytes, or no other follows.
+#: Maximum number of requests for the rest of one body. A request that returns no bytes is the last one.
 CONTINUATIONS_MAX = 4
-#: Bytes read from the connection at once. A reset loses the partial read; smaller reads cost time.
+#: Bytes per read from the connection. A reset loses a partial read; smaller reads are slower.
 PIECE_BYTES = 512 * 1024
-#: Bodies up to this size (a block, an index) are read at once, which saves a copy, and are retried whole.
+#: Bodies up to this size (a block, an index) are read in one call, which saves a copy, and are retried whole.
 WHOLE_BYTES_MAX = 2 * 1024 * 1024
 
 
@@ -134,15 +134,15 @@ class Download:
     """A GET in progress: ``wanted`` gives the next request, ``take`` consumes its response, until ``result`` is set.
 
     Args:
-        what: names the call in errors.
-        byte_range: the requested range, not empty; ``None``: all of it.
-        into: receives the body of a range served exactly as requested, instead of ``result``.
-        settings: no further request is sent ``retry_total_s`` after the first one.
+        what: the call's name in errors.
+        byte_range: the requested range, not empty; ``None``: the whole object.
+        into: receives the body, instead of ``result``, if the response has exactly the requested range.
+        settings: ``retry_total_s`` after the first request, no further request is sent.
         recorder: counts each further request.
 
     Attributes:
-        result: the body and the object's description, once complete.
-        begun: whether a part of it arrived.
+        result: the body and the object's description, after completion.
+        begun: whether a part of the body has arrived.
     """
 
     def __init__(
@@ -185,11 +185,11 @@ class Download:
         return self._whole if self._asked is None else {"Range": _header(self._asked)}
 
     def take(self, answer: Mapping[str, Any]) -> None:
-        """Read a response's body; on failure the bytes received so far are kept.
+        """Read a response's body. After a failure, the received bytes are kept.
 
         Raises:
-            ObjectChanged: it belongs to another version of the object than the earlier bytes.
-            StoreUnavailable: the body is shorter than announced or another range; and the SDK's own errors.
+            ObjectChanged: the body belongs to another version of the object than the earlier bytes.
+            StoreUnavailable: the body is shorter than announced, or has another range. Also the SDK's errors.
         """
         with closing(answer["Body"]) as stream:
             if not self.begun:
@@ -224,26 +224,26 @@ class Download:
         if self._continuations and self._asked is None and self.result[1].crc32c not in (None, crc32c(body)):
             self.result = None
             raise StoreUnavailable(
-                f"{self._what}: its parts don't have the object's CRC-32C together", hint="try again"
+                f"{self._what}: the received parts don't match the object's CRC-32C", hint="try again"
             )
 
     def go_on_after(self, error: OffloaderError, *, past_end: bool) -> None:
-        """Decide about an error of the request or of ``take``: return when the rest should be requested.
+        """Decide about an error of the request or of ``take``. Returns if the rest should be requested.
 
         Args:
             past_end: whether the server reports that the object ends before the requested range.
 
         Raises:
-            ObjectChanged: the object was replaced since its first bytes arrived.
-            OffloaderError: ``error``, where going on isn't possible or wouldn't help.
+            ObjectChanged: the object was replaced after its first bytes arrived.
+            OffloaderError: ``error``, if a further request is impossible or would fail as well.
         """
         came = self._room.received_bytes
         if came and (past_end or isinstance(error, PreconditionFailed)):
-            raise self._changed("it isn't the same any more") from error
+            raise self._changed("its ETag or size changed") from error
         if not isinstance(error, StoreUnavailable) or came <= self._came_at_break:
             raise error
         if self._continuations == CONTINUATIONS_MAX or self._clock.monotonic_s() > self._until_s:
-            error.add_note(f"gave up after {self._continuations} continuations with {came} bytes")
+            error.add_note(f"gave up after {self._continuations} further requests and {came} bytes")
             raise error
         self._came_at_break = came
         self._continuations += 1
@@ -251,25 +251,24 @@ class Download:
 
     def _require_rest(self, answer: Mapping[str, Any], left: int) -> None:
         if answer["ETag"] != self._answer["ETag"]:
-            raise self._changed(f"its ETag was {self._answer['ETag']} and is {answer['ETag']}")
+            raise self._changed(f"its ETag changed from {self._answer['ETag']} to {answer['ETag']}")
         start = _first_byte(self._answer) + self._room.received_bytes
         if _first_byte(answer) != start or int(answer["ContentLength"]) != left:
-            found = answer.get("ContentRange", "all of it")
-            raise StoreUnavailable(f"{self._what}: {left} bytes from {start} were asked for, {found} came")
+            found = answer.get("ContentRange", "the whole object")
+            raise StoreUnavailable(f"{self._what}: received {found}, expected {left} bytes from {start}")
 
     def _changed(self, how: str) -> ObjectChanged:
         return ObjectChanged(
-            f"{self._what}: the object was replaced while it was read, after {self._room.received_bytes} bytes of it: "
-            f"{how}",
-            hint="read it again; if nobody should have written there, restore it from a copy",
+            f"{self._what}: the object was replaced after {self._room.received_bytes} bytes of it had been read: {how}",
+            hint="read it again; if no writer should have replaced it, restore it from a copy",
         )
 
 
 class _Buffer(io.BytesIO):
-    """A buffer that may be closed while there are views of it.
+    """A buffer that may be closed while views of it exist.
 
-    A failed request leaves both in a cycle of its traceback. The garbage collector closes the buffer first, and since
-    Python 3.13 the error of that goes to stderr.
+    A failed request leaves the buffer and its views in a reference cycle of the traceback. The garbage collector closes
+    the buffer first, and Python 3.13 and later print the resulting error to stderr.
     """
 
     def close(self) -> None:
@@ -280,7 +279,7 @@ class _Buffer(io.BytesIO):
 class _Whole:
     """Sink that keeps a whole body.
 
-    The buffer is allocated at once, and the system clears only the pages that are written; the value is taken out
+    The buffer is allocated in one piece, of which the system clears only the written pages. ``taken`` returns the value
     without a copy.
     """
 
@@ -299,7 +298,7 @@ class _Whole:
         self.received_bytes += count
 
     def taken(self) -> bytes:
-        """Take out the body; afterwards the sink has no room for another."""
+        """Return the body. Afterwards, the sink can't receive another one."""
         self._view.release()
         return self._body.getvalue()
 
@@ -319,5 +318,5 @@ def _header(byte_range: ByteRange) -> str:
 
 
 def _first_byte(answer: Mapping[str, Any]) -> int:
-    """Offset of a response's body in the object; a server that ignores ranges sends all of it."""
+    """Offset of a response's body in the object. A server that ignores ranges sends the whole object."""
     return place_of(answer["ContentRange"])[0] if "ContentRange" in answer else 0

@@ -22,8 +22,8 @@ from offloader.runtime.clock import Clock
 from offloader.store.base import StoreOptions
 from offloader.store.s3_responses import encoded_md5, is_aws, parsed_time
 
-#: Operations called by the store and ``doctor``, and by the SDK itself: for directory buckets, and buckets of other
-#: regions.
+#: Operations that the store and ``doctor`` call, and those that the SDK calls for directory buckets and for buckets of
+#: other regions.
 OPERATIONS = (
     "AbortMultipartUpload",
     "CompleteMultipartUpload",
@@ -44,15 +44,15 @@ OPERATIONS = (
     "PutObject",
     "UploadPart",
 )
-#: Operations whose answer may be empty -> how the name of its element begins (``ListPartsResult``, and moto's
+#: Operations whose response may be empty -> beginning of the name of its element (``ListPartsResult``, and moto's
 #: ``ListPartsOutput``).
 _ANSWERS = {"DeleteObjects": b"Delete", "ListMultipartUploads": b"ListMultipartUploads", "ListParts": b"ListParts"}
-#: Services whose endpoints are needed: the store, and the issuers of temporary credentials.
+#: Services with a required endpoint: the store, and the issuers of temporary credentials.
 _SERVICES = ("s3", "sts", "oidc", "portal.sso", "signin", "sso")
 
 
 class _Descriptions(JSONFileLoader):  # type: ignore[misc]  # the SDK has no types
-    """The SDK's service descriptions without unused operations, which saves eleven megabytes of memory."""
+    """The SDK's service descriptions without unused operations. Saves eleven megabytes of memory."""
 
     def load_file(self, file_path: str) -> Any:
         found = super().load_file(file_path)
@@ -85,16 +85,12 @@ def _needed(operations: Mapping[str, Any], shapes: Mapping[str, Any]) -> set[str
 
 @functools.cache
 def described_services() -> Any:
-    """The SDK's descriptions: megabytes of JSON, parsed once per process, so a store opens in a third of the time."""
+    """The SDK's descriptions: megabytes of JSON. Parsed once per process, a store opens in a third of the time."""
     return Loader(file_loader=_Descriptions())
 
 
 def open_client(options: StoreOptions) -> Any:
-    """Create an S3 client. Sends nothing.
-
-    Raises:
-        what the SDK raises: an invalid region, endpoint or profile.
-    """
+    """Create an S3 client. Sends nothing. Raises the SDK's errors for an invalid region, endpoint or profile."""
     core, settings = _session(), options.settings
     core.get_component("response_parser_factory").set_parser_defaults(
         timestamp_parser=functools.partial(parsed_time, otherwise=parse_timestamp)
@@ -114,7 +110,7 @@ def open_client(options: StoreOptions) -> Any:
             retries={"total_max_attempts": 1, "mode": "standard"},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            # Without a checksum, the signature is all that shows that a body arrived as it was sent.
+            # Without a checksum, only the signature protects a body in transit.
             s3={"payload_signing_enabled": settings.checksum == "none", "addressing_style": addressing},
             user_agent_extra="offloader",
         )
@@ -126,7 +122,7 @@ def open_client(options: StoreOptions) -> Any:
         )
         for operation, name in _ANSWERS.items():
             check = functools.partial(_require_element, name)
-            # After the SDK's own, which finds the errors in a 200.
+            # After the SDK's handler, which finds the errors in a 200.
             client.meta.events.register_last(f"before-parse.s3.{operation}", check)
         client.meta.events.register_first("choose-signer.s3.GetObject", _presigned_by)
         client.meta.events.register_first("before-endpoint-resolution.s3", _presigned_for)
@@ -142,7 +138,7 @@ def open_client(options: StoreOptions) -> Any:
     client = built("auto")
     if is_aws(client.meta.endpoint_url):
         return client
-    client.close()  # the environment or a profile sets such a server
+    client.close()  # the environment or a profile sets a self-hosted server
     return built("path")
 
 
@@ -152,7 +148,7 @@ def _session() -> Any:
     return core
 
 
-#: Codes of an answer to keys that the server doesn't know (any more). The answer to a HEAD has only its status.
+#: Error codes for access keys that the server doesn't know or has revoked. The response to a HEAD has only a status.
 _STALE_KEYS = frozenset(
     {
         "400",
@@ -166,15 +162,15 @@ _STALE_KEYS = frozenset(
         "TokenRefreshRequired",
     }
 )
-#: Shortest time between two looks for new keys.
+#: Minimum time between two attempts to read new keys.
 RENEWAL_S_MIN = 1.0
 
 
 class _Renewal:
-    """Reads the keys of a client again where the server refuses them, and sends the request once more with new ones.
+    """Reloads a client's access keys when the server refuses them, and resends the request once with new keys.
 
-    The SDK renews temporary keys before they expire. What it read from a file it keeps until the process ends, and it
-    doesn't notice that keys were revoked.
+    The SDK renews temporary keys before they expire. It keeps keys from a file until the process ends, and doesn't
+    notice that keys were revoked.
     """
 
     def __init__(self, client: Any, clock: Clock) -> None:
@@ -184,11 +180,11 @@ class _Renewal:
         self._next_look_s = 0.0
 
     def signing(self, request: Any, **_: object) -> None:
-        """Note which keys a request is signed with."""
+        """Record the keys that sign a request."""
         request.context[_GENERATION] = self._generation
 
     def answered(self, response: Any, attempts: int, request_dict: Mapping[str, Any], **_: object) -> int | None:
-        """Seconds after which the SDK sends the request again; ``None``: it doesn't."""
+        """Seconds after which the SDK resends the request; ``None``: never."""
         if attempts > 1 or response is None or response[1].get("Error", {}).get("Code") not in _STALE_KEYS:
             return None
         with self._lock:
@@ -204,7 +200,7 @@ class _Renewal:
             found = _session().get_credentials()
             if found is None or found.get_frozen_credentials() == signer._credentials.get_frozen_credentials():  # noqa: SLF001
                 return False
-        except (BotoCoreError, OSError):  # the refusal tells more
+        except (BotoCoreError, OSError):  # the server's refusal is more informative
             return False
         signer._credentials = found  # noqa: SLF001
         self._generation += 1
@@ -215,10 +211,9 @@ _GENERATION = "offloader_keys"
 
 
 def preload() -> None:
-    """Loads what clients are made of, for processes that are forked from this one. Sends nothing, starts no thread.
+    """Load the modules and descriptions of clients, for processes that are forked from this one.
 
-    Raises:
-        what the SDK raises, as ``open_client``.
+    Sends nothing, and starts no thread. Raises the SDK's errors, as ``open_client``.
     """
     unused = "-"
     nobody = StoreOptions(endpoint_url="http://localhost", region="us-east-1", access_key=unused, secret_key=unused)
@@ -226,14 +221,14 @@ def preload() -> None:
 
 
 def _require_element(name: bytes, response_dict: Mapping[str, Any], **_: object) -> None:
-    """Refuse a success of another server than S3; the SDK would take its page, or nothing, for an empty answer."""
+    """Refuse the success of a server that isn't S3. The SDK takes its page, or an empty body, for an empty result."""
     if response_dict["status_code"] == 200 and name not in response_dict["body"]:
-        raise ResponseParserError(f"the body of a 200 is no {name.decode()}...")
+        raise ResponseParserError(f"the body of a 200 response has no element {name.decode()}...")
 
 
 def send_content_md5(client: Any) -> None:
-    """Let ``client`` send ``Content-MD5`` with each multi-delete, instead of the SDK's checksum: servers demand one of
-    them, Amazon takes both, and many others know only this one."""
+    """Let ``client`` send ``Content-MD5`` with each multi-delete, instead of the SDK's checksum. Servers require one of
+    them; Amazon accepts both, many other servers only ``Content-MD5``."""
     client.meta.events.register_last("before-call.s3.DeleteObjects", _with_content_md5)
 
 
@@ -243,25 +238,25 @@ def _with_content_md5(params: dict[str, Any], **_: object) -> None:
 
 
 def _presigned_by(signature_version: object, **_: object) -> str | None:
-    """Signature of a signed URL: in old regions the SDK would take version 2, which encrypted objects refuse."""
+    """Signature version of a signed URL. The SDK's default in old regions, version 2, can't read encrypted objects."""
     return "s3v4-query" if signature_version in ("s3-query", "s3v4-query", "v4-query") else None
 
 
 def _presigned_for(context: dict[str, Any], **_: object) -> None:
-    """Host of a signed URL: the SDK would take that of all regions, which may redirect to a host that isn't signed."""
+    """Host of a signed URL. The SDK's default, the global host, may redirect to a host that the signature excludes."""
     if context.get("is_presign_request"):
         context["use_global_endpoint"] = False
 
 
 def signing_seconds(client: Any, otherwise: float) -> float:
-    """How long a URL signed now can be valid: as long as temporary credentials, for others ``otherwise``.
+    """Longest validity of a URL signed now: the remaining time of temporary credentials, or else ``otherwise``.
 
-    0: nothing signs, or new credentials would have to be requested first.
+    0: there are no credentials, or they must be renewed first.
     """
     credentials = client._request_signer._credentials  # noqa: SLF001 - the SDK doesn't show them
     if credentials is None or client.meta.config.signature_version is UNSIGNED:
         return 0.0
     if not isinstance(credentials, RefreshableCredentials):
         return otherwise
-    # The next request of the store renews them.
+    # The store's next request renews the credentials.
     return 0.0 if credentials.refresh_needed() else float(credentials._seconds_remaining())  # noqa: SLF001

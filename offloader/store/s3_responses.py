@@ -1,4 +1,4 @@
-"""Meaning of S3's responses and error codes, and S3's checksums. Needs no SDK: the stores of other clouds use it."""
+"""Meaning of S3's responses and error codes, and S3's checksums. Imports no SDK: stores of other clouds use it too."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from offloader.errors import (
 )
 from offloader.store.base import Body, ByteRange, ObjectInfo, PartInfo
 
-_REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
+_REGION = "check --region and --endpoint-url: the bucket is in another region"
 _AGAIN = "try again"
-#: Hint of a request that the server refuses to these credentials.
+#: Hint of a request that the server denies to these credentials.
 DENIED = "check the credentials and the bucket's policy"
-_LOOK = "look before repeating it"
-#: The only code by which S3 states that it didn't start a request. MinIO's SlowDownWrite doesn't: a server that wrote
-#: to some of its disks sends it too.
+_LOOK = "check the object before repeating the request"
+#: The only code by which S3 states that it didn't start a request. MinIO's SlowDownWrite doesn't state that: a server
+#: also sends it after writing to some of its disks.
 _NOT_BEGUN = "SlowDown"
 
 #: Class and hint of an error -> the codes that mean it.
@@ -57,9 +57,9 @@ _MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
     ),
     (
         AccessDenied,
-        "check the credentials: the secret key is wrong, or this machine's clock; or a proxy changes requests",
+        "check the credentials (the secret key), this machine's clock, and whether a proxy changes requests",
     ): ("SignatureDoesNotMatch",),
-    (AccessDenied, "the session expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),
+    (AccessDenied, "the session has expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),
     (AccessDenied, "the session isn't valid: get new credentials"): ("InvalidToken", "InvalidTokenId"),
     (AccessDenied, "set this machine's clock"): ("RequestTimeTooSkewed", "RequestExpired"),
     (Throttled, _AGAIN): (
@@ -74,37 +74,37 @@ _MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
         "TooManyRequests",
         "BandwidthLimitExceeded",
     ),
-    # After the first two, conditional writes raced: none was confirmed, and a retry settles it. After the others, the
-    # body arrived incomplete; nothing was stored.
+    # The first two report racing conditional writes: none was confirmed, and a retry decides. The others report an
+    # incomplete body; nothing was stored.
     (StoreUnavailable, _AGAIN): ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "IncompleteBody"),
-    (StoreUnavailable, "the body was damaged on its way: try again"): (
+    (StoreUnavailable, "the body was damaged in transit: try again"): (
         "BadDigest",
         "XAmzContentChecksumMismatch",
         "XAmzContentSHA256Mismatch",
     ),
     (StoreUnavailable, "the server is starting: try again"): ("XMinioServerNotInitialized",),
-    (StoreUnavailable, "free some space on the server"): ("XMinioStorageFull", "InsufficientCapacity"),
+    (StoreUnavailable, "free space on the server"): ("XMinioStorageFull", "InsufficientCapacity"),
     (InvalidCall, _REGION): ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"),
     (StoreUnavailable, _REGION): ("TemporaryRedirect",),
     (InvalidCall, "check the bucket's name"): ("InvalidBucketName",),
-    (InvalidCall, "every part but the last needs 5 MiB: raise part_size"): ("EntityTooSmall",),
-    (InvalidCall, "the object is larger than the server takes in one request: upload parts"): ("EntityTooLarge",),
-    (InvalidCall, "a part isn't what was uploaded"): ("InvalidPart",),
+    (InvalidCall, "raise part_size: every part except the last must have at least 5 MiB"): ("EntityTooSmall",),
+    (InvalidCall, "upload the object in parts: it exceeds the server's limit for one request"): ("EntityTooLarge",),
+    (InvalidCall, "a part is missing or differs from the uploaded one: upload it again"): ("InvalidPart",),
     (InvalidCall, "pass the parts in order"): ("InvalidPartOrder",),
-    (Unsupported, "this server can't hold an object whose key continues another one's"): (
+    (Unsupported, "this server can't store an object below the key of another object"): (
         "ObjectParentIsFile",
         "XMinioParentIsObject",
         "XMinioObjectExistsAsDirectory",
     ),
-    (InvalidCall, "check store.storage_class: not every server has every class"): ("InvalidStorageClass",),
-    (InvalidCall, "check store.encryption: not every server offers it"): ("InvalidEncryptionAlgorithmError",),
-    (Unsupported, "the object lies in an archive class: restore it first, then repeat this"): ("InvalidObjectState",),
+    (InvalidCall, "check store.storage_class: the server may not have this class"): ("InvalidStorageClass",),
+    (InvalidCall, "check store.encryption: the server may not support it"): ("InvalidEncryptionAlgorithmError",),
+    (Unsupported, "the object is in an archive class: restore it, then repeat the request"): ("InvalidObjectState",),
     (InvalidCall, "check store.kms_key and its region"): ("KMS.NotFoundException",),
-    (AccessDenied, "enable the KMS key that the objects are encrypted with"): (
+    (AccessDenied, "enable the KMS key of the objects"): (
         "KMS.DisabledException",
         "KMS.KMSInvalidStateException",
     ),
-    (Unsupported, "the server doesn't offer this"): ("NotImplemented", "MethodNotAllowed"),
+    (Unsupported, "the server doesn't support this request"): ("NotImplemented", "MethodNotAllowed"),
 }
 _CODES = {code: meaning for meaning, codes in _MEANINGS.items() for code in codes}
 
@@ -126,13 +126,13 @@ _STATUSES: dict[int, tuple[type[OffloaderError], str]] = {
 def meaning_of(code: str, status: int, *, writes: bool) -> tuple[type[OffloaderError], str]:
     """Error class and hint for an error response.
 
-    A gateway can send 503 or 507 after it forwarded a request. So can a server that aborts halfway. After every
-    retriable 5xx except ``SlowDown`` the outcome of a write is therefore unknown.
+    A gateway may send 503 or 507 after it forwarded a request, and so may a server that aborts halfway. The outcome of
+    a write is therefore unknown after every retriable 5xx except ``SlowDown``.
 
     Args:
-        code: the ``Code`` of the response's body; without one, the SDK's text of the status.
+        code: the ``Code`` of the response's body, or the SDK's text of the status if the body has none.
         status: HTTP status; 200 for an error inside the body of a success.
-        writes: whether the request may have changed something.
+        writes: whether the request is a write.
     """
     is_server_error = status >= 500 or status < 300
     kind, hint = (
@@ -154,7 +154,7 @@ _PLACE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})\Z")
 def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
     """Object description from the response to a HEAD or GET."""
     metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
-    # Of a multipart object the server keeps a checksum of checksums, which not every server marks as such.
+    # A multipart object has a checksum of checksums, which not every server marks as such.
     whole = "-" not in answer["ETag"] or answer.get("ChecksumType") == "FULL_OBJECT"
     return ObjectInfo(
         key,
@@ -167,22 +167,22 @@ def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectI
 
 
 def place_of(content_range: str) -> tuple[int, int]:
-    """First byte of a response's body in its object, and the object's size, by the response's ``Content-Range``.
+    """Offset of a response's body in the object, and the object's size, from the response's ``Content-Range``.
 
     Raises:
-        StoreUnavailable: it doesn't say both.
+        StoreUnavailable: the header is missing or incomplete.
     """
     found = _PLACE.match(content_range)
     if found is None:
-        raise StoreUnavailable(f"a part of an object came without its place: {content_range!r}", hint=_AGAIN)
+        raise StoreUnavailable(f"partial response with an invalid Content-Range: {content_range!r}", hint=_AGAIN)
     return int(found[1]), int(found[2])
 
 
 def require_start(what: str, byte_range: ByteRange, content_range: str) -> None:
-    """Refuse a body that isn't from the requested place; raises ``StoreUnavailable``."""
+    """Raise ``StoreUnavailable`` for a body that doesn't begin at the requested offset."""
     if place_of(content_range)[0] != byte_range.start:
         raise StoreUnavailable(
-            f"{what}: bytes from {byte_range.start} on were asked for, {content_range} came", hint=_AGAIN
+            f"{what}: the response has {content_range}, expected bytes from {byte_range.start}", hint=_AGAIN
         )
 
 
@@ -198,7 +198,7 @@ def received(
         _, size_bytes = place_of(answer["ContentRange"])
         expected = min(byte_range.stop, size_bytes) - byte_range.start
     if len(body) != expected:
-        raise StoreUnavailable(f"{what}: {len(body)} bytes came instead of {expected}", hint="try again")
+        raise StoreUnavailable(f"{what}: received {len(body)} bytes, expected {expected}", hint="try again")
     return body, object_info(key, size_bytes, answer)
 
 
@@ -208,9 +208,9 @@ def is_aws(endpoint_url: str) -> bool:
 
 
 def parsed_time(text: Any, otherwise: Callable[[Any], datetime]) -> datetime:
-    """A time in the listing format, parsed fast; other formats fall back to ``otherwise``.
+    """Parse a time in the listing format; other formats fall back to ``otherwise``.
 
-    The SDK tries several formats and a lenient parser: three quarters of a listing's cost.
+    The SDK's parser, which tries several formats, takes three quarters of a listing's time.
     """
     try:
         found = datetime.fromisoformat(text)
@@ -225,7 +225,7 @@ def time_ms(time: datetime) -> int:
 
 
 def answered_ms(answer: Mapping[str, Any]) -> int:
-    """The response's server time: S3 doesn't send the modification time of a stored object."""
+    """The response's server time. S3's response to a write doesn't contain the object's modification time."""
     with suppress(KeyError, ValueError):
         return time_ms(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]))
     return 0
@@ -245,14 +245,14 @@ def encoded_md5(body: Body) -> str:
 
 
 def decoded_crc32c(text: str | None) -> int | None:
-    """Decode such a text; ``None`` for no text or one that isn't four bytes."""
+    """Decode a CRC-32C in S3's encoding; ``None`` if it is missing or doesn't have four bytes."""
     with suppress(struct.error, binascii.Error):
         return int(struct.unpack(">I", base64.b64decode(text or ""))[0])
     return None
 
 
 def checksum_of_parts(answer: Mapping[str, Any]) -> str:
-    """The CRC-32C over the parts' checksums in a response, without the number of parts; empty if absent."""
+    """The response's CRC-32C over the parts' checksums, without the number of parts; empty if absent."""
     checksum: str = answer.get("ChecksumCRC32C", "")
     return checksum.partition("-")[0]
 

@@ -1,6 +1,6 @@
-"""Wrappers around a store: each passes every request through one method. Read-only, attempts, retries.
+"""Wrappers around a store: read-only, attempts, retries. Each passes every request through one method.
 
-``open_store`` puts ``AttemptStore`` *under* ``RetryingStore``, so each attempt waits for the rate limits and counts.
+``open_store`` puts ``AttemptStore`` *under* ``RetryingStore``, so that each attempt is rate-limited and counted.
 One call of a verb is one request there, even where an implementation sends several (a delete of more than a thousand
 keys, the ``head`` after a lost completion).
 """
@@ -60,8 +60,8 @@ class Request:
     """One call of a verb.
 
     Attributes:
-        key: of the object, or a prefix; of a delete the first key.
-        size_bytes: of the body, or of the range that is read; 0 if unknown.
+        key: the object's key, or a prefix; the first key of a delete.
+        size_bytes: size of the body, or of the requested range; 0 if unknown.
         keys: number of keys of a delete, else 1.
         into: receives a get's body instead of the return value.
     """
@@ -75,7 +75,7 @@ class Request:
 
 
 def body_bytes(request: Request, answer: object) -> int:
-    """Length of a get's body, wherever it was written; 0 for other verbs."""
+    """Length of a get's body, returned or written into a sink; 0 for other verbs."""
     if request.verb != "get" or not isinstance(answer, tuple):
         return 0
     return len(answer[0]) + (0 if request.into is None else request.into.received_bytes)
@@ -92,7 +92,7 @@ def layer_of(store: ObjectStore, kind: type[_Layer]) -> _Layer | None:
 
 
 def bucket_of(store: ObjectStore) -> Bucket | None:
-    """The bucket that ``store`` is in, if its configuration can be asked for: without retries and limits."""
+    """The bucket of ``store``, without retries and limits; ``None`` if its configuration can't be read."""
     return layer_of(store, Bucket)  # type: ignore[type-abstract]  # a protocol that can be asked for
 
 
@@ -191,7 +191,7 @@ class StoreWrapper:
 
 
 class ReadOnlyStore(StoreWrapper):
-    """``inner`` without its writing verbs. ``reason`` and ``hint`` explain that in the error."""
+    """``inner`` without its writing verbs. ``reason`` and ``hint`` are part of the error."""
 
     def __init__(self, inner: ObjectStore, reason: str = "it was opened for reading", hint: str = "") -> None:
         super().__init__(inner)
@@ -213,8 +213,8 @@ _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 @dataclass(frozen=True, slots=True)
 class VerbCount:
-    """Request counts of one verb. ``errors`` of the ``requests`` raised. ``bytes_sent`` counts bodies of all attempts,
-    ``bytes_received`` those of ``get`` responses."""
+    """Request counts of one verb. ``errors`` is the number of ``requests`` that raised, ``bytes_sent`` the size of all
+    attempts' bodies, ``bytes_received`` the size of the ``get`` responses' bodies."""
 
     requests: int = 0
     errors: int = 0
@@ -232,19 +232,19 @@ class OpenRequest:
 
 
 class AttemptStore(StoreWrapper):
-    """Limits, counts and measures each request of ``inner``. The wait for the limits isn't measured.
+    """Limits, counts and measures each request of ``inner``. Measured times exclude the wait for the limits.
 
-    Bytes sent count against the limits at once; bytes received count as requested and are corrected by the response.
+    Sent bytes count against the limits immediately. Received bytes count as requested until the response corrects them.
 
     Args:
-        limiter: shared by all stores that share one rate limit.
-        single_writer: the operator guarantees that no other process writes: where the store refuses a condition, it is
-            checked by a request before the write.
+        limiter: shared by all stores under one rate limit.
+        single_writer: the operator guarantees that no other process writes. If the store refuses a condition, a request
+            before the write checks it.
 
     Attributes:
-        keeps_conditions: whether a probe found that the store honours conditional writes. Later probes are short then.
-        looks_first: whether it found the opposite and a single writer is guaranteed: every condition is checked so.
-            Probes see the store's own behaviour.
+        keeps_conditions: whether a probe found that the store honours conditional writes. Later probes are then short.
+        looks_first: whether a probe found the opposite and a single writer is guaranteed. A request before each
+            conditional write then checks the condition, except for probes, which test the store itself.
     """
 
     def __init__(
@@ -270,14 +270,14 @@ class AttemptStore(StoreWrapper):
         self._open: dict[int, tuple[Request, float]] = {}
 
     def requests(self) -> Mapping[str, VerbCount]:
-        """Counts so far by verb, as a snapshot. Open requests aren't counted."""
+        """Counts by verb, as a snapshot, without open requests."""
         with self._lock:
             return dict(self._counts)
 
     def open_requests(self) -> Sequence[OpenRequest]:
         """Requests without a response, the oldest first."""
         with self._lock:
-            # Dictionaries keep insertion order, which is the order of sending.
+            # Insertion order is the order of sending.
             found = list(self._open.values())
         now_s = self._clock.monotonic_s()
         return [OpenRequest(request.verb, request.key, now_s - sent_s) for request, sent_s in found]
@@ -341,7 +341,7 @@ class AttemptStore(StoreWrapper):
                 self.recorder.add("throttles_total", stream=stream)
                 self.limiter.slow_down(turn)
             if request.verb == "get" and isinstance(error, NotFound | Throttled):
-                self.limiter.settle(turn, 0)  # after others a part of the body may have arrived
+                self.limiter.settle(turn, 0)  # other errors may follow a part of the body
             raise
         finally:
             sent = request.size_bytes if request.traffic is Traffic.UPLOAD else 0
@@ -373,7 +373,7 @@ class AttemptStore(StoreWrapper):
 
 
 def requests_of(store: ObjectStore) -> Mapping[str, VerbCount]:
-    """Requests by verb of a store that ``open_store`` opened; empty for one that doesn't count."""
+    """Requests by verb of a store that ``open_store`` opened; empty for other stores."""
     layer = layer_of(store, AttemptStore)
     return {} if layer is None else layer.requests()
 
@@ -391,23 +391,23 @@ def recorder_of(store: ObjectStore) -> Recorder:
 
 
 def limits_of(store: ObjectStore) -> LimitStatus | None:
-    """Current state of the store's rate limits, ``None`` for a store without."""
+    """Current state of the store's rate limits; ``None`` for a store without limits."""
     layer = layer_of(store, AttemptStore)
     return None if layer is None else layer.limiter.status()
 
 
 def require_limits(store: ObjectStore, limits: LimitSettings) -> None:
-    """Refuse limits that the store, opened with others, wouldn't obey."""
+    """Raise ``InvalidCall`` if the store was opened with other limits, so that ``limits`` would have no effect."""
     layer = layer_of(store, AttemptStore)
     if limits != LimitSettings() and (layer is None or layer.limiter.settings != limits):
         raise InvalidCall(
-            f"the settings limits have no effect on {store.url}: it was opened with others",
+            f"the settings `limits` have no effect on {store.url}: the store was opened with other limits",
             hint="open it with open_store(..., limits=settings.limits)",
         )
 
 
 def stream_of(key: str) -> str:
-    """The stream that owns the object or prefix; empty if none or unknown."""
+    """The stream that owns the object or prefix; empty if there is none or it is unknown."""
     encoded = (
         key.removeprefix(CATALOG_PREFIX).rstrip("/") if key.startswith(CATALOG_PREFIX) else key.split(_MANIFEST)[0]
     )
@@ -431,7 +431,7 @@ def histogram_of(request: Request) -> str:
     return "index_read_seconds" if request.key.endswith(_INDEX) else "read_seconds"
 
 
-#: Nothing was changed: every verb may be repeated.
+#: The store changed nothing: every verb may be repeated.
 _UNCHANGED = (StoreUnavailable,)
 #: A repeat is harmless even if the first attempt took effect.
 _HARMLESS = (StoreUnavailable, OutcomeUnknown)
@@ -443,13 +443,13 @@ _IMPATIENT_TOTAL_S_MAX = 2.0
 
 
 class _SomeLeft(StoreUnavailable):
-    """A delete succeeded partly, and some keys are worth another attempt."""
+    """A delete succeeded in part, and some of the remaining keys may be retried."""
 
 
 def retry_delay_s(settings: StoreSettings, attempt: int, fraction: float) -> float:
-    """Wait before attempt ``attempt`` + 1 (``attempt`` from 1) with full jitter: ``fraction`` (0..1, drawn by the
+    """Delay before attempt ``attempt`` + 1 (``attempt`` from 1) with full jitter: ``fraction`` (0..1, drawn by the
     caller) of a ceiling that doubles from ``retry_delay_first_s`` to ``retry_delay_max_s``. Jitter spreads the retries
-    of clients that were refused together."""
+    of clients whose requests failed at the same time."""
     return min(settings.retry_delay_max_s, settings.retry_delay_first_s * 2.0 ** min(attempt - 1, 60)) * fraction
 
 
@@ -458,7 +458,7 @@ class RetryingStore(StoreWrapper):
 
     Idempotent reads and writes are repeated. If a conditional put is refused after an earlier attempt of the same call
     had an unknown outcome, the object is read back: equal bytes prove that the earlier attempt succeeded. A completion
-    of unknown outcome is repeated only while the upload exists. Not to be stacked on another retrying layer.
+    of unknown outcome is repeated only while the upload exists. Don't stack this layer on another retrying layer.
     """
 
     def __init__(
@@ -489,7 +489,7 @@ class RetryingStore(StoreWrapper):
             self.recorder.add("retries_total")
 
     def _wait_for_next(self, attempt: int, started_s: float) -> bool:
-        """Wait before the next attempt. False when the budget is spent or the store is closing."""
+        """Wait before the next attempt. False if the budget is spent or the store is closing."""
         if attempt > self.settings.retries_max:
             return False
         delay_s = retry_delay_s(self.settings, attempt, self._random.random())
@@ -498,11 +498,11 @@ class RetryingStore(StoreWrapper):
         return not self.clock.wait(self._closing, delay_s)
 
     def _spent_s(self) -> float:
-        """Elapsed time without rate-limit waits, which don't count against the retry budget."""
+        """Elapsed time. Excludes rate-limit waits, which don't count against the retry budget."""
         return self.clock.monotonic_s() - throttled_s()
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:  # noqa: ARG002 - all are alike
-        """Make the call and repeat it: harmless for the verbs that aren't overridden below. A lost response to
+        """Make the call and repeat it on failure: safe for the verbs that aren't overridden below. A lost response to
         ``begin_upload`` leaves an upload without parts, which the reconciler finds."""
         return self._repeat(call, _HARMLESS)
 
@@ -529,7 +529,7 @@ class RetryingStore(StoreWrapper):
                     raise
                 return self._own_earlier_put(key, body, mode, refused, unknown)
             except OffloaderError as error:
-                # This attempt changed nothing, but an earlier one may have: the caller needs that error.
+                # This attempt changed nothing, but an earlier one may have: raise the earlier attempt's error.
                 if unknown is None:
                     raise
                 raise unknown from error
@@ -539,12 +539,14 @@ class RetryingStore(StoreWrapper):
     def _own_earlier_put(
         self, key: str, body: Body, mode: PutMode, refused: PreconditionFailed, unknown: OutcomeUnknown
     ) -> ObjectInfo:
-        """Whether an earlier attempt wrote the object. Equal bytes: it did. Other bytes under a created key: another
-        writer's. Other bytes where an ETag was replaced: unknown, as our write may have been replaced since."""
+        """Whether an earlier attempt wrote the object. Equal bytes prove it. Other bytes after a create are another
+        writer's. Other bytes after a put with an ETag prove nothing: another writer may have replaced ours since."""
         try:
             there, info = self.inner.get(key)
         except NotFound as gone:
-            raise OutcomeUnknown(unknown.message, hint=f"{key} was refused as existing and then not found") from gone
+            raise OutcomeUnknown(
+                unknown.message, hint=f"{key} existed at the last put, and was missing afterwards"
+            ) from gone
         except StoreUnavailable as error:
             raise unknown from error
         if there == body:
@@ -567,14 +569,14 @@ class RetryingStore(StoreWrapper):
             passing[:] = [failure for failure in failures if failure.retryable]
             left = [failure.key for failure in passing]
             if left:
-                raise _SomeLeft(f"{self.url}: {len(left)} keys not removed")
+                raise _SomeLeft(f"{self.url}: delete of {len(left)} keys failed")
 
         with contextlib.suppress(_SomeLeft):
             self._repeat(attempt, _HARMLESS)
         return [*lasting, *passing]
 
     def delete_if_match(self, key: str, etag: str) -> None:
-        """A single attempt: a repeat could meet another writer's object."""
+        """A single attempt: a repeat could delete another writer's object."""
         self.inner.delete_if_match(key, etag)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
@@ -591,7 +593,7 @@ class RetryingStore(StoreWrapper):
             except StoreUnavailable:
                 raise
             except OffloaderError as error:
-                # An earlier attempt may have used up the parts: the caller needs that error.
+                # An earlier attempt may have consumed the parts: raise the earlier attempt's error.
                 if unknown is None:
                     raise
                 raise unknown from error
@@ -604,8 +606,8 @@ class RetryingStore(StoreWrapper):
             raise unknown from error
 
     def _check_upload_is_there(self, key: str, upload_id: str, unknown: OutcomeUnknown) -> None:
-        """Return only while the upload is open: a retry is useful then, even though a completion already sent may still
-        take effect."""
+        """Return if the upload is open, else raise ``unknown``. Only an open upload is retried; the completion that was
+        sent may still take effect."""
         try:
             self.inner.list_parts(key, upload_id)
         except OffloaderError as error:
@@ -617,9 +619,9 @@ class RetryingStore(StoreWrapper):
 
 
 def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
-    """Refuse settings that the store, opened with others, wouldn't obey.
+    """Refuse settings that have no effect, because the store was opened with others.
 
-    ``single_writer`` isn't compared: the writers check it.
+    Doesn't compare ``single_writer``, which the writers check.
 
     Raises:
         InvalidCall: ``settings`` aren't the defaults, and the store was opened with others.
@@ -628,16 +630,16 @@ def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
     layer = layer_of(store, RetryingStore)
     if wanted != StoreSettings() and (layer is None or replace(layer.settings, single_writer=False) != wanted):
         raise InvalidCall(
-            f"the settings store have no effect on {store.url}: it was opened with others",
+            f"the settings `store` have no effect on {store.url}: the store was opened with other settings",
             hint="open it with open_store(..., settings=settings.store)",
         )
 
 
 def with_short_retries(store: ObjectStore) -> ObjectStore:
-    """The same store with at most one retry, for callers that poll. Limits, counts and connections stay those of
-    ``store``, which the caller has to close itself.
+    """The same store with at most one retry, for callers that poll. It shares the limits, counts and connections of
+    ``store``, which the caller must close.
 
-    A store that ``open_store`` didn't open for writing is returned unchanged.
+    Returns a store unchanged if ``open_store`` didn't open it for writing.
     """
     if not isinstance(store, RetryingStore):
         return store

@@ -98,7 +98,7 @@ def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: st
     cases = [
         (3, "stream no/such/persistent/stream ", (*words, "no/such/persistent/stream", *more, *store)),
         (2, "no such option: --nosuch", (*words, STREAM, *more, "--nosuch", *store)),
-        (2, "not a store's URL", (*words, STREAM, *more, "--store", "nope")),
+        (2, "not a store URL", (*words, STREAM, *more, "--store", "nope")),
         (2, " store", (*words, STREAM, *more)),
         (3, "no such directory", (*words, STREAM, *more, "--store", f"file://{folder}/missing")),
     ]

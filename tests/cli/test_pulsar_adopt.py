@@ -229,7 +229,7 @@ def test_settings_of_the_store_count_as_for_every_other_verb(
     config = tmp_path / "offloader.toml"
     config.write_text(f'[serve]\nstore = "{url}"\n[store]\nencryption = "AES256"\n')
     code, line, _ = offloader.refuses("adopt", "--config", str(config))
-    assert (code, line) == (2, f"store.encryption is for s3:// only, not for {url}")
+    assert (code, line) == (2, f"store.encryption is supported for s3:// only, not for {url}")
 
 
 @pytest.mark.parametrize(("content", "code", "said"), [(None, 3, "can't be read"), ("no json", 2, "is no JSON")])

@@ -172,7 +172,7 @@ def test_limits_and_problems_are_shown(offloader: Offloader, tmp_path: Path, sto
     document["limits"] |= {"waiting": {"live": 2, "read": 0}, "pace_requests_per_s": 2.5}
     document["settings"]["limits"]["bytes_per_s"] = 1000.0
     document["settings"]["store"]["single_writer"] = True
-    document["store"] |= {"single_writer": True, "problems": ["a create replaces an object that is there"]}
+    document["store"] |= {"single_writer": True, "problems": ["a create replaces an existing object"]}
     document["store"] |= {"open_requests": 3, "oldest_request": {"verb": "put", "key": "k", "seconds": 31.0}}
     document["streams"][0] |= {"stalled": "stream live: entries wait", "last_error": "x"}
     file.write_text(json.dumps(document))
@@ -180,7 +180,7 @@ def test_limits_and_problems_are_shown(offloader: Offloader, tmp_path: Path, sto
     assert lines[1:6] == [
         (
             f"store: {store_url}; single writer: nobody else may ever write there; it breaks promises: a create "
-            "replaces an object that is there"
+            "replaces an existing object"
         ),
         "3 requests are open, put of k for 31 s",
         ("settings: store.single_writer = True, limits.bytes_per_s = 1000.0, telemetry.status_interval = 1h"),

@@ -285,8 +285,8 @@ def test_a_stream_takes_its_settings_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"store": {"retries_max": 3}}, "settings store have no effect"),
-        ({"limits": {"requests_per_s": 300}}, "settings limits have no effect"),
+        ({"store": {"retries_max": 3}}, "settings `store` have no effect"),
+        ({"limits": {"requests_per_s": 300}}, "settings `limits` have no effect"),
         ({"ledgers": {"ledger_entries_max": 3}}, "settings ledgers have no effect"),
     ],
 )

@@ -94,7 +94,10 @@ def test_missing_rule_for_unfinished_uploads_is_wanted_unless_one_covers_the_who
     check = "bucket unfinished uploads"
     assert "AbortIncompleteMultipartUpload after 7 days" in lifecycle()[check].hint
     assert lifecycle(rule(ABORT, Filter={"Prefix": "pulsar/public/"}))[check].hint
-    assert lifecycle(rule(ABORT, Filter={"Prefix": "pulsar/"}))[check].what == "a rule aborts them after 7 days"
+    assert (
+        lifecycle(rule(ABORT, Filter={"Prefix": "pulsar/"}))[check].what
+        == "a rule aborts unfinished uploads after 7 days"
+    )
 
 
 def test_versions_without_a_rule_for_old_ones_are_paid_for_without_end() -> None:
@@ -104,7 +107,7 @@ def test_versions_without_a_rule_for_old_ones_are_paid_for_without_end() -> None
         return one
 
     assert found(None).hint == ""
-    assert "paid for without end" in found("Enabled").what
+    assert "kept, and billed, forever" in found("Enabled").what
     assert "NoncurrentVersionExpiration" in found("Enabled").hint
     assert "suspended" in found("Suspended").what
     assert found("Enabled", rule(NONCURRENT, Filter={"Prefix": "pulsar/public/"})).hint, "not for the whole store"
@@ -202,7 +205,9 @@ def test_doctor_names_a_rule_of_a_real_bucket_that_would_delete_segments(
     code, before = bucket.doctor(monkeypatch)
     assert (code, before["bucket lifecycle"]["outcome"]) == (0, "ok")
     assert before["bucket unfinished uploads"]["outcome"] == "warning"
-    assert before["bucket versions"]["what"] == "none are kept: what is deleted is gone at once"
+    assert (
+        before["bucket versions"]["what"] == "versioning is off: deletions free space immediately and can't be undone"
+    )
     assert before["bucket object lock"]["outcome"] == "ok"
     bucket.rules({**rule(EXPIRE), "ID": "logs", "Filter": {"Prefix": "logs/"}}, {**rule(EXPIRE), "ID": "all"})
     code, after = bucket.doctor(monkeypatch)

@@ -31,18 +31,18 @@ from tests.support.waiting import PATIENCE_S
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("", "not a store's URL"),
-        ("offloader-demo/store", "not a store's URL"),
-        ("file:/store", "not a store's URL"),
-        ("file://store/here", "names no directory"),
-        ("s3://", "names no bucket"),
-        ("s3:///root", "names no bucket"),
-        ("s3://bucket/a//b", "can't be a root"),
-        ("s3://bucket/../b", "can't be a root"),
-        ("s3://bucket?region=x", "followed by a [?] or #"),
-        ("file:///some/where#else", "followed by a [?] or #"),
-        ("s3://[bucket", "can't be read"),
-        ("memory://", "names no memory"),
+        ("", "not a store URL"),
+        ("offloader-demo/store", "not a store URL"),
+        ("file:/store", "not a store URL"),
+        ("file://store/here", "has no absolute path"),
+        ("s3://", "has no bucket name"),
+        ("s3:///root", "has no bucket name"),
+        ("s3://bucket/a//b", "can't be a store's root"),
+        ("s3://bucket/../b", "can't be a store's root"),
+        ("s3://bucket?region=x", "contains a query or a fragment"),
+        ("file:///some/where#else", "contains a query or a fragment"),
+        ("s3://[bucket", "can't be parsed"),
+        ("memory://", "has no name"),
         ("nope://bucket", "unknown store scheme 'nope'"),
     ],
 )
@@ -171,7 +171,7 @@ def test_other_fsspec_file_system_is_read_only_with_a_reason(name: str, tmp_path
     store = open_store(f"fsspec+file://{tmp_path}")
     assert store.get("a/k")[0] == b"0123456789"
     assert store.list("a/").objects[0].key == "a/k"
-    with pytest.raises(Unsupported, match="two writers could both win") as caught:
+    with pytest.raises(Unsupported, match="two concurrent writers could both succeed") as caught:
         WRITES[name](store)
     assert "s3://" in caught.value.hint
     with pytest.raises(NotFound):
@@ -321,8 +321,8 @@ def test_a_store_that_ignores_the_condition_is_refused_for_writing(servers: Any)
     store = place.open()
     with pytest.raises(Unsupported, match="can't be written safely") as caught:
         require_conditional_puts(store)
-    assert "a create replaces an object that is there" in str(caught.value)
-    assert "creators at once, 2 were told that they won" in str(caught.value)
+    assert "a create replaces an existing object" in str(caught.value)
+    assert "concurrent creates, 2 were reported as successful" in str(caught.value)
     assert "single_writer" in caught.value.hint
     result = require_conditional_puts(store, single_writer=True)
     assert not result.conditional
@@ -362,7 +362,7 @@ def test_probe_detects_an_ignored_stale_etag() -> None:
     store = Forgetful(open_store(f"memory://{uuid.uuid4().hex}"))
     assert probe_conditional_puts(store).problems == (
         "a put with a stale ETag replaces the object",
-        "a put with an ETag creates an object that isn't there",
+        "a put with an ETag creates a missing object",
     )
 
 

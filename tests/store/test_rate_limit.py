@@ -249,7 +249,9 @@ def test_request_waiting_too_long_is_refused_naming_the_limit() -> None:
     clock = ManualClock()
     limiter = Limiter(LimitSettings(bytes_per_s=1.0, throttle_wait_s_max=10.0), clock)
     limiter.acquire(Traffic.UPLOAD, 1000, NEVER, what="put a")
-    with pytest.raises(Throttled, match=r"put b: no room within throttle_wait_max = 10 s under limits.bytes_per_s"):
+    with pytest.raises(
+        Throttled, match=r"put b: not sent within throttle_wait_max = 10 s because of limits.bytes_per_s"
+    ):
         limiter.acquire(Traffic.UPLOAD, 1, NEVER, what="put b")
     assert set(limiter.status().waiting.values()) == {0}
 
@@ -262,7 +264,7 @@ def test_throttle_queue_is_bounded() -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(limiter.acquire, Traffic.READ, 0, closing, what="get b")
         eventually(lambda: limiter.status().waiting["read"] == 1)
-        with pytest.raises(Throttled, match="get c: 1 requests wait because of a rate limit already"):
+        with pytest.raises(Throttled, match="get c: not queued: 1 requests are already waiting for a rate limit"):
             limiter.acquire(Traffic.READ, 0, NEVER, what="get c")
         closing.set()
         limiter.wake()

@@ -176,7 +176,7 @@ def test_closing_a_store_ends_only_its_own_waits() -> None:
         staying = pool.submit(other.put, "second", b"x")
         eventually(lambda: limiter.status().waiting["live"] == 2)
         store.close()
-        with pytest.raises(StoreUnavailable, match="was closed while it waited"):
+        with pytest.raises(StoreUnavailable, match="was closed while the request waited"):
             waiting.result(timeout=PATIENCE_S)
         assert limiter.status().waiting["live"] == 1
         other.close()
@@ -264,7 +264,7 @@ def test_limits_that_the_store_doesnt_obey_are_refused() -> None:
     """A limit that is set and has no effect would be worse than none."""
     settings = Settings.of({"limits": {"bytes_per_s": 1000.0}})
     name = uuid.uuid4().hex
-    with pytest.raises(InvalidCall, match="the settings limits have no effect on memory://"):
+    with pytest.raises(InvalidCall, match="the settings `limits` have no effect on memory://"):
         LedgerOffloader(open_store(f"memory://{name}"), settings)
     store = open_store(f"memory://{name}", limits=settings.limits)
     LedgerOffloader(store, settings).close()

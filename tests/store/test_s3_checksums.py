@@ -89,7 +89,7 @@ def test_refusal_for_another_reason_names_no_checksum() -> None:
 
 
 def test_other_stores_refuse_the_setting() -> None:
-    with pytest.raises(InvalidCall, match=r"store\.checksum is for s3:// only"):
+    with pytest.raises(InvalidCall, match=r"store\.checksum is supported for s3:// only"):
         open_store("memory://no-checksums", settings=settings("md5"))
 
 

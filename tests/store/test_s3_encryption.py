@@ -25,7 +25,7 @@ def settings(**given: Any) -> StoreSettings:
 def test_store_that_ignores_the_encryption_is_refused(given: dict[str, str]) -> None:
     with FakeS3(encrypts=False) as server:
         store = server.open(settings=settings(**given))
-        with pytest.raises(Unsupported, match=r"store\.encryption = .* wasn't done") as caught:
+        with pytest.raises(Unsupported, match=r"store\.encryption = .* has no effect") as caught:
             require_conditional_puts(store, single_writer=True)
         assert "store.encryption" in caught.value.hint
         assert server.objects == {}
@@ -45,7 +45,7 @@ def test_store_that_encrypts_no_uploads_is_refused() -> None:
         if "uploads" in request.query:
             request.headers.pop("x-amz-server-side-encryption")
 
-    with FakeS3(forget) as server, pytest.raises(Unsupported, match=r"store\.encryption = 'aws:kms' wasn't done"):
+    with FakeS3(forget) as server, pytest.raises(Unsupported, match=r"store\.encryption = 'aws:kms' has no effect"):
         require_conditional_puts(server.open(settings=settings(**KMS)))
 
 
@@ -57,7 +57,7 @@ def test_store_that_uses_another_key_is_refused() -> None:
         if name in request.headers:
             request.headers[name] = "arn:aws:kms:us-east-1:1:key/another"
 
-    with FakeS3(change) as server, pytest.raises(Unsupported, match=r"'1234-key' isn't used: .*key/another"):
+    with FakeS3(change) as server, pytest.raises(Unsupported, match=r"'1234-key' has no effect: .*key/another"):
         require_conditional_puts(server.open(settings=settings(**KMS)))
 
 

@@ -77,9 +77,9 @@ def test_no_storage_class_or_encryption_is_requested_by_default() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"storage_class": "GLACIER"}, "can't be read before they are restored"),
-        ({"storage_class": "DEEP_ARCHIVE"}, "can't be read before they are restored"),
-        ({"storage_class": "standard-ia"}, "isn't a storage class's name"),
+        ({"storage_class": "GLACIER"}, "can't be read until they are restored"),
+        ({"storage_class": "DEEP_ARCHIVE"}, "can't be read until they are restored"),
+        ({"storage_class": "standard-ia"}, "isn't the name of a storage class"),
         ({"kms_key": "alias/cold"}, "store.encryption isn't aws:kms"),
         ({"kms_key": "alias/cold", "encryption": "AES256"}, "store.encryption isn't aws:kms"),
     ],
@@ -94,7 +94,7 @@ def test_invalid_storage_settings_are_refused_when_opening(settings: dict[str, A
 def test_other_stores_refuse_s3_only_settings(tmp_path: Path, name: str) -> None:
     value = "aws:kms" if name == "encryption" else "STANDARD_IA"
     settings = Settings.of({"store": {name: value}}).store
-    with pytest.raises(InvalidCall, match=rf"store\.{name} is for s3://.* only, not for file://"):
+    with pytest.raises(InvalidCall, match=rf"store\.{name} is supported for s3://.* only, not for file://"):
         open_store(f"file://{tmp_path}/store", settings=settings)
     assert not (tmp_path / "store").exists()
     open_store("memory://read-with-the-same-settings", settings=settings, read_only=True).close()
@@ -111,4 +111,4 @@ def test_unsupported_storage_class_is_an_error(servers: Servers) -> None:
 def test_archived_object_error_has_a_hint_to_restore_it() -> None:
     kind, hint = meaning_of("InvalidObjectState", 403, writes=False)
     assert kind is Unsupported
-    assert "restore it first" in hint
+    assert "restore it, then repeat" in hint

@@ -84,7 +84,7 @@ def test_other_settings_of_the_store_stay_those_of_the_process(name: str) -> Non
     ("text", "said"),
     [
         (f'[topics."{ORDERS}".store]\nkms_key = "k"\n', "store.encryption isn't aws:kms"),
-        (f'[topics."{ORDERS}".store]\nstorage_class = "GLACIER"\n', "can't be read before they are restored"),
+        (f'[topics."{ORDERS}".store]\nstorage_class = "GLACIER"\n', "can't be read until they are restored"),
     ],
 )
 def test_invalid_value_of_a_layer_is_refused_when_opening(text: str, said: str) -> None:
@@ -94,7 +94,7 @@ def test_invalid_value_of_a_layer_is_refused_when_opening(text: str, said: str) 
 
 def test_store_without_keys_refuses_those_of_a_layer() -> None:
     settings = read(f'[topics."{ORDERS}".store]\nkms_key = "k"\n').settings_of("").store
-    with pytest.raises(InvalidCall, match=r"store\.kms_key is for s3://, gs:// and az:// only"):
+    with pytest.raises(InvalidCall, match=r"store\.kms_key is supported for s3://, gs:// and az:// only"):
         open_store("memory://no-keys", settings=settings)
     open_store("memory://no-keys", settings=settings.for_reading()).close()
 

@@ -39,15 +39,15 @@ from offloader.store.base import (
 from offloader.store.clouds.base import CloudStore, MarkedUpload, send_once, was_never_sent
 from offloader.store.s3_responses import meaning_of, require_start
 
-#: Blobs that one request deletes.
+#: Maximum number of blobs in one delete request.
 DELETED_AT_ONCE_MAX = 256
-#: Larger bodies are streamed.
+#: Largest body that is sent whole. Larger bodies are streamed.
 SENT_BYTES = 256 * 1024
 #: Blobs of one page of a listing (the service's limit).
 PAGE_BLOBS_MAX = 5000
 #: Cached listing cursors, so that the next page doesn't restart at the first.
 LISTINGS_KNOWN_MAX = 64
-#: Holds metadata whose names Azure doesn't accept, and the checksum, which Azure doesn't keep.
+#: Name of the metadata that holds names that Azure doesn't accept, and the checksum, which Azure doesn't store.
 _OTHERS, _CRC = "offloader_metadata", "offloader_crc32c"
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)\Z")
@@ -59,12 +59,12 @@ _ONCE = {"retry_total": 0, "retry_connect": 0, "retry_read": 0, "retry_status": 
 def open_url(url: str, options: StoreOptions) -> ObjectStore:
     """Open the store at ``az://container/root``.
 
-    The account is ``access_key`` and ``secret_key`` (its name and its key), or the provider's own variables and chain
-    (``AZURE_STORAGE_CONNECTION_STRING``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
+    ``access_key`` and ``secret_key`` are the name and the key of the account. Without them, Azure's variables and
+    credential chain apply (``AZURE_STORAGE_CONNECTION_STRING``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
     """
     parts = urlsplit(url)
     if not parts.netloc:
-        raise InvalidCall(f"{url}: no container", hint="use az://container/root")
+        raise InvalidCall(f"{url} has no container name", hint="use az://container/root")
     root = checks.split_root(url, parts.path)
     given: dict[str, Any] = {}
     if options.access_key:
@@ -75,8 +75,8 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
         files = AzureBlobFileSystem(**given, use_listings_cache=False, skip_instance_cache=True)
     except ValueError as error:
         raise InvalidCall(
-            f"{url}: no account to connect to",
-            hint="set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and what proves who you are",
+            f"{url}: missing storage account",
+            hint="set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and credentials",
         ) from error
     return AzureStore(f"az://{parts.netloc}/{root}".rstrip("/"), files, parts.netloc, root, options)
 
@@ -111,7 +111,7 @@ class AzureStore(CloudStore):
             "connection_timeout": options.settings.connect_timeout_s,
             "read_timeout": options.settings.read_timeout_s,
         }
-        #: Prefix and key -> the token of a page, and whether the page begins right behind that key.
+        #: Prefix and key -> the token of a page, and whether the page begins directly after that key.
         self._tokens: OrderedDict[tuple[str, str], tuple[str, bool]] = OrderedDict()
 
     def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
@@ -130,7 +130,7 @@ class AzureStore(CloudStore):
         return kind(said, hint=hint)
 
     def _scope(self, key: str) -> Mapping[str, str]:
-        """Parameters for the encryption scope of a new object; for none if the container has its own."""
+        """Parameters for the encryption scope of a new object; empty for the container's default scope."""
         scope = self._kms_key(key)
         return {"encryption_scope": scope} if scope else {}
 
@@ -141,7 +141,7 @@ class AzureStore(CloudStore):
         account = self._files.service_client.credential
         account_key = getattr(account, "account_key", None)
         if not account_key:
-            return None  # a token would have to ask Azure for a key
+            return None  # signing with a token requires a request for a key
         blob = self._blob(key)
         signature = generate_blob_sas(
             account_name=account.account_name,
@@ -169,7 +169,7 @@ class AzureStore(CloudStore):
         answer = await blob.download_blob(**wanted, **self._once, max_concurrency=1, raw_response_hook=check)
         body = bytes(await answer.readall())
         found = answer.properties
-        if found.content_range:  # else the size is that of the range
+        if found.content_range:  # otherwise the size is that of the range
             found.size = int(found.content_range.rpartition("/")[2])
         return body, _described(key, found)
 
@@ -196,7 +196,7 @@ class AzureStore(CloudStore):
     async def _put_whole(
         self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode, how: Mapping[str, Any]
     ) -> Any:
-        # Without overwrite, the library itself adds the condition.
+        # Without overwrite, the library adds the condition.
         condition = {"overwrite": False} if mode.create_only else {"overwrite": True, **_condition(mode)}
         return await blob.upload_blob(
             data, length=len(data), metadata=metadata, validate_content=True, max_concurrency=1, **condition, **how
@@ -205,7 +205,7 @@ class AzureStore(CloudStore):
     async def _put_large(
         self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode, how: Mapping[str, Any]
     ) -> Any:
-        """Upload one block that becomes the blob: only blocks are streamed."""
+        """Upload the blob as a single block: the library streams only blocks."""
         block_id = _block_id(uuid.uuid4().hex, 1, 0)
         await blob.stage_block(block_id, io.BytesIO(data), length=len(data), validate_content=True, **how)
         return await blob.commit_block_list(
@@ -224,9 +224,9 @@ class AzureStore(CloudStore):
         return ListPage(objects, objects[-1].key if has_more else None)
 
     async def _pages(self, prefix: str, after: str, limit: int) -> tuple[list[Any], bool]:
-        """Pages of a listing. Azure continues by its own token; without one the pages before it are read again."""
+        """Pages of a listing. Azure continues by a token; without the token, earlier pages are read again."""
         token, is_exact = self._tokens.pop((prefix, after), (None, not after))
-        # What lies before ``after`` is read for nothing: in few requests.
+        # Blobs before ``after`` are read and discarded: use large pages to send few requests.
         size = min(limit, PAGE_BLOBS_MAX) if is_exact else PAGE_BLOBS_MAX
         pages = self._container.list_blobs(name_starts_with=prefix, results_per_page=size, **self._once).by_page(
             continuation_token=token
@@ -258,7 +258,7 @@ class AzureStore(CloudStore):
         try:
             self._ask(f"delete of {key}", call, writes=True)
         except PreconditionFailed:
-            self._head(key)  # a missing object fails the condition too
+            self._head(key)  # the condition also fails for a missing object
             raise
 
     async def _delete_all(self, keys: Sequence[str]) -> list[DeleteFailure]:
@@ -276,7 +276,7 @@ class AzureStore(CloudStore):
         blob = self._blob(upload.key)
         block_id = _block_id(upload.upload_id, number, crc)
         data = b"".join(views_of(body))
-        # Sent whole, a large body would block all other requests.
+        # Sending a large body whole would block all other requests.
         sent = io.BytesIO(data) if len(data) > SENT_BYTES else data
         self._ask(
             f"part {number} of {upload.key}",
@@ -312,10 +312,10 @@ class AzureStore(CloudStore):
 
 
 def _require_range(what: str, answer: Any) -> None:
-    """Refuse a part of a blob from another place than requested: the library takes it for the requested one.
+    """Refuse a range of a blob that doesn't begin at the requested offset. The library doesn't check the offset.
 
     Args:
-        answer: the library's, of each request of a download.
+        answer: the library's response to each request of a download.
     """
     asked = _RANGE.match(answer.http_request.headers.get("x-ms-range", ""))
     if asked is not None and answer.http_response.status_code == 206:
@@ -330,7 +330,7 @@ def _condition(mode: PutMode) -> dict[str, Any]:
 
 
 def _kept(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Metadata under names that Azure accepts; the rest is packed under one of ours."""
+    """Metadata under names that Azure accepts. All other metadata is packed under one name."""
     plain = {name: value for name, value in metadata.items() if _NAME.fullmatch(name) and value and name != _OTHERS}
     others = {name: value for name, value in metadata.items() if name not in plain}
     if others:
@@ -363,7 +363,7 @@ def _block_id(upload_id: str, number: int, crc: int) -> str:
 
 
 def _of_block(block_id: str) -> tuple[str, int, int]:
-    """Upload, number and checksum of a block; a foreign block gets an upload id that is never ours."""
+    """Upload, number and checksum of a block. Blocks of other programs get an upload id that offloader never uses."""
     with suppress(struct.error, ValueError):
         upload, number, crc = _BLOCK_ID.unpack(base64.b64decode(block_id))
         return upload.hex(), number, crc

@@ -34,11 +34,11 @@ from offloader.store.wrappers import stream_of
 
 _Answer = TypeVar("_Answer")
 
-#: Location of upload markers, and of parts where the service has none of its own.
+#: Location of upload markers, and of the parts if the service has no multipart uploads.
 UPLOADS_PREFIX = "_uploads/"
-#: Cached uploads begun by this process, so that a part doesn't read the marker first.
+#: Maximum number of cached uploads. A part of a cached upload doesn't read the marker first.
 UPLOADS_KNOWN_MAX = 10_000
-#: Transfers slower than this are aborted.
+#: Minimum transfer rate. Slower transfers are aborted.
 SLOWEST_BYTES_PER_S = 256 * 1024
 _LIST_LIMIT = 1000
 
@@ -53,7 +53,7 @@ class MarkedUpload:
 
 
 class _ServiceVerbs(Protocol):
-    """What a service implements, besides ``_put`` and ``_delete``."""
+    """Verbs that a service implements, in addition to ``_put`` and ``_delete``."""
 
     def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
         """Translate an exception of the service's library."""
@@ -62,7 +62,7 @@ class _ServiceVerbs(Protocol):
         """HTTP status of an exception of the service's library; 0: none."""
 
     async def _used_key(self, key: str) -> str:
-        """Name of the key that encrypts an object, by the service's answer; empty: none is named."""
+        """Name of the key that encrypts an object, as the service reports it; empty: none."""
 
     async def _look(self, key: str) -> ObjectInfo:
         """The object's description."""
@@ -95,7 +95,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         self._known_lock = threading.Lock()
 
     def _kms_key(self, key: str) -> str:
-        """Name of the key that encrypts a new object, by the settings of its stream; empty: the bucket's own."""
+        """Name of the key that encrypts a new object, from its stream's settings; empty: the bucket's default key."""
         return self._settings.of_stream(stream_of(key)).kms_key
 
     @property
@@ -110,7 +110,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         wanted, used = self._settings.kms_key, self._ask(f"head of {key}", self._used_key(key), writes=False)
         if used == wanted or used.startswith(f"{wanted}/"):  # Google adds the key's version
             return ""
-        return f"store.kms_key = {wanted!r} isn't used: an object that asked for it has {used or 'no key'}"
+        return f"store.kms_key = {wanted!r} has no effect: a new object has the key {used or 'none'}"
 
     def _ask(self, what: str, call: Coroutine[Any, Any, _Answer], *, writes: bool, size_bytes: int = 0) -> _Answer:
         """Run ``call`` on the file system's loop. A write whose deadline passes has an unknown outcome."""
@@ -119,7 +119,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         where = f"{self.url}: {what}"
         if not self._places.acquire(timeout=deadline_s):
             call.close()
-            raise StoreUnavailable(f"{where}: no connection was free for {deadline_s:g} s", hint="try again later")
+            raise StoreUnavailable(f"{where}: no free connection within {deadline_s:g} s", hint="try again later")
         running = asyncio.run_coroutine_threadsafe(call, self._loop)
         running.add_done_callback(lambda _: self._places.release())
         try:
@@ -135,7 +135,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
     @staticmethod
     def _in_doubt(text: str, writes: bool) -> OffloaderError:
         if writes:
-            return OutcomeUnknown(text, hint="look before repeating it")
+            return OutcomeUnknown(text, hint="check the object before repeating the request")
         return StoreUnavailable(text, hint="try again")
 
     def _head(self, key: str) -> ObjectInfo:
@@ -154,11 +154,11 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         stop = info.size_bytes if byte_range is None else min(byte_range.stop, info.size_bytes)
         expected = max(stop - wanted.start, 0)
         if len(body) != expected:
-            raise StoreUnavailable(f"{self.url}: get of {key}: {len(body)} bytes came instead of {expected}")
+            raise StoreUnavailable(f"{self.url}: get of {key}: received {len(body)} bytes, expected {expected}")
         return body, info
 
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
-        """List objects except upload markers and parts among them: a page may hold fewer than ``limit``."""
+        """List objects without upload markers and parts. A page may therefore hold fewer than ``limit`` objects."""
         page = self._listed(prefix, after, limit)
         return ListPage(
             tuple(info for info in page.objects if not info.key.startswith(UPLOADS_PREFIX)), page.next_after
@@ -188,18 +188,19 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         with checks.completing():
             upload = self._marked(key, upload_id)
         there = {(part.number, part.etag, part.size_bytes) for part in self._parts(upload)}
-        if not there:  # a completion that was interrupted before it removed the marker
-            raise OutcomeUnknown(f"{self.url}: the parts of {key} are gone", hint=checks.COMPLETED_HINT)
+        if not there:  # a completion was interrupted before it removed the marker
+            raise OutcomeUnknown(f"{self.url}: the parts of {key} are missing", hint=checks.COMPLETED_HINT)
         if any((part.number, part.etag, part.size_bytes) not in there for part in parts):
-            raise InvalidCall(f"{self.url}: the parts of {key} aren't what was uploaded", hint="upload them again")
+            raise InvalidCall(f"{self.url}: the parts of {key} differ from the uploaded ones", hint="upload them again")
         self._join(upload, parts)
         try:
             done = self._head(key)
         except OffloaderError as error:
             raise OutcomeUnknown(
-                f"{self.url}: {key} was completed, then {error.message}", hint=checks.COMPLETED_HINT
+                f"{self.url}: completion of {key} succeeded, but its check failed: {error.message}",
+                hint=checks.COMPLETED_HINT,
             ) from error
-        # The object exists: the remains of its upload are found by its marker and removed later.
+        # The object exists. A later cleanup finds the rest of the upload by its marker and removes it.
         with contextlib.suppress(OffloaderError):
             self._end(upload)
         return done
@@ -235,24 +236,27 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         return MarkedUpload(key, upload_id, metadata)
 
     def _mark(self, mark_key: str) -> tuple[str, Mapping[str, str]]:
-        """Key and metadata of an upload. The content is untrusted: any writer to the bucket can change it."""
+        """Key and metadata of an upload. The marker is untrusted: any writer to the bucket can change it."""
         body, _ = self.get(mark_key)
         try:
             mark = json.loads(body)
             return str(mark["key"]), {str(name): str(value) for name, value in mark["metadata"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
             raise Corrupt(
-                f"{self.url}: {mark_key} isn't the mark of an upload", hint="look who wrote it, and remove it"
+                f"{self.url}: {mark_key} isn't a valid upload marker",
+                hint="find the program that wrote it, and remove it",
             ) from cause
 
     def _end(self, upload: MarkedUpload) -> None:
-        """Remove the marker last, so that an upload's remains stay discoverable."""
+        """Remove the marker last, so that a later cleanup can find the rest of the upload."""
         with self._known_lock:
             self._known.pop(upload.upload_id, None)
         self._drop(upload)
         failed = self._delete([_mark_key(upload.key, upload.upload_id)])
         if failed:
-            raise StoreUnavailable(f"{self.url}: the mark of upload {upload.upload_id} stays: {failed[0].reason}")
+            raise StoreUnavailable(
+                f"{self.url}: removing the marker of upload {upload.upload_id} failed: {failed[0].reason}"
+            )
 
 
 def _mark_key(key: str, upload_id: str) -> str:
@@ -260,14 +264,14 @@ def _mark_key(key: str, upload_id: str) -> str:
 
 
 def folder_of(key: str, upload_id: str) -> str:
-    """Folder of an upload's marker, and of its parts where the service has none of its own."""
+    """Folder of an upload's marker, and of its parts if the service has no multipart uploads."""
     return f"{UPLOADS_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:32]}/{upload_id}/"
 
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
-#: Raised while connecting: name resolution, connection refused, TLS handshake, proxy, connect timeout.
+#: Exceptions raised while connecting: name resolution, connection refused, TLS handshake, proxy, connect timeout.
 _CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 
 
@@ -278,7 +282,7 @@ class AnswerLost(aiohttp.ClientError):
 async def send_once(request: _Request, send: Callable[[_Request], Awaitable[_Response]]) -> _Response:
     """Middleware that hides lost connections from aiohttp, which would resend PUT and DELETE on a new connection.
 
-    The resend would meet the effect of the first attempt: a create would be refused because of its own object.
+    The resend would fail because of the first attempt's effect: a create would be refused because its object exists.
     """
     try:
         return await send(request)
@@ -289,7 +293,7 @@ async def send_once(request: _Request, send: Callable[[_Request], Awaitable[_Res
 
 
 def was_never_sent(error: BaseException) -> bool:
-    """Whether no byte of the request can have reached the service; false where uncertain."""
+    """Whether no byte of the request can have reached the service; false in doubt."""
     if isinstance(error, _CONNECTING):
         return True
     return error.__cause__ is not None and was_never_sent(error.__cause__)

@@ -39,10 +39,10 @@ from offloader.store.s3_responses import decoded_crc32c, encoded_crc32c, meaning
 COMPOSED_MAX = 32
 #: Objects deleted in parallel.
 DELETES_AT_ONCE_MAX = 16
-#: Body bytes handed to the connection at once.
+#: Body bytes per send.
 SENT_BYTES = 256 * 1024
 _META = "x-goog-meta-"
-#: Of signed URLs, version 4.
+#: Algorithm of signed URLs, version 4.
 _ALGORITHM = "GOOG4-RSA-SHA256"
 _XML_MESSAGE = re.compile(rb"<Message>([^<]{1,300})</Message>")
 
@@ -62,10 +62,10 @@ class _Refused(Exception):
 
 
 def open_url(url: str, options: StoreOptions) -> ObjectStore:
-    """Open the store at ``gs://bucket/root``. Credentials: the provider's chain; none at a plain ``http`` endpoint."""
+    """Open the store at ``gs://bucket/root``, with Google's credential chain, or without credentials over ``http``."""
     parts = urlsplit(url)
     if not parts.netloc:
-        raise InvalidCall(f"{url}: no bucket", hint="use gs://bucket/root")
+        raise InvalidCall(f"{url} has no bucket name", hint="use gs://bucket/root")
     root = checks.split_root(url, parts.path)
     endpoint = options.endpoint_url
     files = GCSFileSystem(
@@ -96,7 +96,7 @@ class GcsStore(CloudStore):
         **params: Any,
     ) -> _Response:
         files, settings = self._files, self._settings
-        await files._set_session()  # noqa: SLF001 - what gcsfs's own requests do, but for repeating
+        await files._set_session()  # noqa: SLF001 - as gcsfs's requests, without retries
         timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s)
         async with files.session.request(
             method,
@@ -120,7 +120,7 @@ class GcsStore(CloudStore):
             return self._in_doubt(f"{where}: {words}", writes and not was_never_sent(error))
         answer = error.answer
         said = _message(answer.body)
-        # An object's path in the message may have that word, too.
+        # An object's path in the message may also contain that word.
         if answer.status == 404 and any("bucket" in word for word in said.lower().split() if "/" not in word):
             return BucketMissing(f"{where}: {said}", hint="create the bucket, or check its name")
         kind, hint = meaning_of("", answer.status, writes=writes)
@@ -135,7 +135,7 @@ class GcsStore(CloudStore):
     def _signed_url(self, key: str, expires_s: float) -> str | None:
         account = getattr(self._files.credentials, "credentials", None)
         if not isinstance(account, service_account.Credentials):
-            return None  # others would ask Google to sign
+            return None  # other credentials sign by a request to Google
         url = urlsplit(f"{self._files._location}/{self._object_path(key)}")  # noqa: SLF001
         time = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
         scope = f"{time[:8]}/auto/storage/goog4_request"
@@ -199,7 +199,7 @@ class GcsStore(CloudStore):
         return self._ask(f"put of {key}", call, writes=True, size_bytes=size_bytes)
 
     async def _made(self, path: str, **how: Any) -> ObjectInfo:
-        """The object that a POST made."""
+        """Description of the object that a POST created."""
         return self._resource(json.loads((await self._request("POST", path, **how)).body))
 
     def _resource(self, found: Mapping[str, Any]) -> ObjectInfo:
@@ -265,7 +265,7 @@ class GcsStore(CloudStore):
         lost = [each for each in found if isinstance(each, BaseException)]
         if len(lost) == len(keys):
             raise next((error for error in lost if not was_never_sent(error)), lost[0])
-        # Some keys are removed, so the call didn't fail as a whole: the failures are listed.
+        # Some keys have been removed, so that the call returns failures instead of raising one.
         return [
             DeleteFailure(key, type(each).__name__, True) if isinstance(each, BaseException) else each
             for key, each in zip(keys, found, strict=True)
@@ -327,11 +327,14 @@ class GcsStore(CloudStore):
         left = [info.key for info in self._all_in(folder) if not info.key.endswith("/begin")]
         failed = self._delete(left) if left else ()
         if failed:
-            raise StoreUnavailable(f"{self.url}: parts of an upload stay: {failed[0].reason}", hint="abort it again")
+            raise StoreUnavailable(
+                f"{self.url}: removing the parts of an upload of {upload.key} failed: {failed[0].reason}",
+                hint="abort the upload again",
+            )
 
 
 async def _in_slices(pieces: Sequence[Buffer]) -> AsyncIterator[Buffer]:
-    """Body in uncopied slices: sent whole it would block all other requests."""
+    """Body in slices, without copies. Sending it whole would block all other requests."""
     for piece in pieces:
         view = byte_array(piece).data
         for at in range(0, len(view), SENT_BYTES):
@@ -352,7 +355,7 @@ def _described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
 
 
 def _message(body: bytes) -> str:
-    """Message of an error response: JSON or XML, or none."""
+    """Message of an error response, from JSON or XML; empty if there is none."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -124,7 +124,7 @@ def test_foreign_upload_mark_is_an_error(cloud_place: S3Place, body: bytes) -> N
     raw._put(mark.key, body, OVERWRITE, {}, crc32c(body))
     calls: list[Callable[[], object]] = [lambda: raw.list_uploads(""), lambda: raw.list_parts("k", upload_id)]
     for call in calls:
-        with pytest.raises(Corrupt, match="isn't the mark of an upload"):
+        with pytest.raises(Corrupt, match="isn't a valid upload marker"):
             call()
 
 

@@ -80,14 +80,14 @@ def test_every_object_names_the_key_of_its_stream(cloud_place: S3Place) -> None:
 def test_service_that_names_no_key_is_refused_by_the_probe(cloud_place: S3Place) -> None:
     """The stand-ins encrypt nothing, and say so."""
     store = cloud_place.open(settings=StoreSettings(kms_key="of-all"))
-    with pytest.raises(Unsupported, match=r"store\.kms_key = 'of-all' isn't used"):
+    with pytest.raises(Unsupported, match=r"store\.kms_key = 'of-all' has no effect"):
         require_conditional_puts(store)
     store.close()
 
 
 def test_version_of_a_key_of_google_is_that_key() -> None:
     body = json.dumps({"kmsKeyName": "projects/p/keys/of-all/cryptoKeyVersions/3"}).encode()
-    for name, problem in (("projects/p/keys/of-all", ""), ("projects/p/keys/of", "isn't used")):
+    for name, problem in (("projects/p/keys/of-all", ""), ("projects/p/keys/of", "has no effect")):
         with ScriptedServer([Answer(200, body)]) as server:
             options = StoreOptions(endpoint_url=server.url, settings=StoreSettings(kms_key=name))
             store = open_raw("gs://bucket/root", options)
