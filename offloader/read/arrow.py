@@ -1,4 +1,4 @@
-"""Entries as Arrow batches, and as tables of DuckDB, Polars and pandas."""
+"""Read entries as Arrow batches, or as DuckDB, Polars and pandas tables."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN, moment_ms
 
-#: Bytes up to which small batches are joined: the partitions of a topic interleave entry by entry.
+#: Batches are joined up to this many bytes: the partitions of a topic interleave entry by entry.
 JOINED_BYTES_MAX = 1024 * 1024
-#: Rows up to which small batches are joined.
+#: Batches are joined up to this many rows.
 JOINED_ROWS_MAX = 65_536
-#: All columns, in their order.
+#: All columns, in order.
 SCHEMA = pa.schema([pa.field("stream", pa.string(), nullable=False), *EntryBatch.build(0, 0, []).to_arrow().schema])
 _Moment = int | str | datetime
 
 
 class ArrowOptions(TypedDict, total=False):
-    """Arguments of ``read_arrow`` that ``to_duckdb``, ``to_polars`` and ``to_pandas`` pass on."""
+    """Arguments of ``read_arrow`` that ``to_duckdb``, ``to_polars`` and ``to_pandas`` also accept."""
 
     start: Position | None
     end: Position | None
@@ -61,25 +61,26 @@ def read_arrow(
 ) -> pa.RecordBatchReader:
     """The entries of a stream, or of all partitions of a topic merged by publish time, as Arrow batches.
 
-    This call loads and pins the manifest: later commits aren't seen. One batch is in memory at a time, of a topic one
-    of each partition: ``settings.batch_bytes`` payload bytes, or one larger entry; small ones are joined up to
-    ``JOINED_BYTES_MAX``. What is fetched ahead is bounded by the settings.
+    This call loads and pins the manifest: later commits are not visible. One batch per stream or partition is in memory
+    at a time. A batch has ``settings.batch_bytes`` payload bytes, or one larger entry. Small batches are joined up to
+    ``JOINED_BYTES_MAX``. The settings bound the prefetched data.
 
     Args:
-        stream: as of ``open_reader``.
-        start, end: first and last position, both included. Of one stream.
-        from_time, to_time: instead of ``start`` and ``end``: from the earliest entry published then or later, and
-            before the earliest one of then. Times as of ``Reader.position_at``.
-        columns: of stream, ledger_id, entry_id, publish_time (ms, UTC, null = unknown, or outside of the years 1 to
+        stream: as for ``open_reader``.
+        start, end: first and last position, both included. Only for a single stream.
+        from_time, to_time: instead of ``start`` and ``end``: start at the earliest entry published at or after
+            ``from_time``, and stop before the earliest entry published at or after ``to_time``. Times as for
+            ``Reader.position_at``.
+        columns: any of stream, ledger_id, entry_id, publish_time (ms, UTC, null = unknown, or outside of the years 1 to
             9999) and payload, in the wanted order; default: all.
-        settings, source, lease_seconds, clock: as of ``open_reader``. The lease ends when the result is dropped.
+        settings, source, lease_seconds, clock: as for ``open_reader``. The lease ends when the result is dropped.
 
     Raises:
-        NotFound: no such stream (the hint names similar ones).
-        InvalidCall: not a stream's name, an unknown column, two bounds for one end, or a position in a topic with
-            partitions.
+        NotFound: the stream does not exist (the hint names similar ones).
+        InvalidCall: an invalid stream name, an unknown column, two bounds for the same end, or a position in a
+            partitioned topic.
         Trimmed, BeyondEnd: a position is outside of the stream.
-        Corrupt: the manifest is damaged. Reading the batches raises as ``Reader.scan``.
+        Corrupt: the manifest is damaged. Reading the batches raises the same errors as ``Reader.scan``.
     """
     return _snapshot(
         store,
@@ -97,14 +98,14 @@ def read_arrow(
 
 
 def to_duckdb(store: ObjectStore, stream: str, *, connection: Any = None, **options: Unpack[ArrowOptions]) -> Any:
-    """A relation of DuckDB over a stream or topic. Each query of it reads the entries again, from the same snapshot.
+    """A DuckDB relation over a stream or topic. Each query reads the entries again, from the same snapshot.
 
     Args:
-        connection: of DuckDB; default: its default connection.
-        options: as of ``read_arrow``. A lease ends when the relation is dropped.
+        connection: the DuckDB connection; default: DuckDB's default connection.
+        options: as for ``read_arrow``. A lease ends when the relation is dropped.
 
     Returns:
-        a ``duckdb.DuckDBPyRelation``. Errors of reading are DuckDB's; their text has the one of this library's error.
+        a ``duckdb.DuckDBPyRelation``. DuckDB wraps read errors in its own; their text includes this library's error.
 
     Raises:
         Unsupported: duckdb isn't installed.
@@ -115,13 +116,13 @@ def to_duckdb(store: ObjectStore, stream: str, *, connection: Any = None, **opti
 
 
 def to_polars(store: ObjectStore, stream: str, **options: Unpack[ArrowOptions]) -> Any:
-    """A ``polars.DataFrame`` of a stream or topic, all of it in memory.
+    """A ``polars.DataFrame`` with a whole stream or topic in memory.
 
     Args:
-        options: as of ``read_arrow``.
+        options: as for ``read_arrow``.
 
     Raises:
-        Unsupported: polars isn't installed.
+        Unsupported: polars is not installed.
         as ``read_arrow`` and ``Reader.scan``.
     """
     polars = _package("polars")
@@ -129,13 +130,13 @@ def to_polars(store: ObjectStore, stream: str, **options: Unpack[ArrowOptions]) 
 
 
 def to_pandas(store: ObjectStore, stream: str, **options: Unpack[ArrowOptions]) -> Any:
-    """A ``pandas.DataFrame`` of a stream or topic, all of it in memory.
+    """A ``pandas.DataFrame`` with a whole stream or topic in memory.
 
     Args:
-        options: as of ``read_arrow``.
+        options: as for ``read_arrow``.
 
     Raises:
-        Unsupported: pandas isn't installed.
+        Unsupported: pandas is not installed.
         as ``read_arrow`` and ``Reader.scan``.
     """
     _package("pandas")
@@ -160,16 +161,16 @@ def _snapshot(
     columns: Sequence[str] = (),
     **options: Any,
 ) -> _Snapshot:
-    """Of entries as ``read_arrow`` reads them; ``options``: of ``open_reader``."""
+    """The entries that ``read_arrow`` returns; ``options`` as for ``open_reader``."""
     columns = list(columns) or SCHEMA.names
     if unknown := [name for name in columns if name not in SCHEMA.names]:
         raise InvalidCall(f"entries have no column {', '.join(unknown)}", hint=f"columns: {', '.join(SCHEMA.names)}")
     if len(set(columns)) < len(columns):
-        raise InvalidCall(f"columns names one twice: {', '.join(columns)}", hint="name each once")
+        raise InvalidCall(f"duplicate column in: {', '.join(columns)}", hint="name each column once")
     for position, moment, what in ((start, from_time, "begin"), (end, to_time, "end")):
         if position is not None and moment is not None:
-            raise InvalidCall(f"a position and a time both say where to {what}", hint="leave one of them out")
-    # Once for all partitions, so that "-1h" is one time.
+            raise InvalidCall(f"both a position and a time are given for where to {what}", hint="give only one of them")
+    # Convert once for all partitions, so that "-1h" is the same time for each.
     from_ms, to_ms = (None if each is None else moment_ms(each, what="publish time") for each in (from_time, to_time))
     reader = open_reader(store, stream, **options)
     try:
@@ -190,7 +191,7 @@ _Range = tuple[Position, Position] | None
 def _range(
     reader: Reader, first: Position | None, last: Position | None, from_ms: int | None, to_ms: int | None
 ) -> _Range:
-    """The range's ends, which a hot tier that grows doesn't move; ``None``: no entry is in it."""
+    """The ends of the range, fixed although the hot tier grows; ``None``: the range has no entry."""
     if (chosen := reader.range_of(first, last, from_ms, to_ms)) is None:
         return None
     reader.scan(*chosen).close()  # checks the positions
@@ -199,7 +200,7 @@ def _range(
 
 
 class _Snapshot:
-    """Entries in ranges of opened readers, as often as they are asked for. Closes ``owner`` when it is dropped."""
+    """Entries in ranges of opened readers, which can be read repeatedly. Closes ``owner`` when it is dropped."""
 
     def __init__(self, owner: Reader, ranges: Sequence[tuple[Reader, _Range]], columns: Sequence[str]) -> None:
         self._ranges = ranges
@@ -208,7 +209,7 @@ class _Snapshot:
         weakref.finalize(self, owner.close)
 
     def batch_reader(self) -> pa.RecordBatchReader:
-        """The batches, in order; each is read when it is asked for."""
+        """The batches, in order; each is read on demand."""
         return pa.RecordBatchReader.from_batches(self.schema, self._batches())
 
     def __arrow_c_schema__(self) -> object:
@@ -235,15 +236,16 @@ class _Snapshot:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows; small neighbours in one batch. A batch above ``JOINED_BYTES_MAX`` isn't copied."""
-    row_bytes_min = JOINED_BYTES_MAX // JOINED_ROWS_MAX  # rows count at least as much, so both limits hold
+    """The same rows, with small adjacent batches joined. A batch above ``JOINED_BYTES_MAX`` is not copied."""
+    # a row counts at least this much, so one sum enforces both limits
+    row_bytes_min = JOINED_BYTES_MAX // JOINED_ROWS_MAX
     waiting, size = list[pa.RecordBatch](), 0
     for batch in batches:
         own = max(batch.nbytes, row_bytes_min * batch.num_rows)
         if waiting and size + own > JOINED_BYTES_MAX:
             yield _one(waiting)
             waiting, size = [], 0
-        if own >= JOINED_BYTES_MAX:  # not only when the next one is there as well
+        if own >= JOINED_BYTES_MAX:  # yield immediately, without waiting for the next batch
             yield batch
             continue
         waiting.append(batch)

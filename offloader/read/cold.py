@@ -1,4 +1,4 @@
-"""Read the entries of one pinned manifest version, and fills, from the object store."""
+"""Read entries and fills from the object store, as of one pinned manifest version."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from offloader.store.base import ByteRange, ObjectStore
 
 #: A read over more segments than this is a scan and bypasses the cache.
 CACHED_READ_SEGMENTS_MAX = 2
-#: Largest index fetched while a stream is opened.
+#: Maximum size of an index that is fetched while a stream is opened.
 INDEX_AHEAD_BYTES_MAX = 1024 * 1024
-#: Segments remembered for short reads.
+#: Number of segments remembered for short reads.
 RECENT_SEGMENTS_MAX = 8
-#: ... and so is a read of more than this fraction of the cache.
+#: A read of more than this fraction of the cache is also a scan.
 CACHED_READ_CACHE_SHARE = 4
 
-#: No bucket was relocated.
+#: No relocated bucket.
 NOT_MOVED = Pairs()
 
 _T = TypeVar("_T")
 _PLACE = ("managedLedgerOffloadDriver", "bucket", "serviceEndpoint")
-#: Endpoints whose common spelling is remembered.
+#: Number of endpoints whose canonical form is cached.
 _ENDPOINTS_MAX = 64
 _PORTS = {"http": 80, "https": 443}
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -49,32 +49,32 @@ class ColdTier:
     """The offloaded entries of ``state``.
 
     Args:
-        skipped: receives each segment that misses an object, with the reason, from any thread; the segment then counts
-            as empty. Without it a missing object is an error.
+        skipped: receives each segment with a missing object, with the reason, from any thread; the segment then counts
+            as empty. Without it, a missing object is an error.
 
     Attributes:
-        ends: first and last readable position, ``None`` when nothing is readable.
-        segments: those that hold readable entries, in the stream's order.
+        ends: first and last readable position, ``None`` when there is no readable entry.
+        segments: the segments with readable entries, in stream order.
     """
 
     def __init__(self, fetcher: Fetcher, state: ManifestState, skipped: dict[UUID, str] | None = None) -> None:
         self._fetcher = fetcher
         self._stream = state.stream
         self._skipped = skipped
-        #: Begin, end and objects of the most recently read segments; replaced as a whole, so no lock.
+        #: Begin, end and objects of the most recently read segments; replaced as a whole, so no lock is needed.
         self._recent: tuple[tuple[Position, Position, SegmentObjects], ...] = ()
         self.ends = whole_range(state)
         self.segments = readable_segments(state)
 
     def read_ahead(self) -> None:
-        """Bring the first segment's index into the cache: the read that follows an opening usually needs it."""
+        """Bring the first segment's index into the cache: the first read after opening usually needs it."""
         for record in self.segments[:1]:
             objects = self._objects(record)
             if objects.index_bytes is not None and objects.index_bytes <= INDEX_AHEAD_BYTES_MAX:
                 self._fetcher.index(objects)
 
     def batches(self, first: Position, last: Position) -> Generator[EntryBatch, None, None]:
-        """Entries of a range, one batch per block, prefetched in parallel, past the cache."""
+        """Entries of a range, one batch per block, prefetched in parallel, bypassing the cache."""
         fetcher = self._fetcher
         segments = [self._objects(record) for record in segments_between(self.segments, first, last)]
         # Prefetch indexes like blocks, so that a stream of many small segments doesn't stall.
@@ -99,7 +99,7 @@ class ColdTier:
                         yield part
 
     def cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
-        """Entries of a range through the cache; ``None`` when the range is too long, or misses an object to skip."""
+        """Entries of a range through the cache; ``None``: the range is too long, or an object to skip is missing."""
         if (found := self._few_segments(first, last)) is None:
             return None
         try:
@@ -122,9 +122,9 @@ class ColdTier:
         return parts
 
     def _few_segments(self, first: Position, last: Position) -> list[SegmentObjects] | None:
-        """Segments of a range; ``None`` for more than a cached read may touch.
+        """Segments of a range; ``None`` for more segments than a cached read may use.
 
-        The most recent ones are remembered: finding them in the manifest takes longer than reading a cached block.
+        The most recent segments are remembered: finding them in the manifest takes longer than reading a cached block.
         """
         for begin, end, objects in self._recent:
             if begin <= first and last <= end:
@@ -150,7 +150,7 @@ class ColdTier:
         return records[1:-1].sums().entries + sum(self._count_of(record, first, last) for record in ends)
 
     def _there(self, records: Iterable[SegmentRecord]) -> list[SegmentRecord]:
-        """Those whose objects exist, which is a HEAD of each; the others are skipped."""
+        """The segments whose objects exist, by one HEAD request each; the others are skipped."""
         kept = list(records)
         looks = (
             partial(self._unless_missing, objects, partial(self._fetcher.require_there, objects))
@@ -182,7 +182,7 @@ class ColdTier:
         return int(np.maximum(high - low + 1, 0).sum())
 
     def position_at(self, publish_time_ms: int) -> Position | None:
-        """Earliest position published at that time or later; statistics select what to fetch."""
+        """Earliest position published at or after that time; statistics select the blocks to fetch."""
         for record in self.segments.published_from(publish_time_ms):
             objects = self._objects(record)
             position = self._unless_missing(objects, partial(self._time_in_segment, objects, publish_time_ms))
@@ -202,7 +202,7 @@ class ColdTier:
         return None
 
     def _unless_missing(self, objects: SegmentObjects, read: Callable[[], _T]) -> _T | None:
-        """What ``read`` returns, ``None`` if an object is missing and missing ones are skipped."""
+        """The result of ``read``; ``None`` if an object is missing and missing objects are skipped."""
         try:
             return read()
         except ObjectMissing as error:
@@ -216,10 +216,10 @@ class ColdTier:
 
 
 def objects_of(stream: str, record: SegmentRecord, store: ObjectStore, relocate: Pairs = NOT_MOVED) -> SegmentObjects:
-    """The objects of an offloaded segment, which should be in ``store``; ``relocate``: buckets that were moved.
+    """The objects of an offloaded segment, expected in ``store``; ``relocate``: the moved buckets.
 
     Raises:
-        InvalidCall: the manifest records another location. The region isn't compared: it is a route to a bucket, not
+        InvalidCall: the manifest records another location. The region is not compared: it is a route to a bucket, not
             another bucket.
     """
     require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store, relocate)
@@ -227,10 +227,10 @@ def objects_of(stream: str, record: SegmentRecord, store: ObjectStore, relocate:
 
 
 def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore, relocate: Pairs = NOT_MOVED) -> None:
-    """Raise ``InvalidCall`` when recorded driver metadata names another location than ``store``; ``what`` was written.
+    """Raise ``InvalidCall`` when recorded driver metadata of the object ``what`` names another location than ``store``.
 
-    A bucket that ``relocate`` maps to the store's counts as the store's, whatever its server. Spellings of one endpoint
-    are equal: a slash at the end, a default port, and the names of this machine.
+    A bucket that ``relocate`` maps to the store's bucket is accepted, on any server. Different spellings of an endpoint
+    are equal: a trailing slash, a default port, and the names of this machine.
     """
     here = store.driver_metadata
     if not driver or _compared(driver) == _compared(here):
@@ -243,14 +243,14 @@ def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore,
 
 
 def first_at(batch: EntryBatch, publish_time_ms: int) -> Position | None:
-    """The first entry of a batch that was published at that time or later."""
+    """The first entry of a batch that was published at or after that time."""
     times = batch.publish_times_ms
     later = np.flatnonzero((times >= publish_time_ms) & (times != TIME_UNKNOWN_MS))
     return Position(batch.ledger_id, int(batch.entry_ids[later[0]])) if len(later) else None
 
 
 def _compared(driver: Mapping[str, str]) -> tuple[str, str, str]:
-    """What says where objects are, in one spelling. The name of an S3 driver depends on the endpoint."""
+    """The canonical location of objects, for comparison. The name of an S3 driver depends on the endpoint."""
     name, bucket, endpoint = (driver.get(each, "") for each in _PLACE)
     return "aws-s3" if name.lower() == "s3" else name, bucket, _same_endpoint(endpoint)
 
@@ -274,12 +274,12 @@ _RESTORE = "restore the object from a copy"
 
 
 def read_fill(store: ObjectStore, stream: str, fill: GapFilled) -> EntryBatch:
-    """The entries of a fill, checked against its record in the manifest. One GET, of at most 8 MiB.
+    """The entries of a fill, verified against its record in the manifest. One GET, of at most 8 MiB.
 
     Raises:
-        ObjectMissing: the object is gone.
+        ObjectMissing: the object is missing.
         Trimmed: its ledger was deleted since the manifest was loaded.
-        ObjectChanged, Corrupt: its bytes aren't those that were recorded.
+        ObjectChanged, Corrupt: the object differs from its record.
     """
     key = fill_key(stream, fill.uuid)
     where = f"stream {stream}, object {key}"
@@ -300,8 +300,8 @@ def read_fill(store: ObjectStore, stream: str, fill: GapFilled) -> EntryBatch:
         raise Corrupt(f"stream {stream}: {error}", hint=_RESTORE) from error
     if (batch.first, batch.last, len(batch)) != (fill.first, fill.last, fill.entries):
         raise ObjectChanged(
-            f"{where}: the manifest has {fill.entries} entries at {fill.first}..{fill.last}, "
-            f"the object {len(batch)} at {batch.first}..{batch.last}",
+            f"{where}: the manifest records {fill.entries} entries at {fill.first}..{fill.last}, the object has "
+            f"{len(batch)} at {batch.first}..{batch.last}",
             hint=_RESTORE,
         )
     return batch
@@ -311,10 +311,11 @@ def _missing(store: ObjectStore, stream: str, fill: GapFilled, where: str) -> Of
     state = newest_view(store, stream)
     if state is not None and fill in state.fills:
         return ObjectMissing(
-            f"{where} isn't in {store.url}, though the manifest has it for {fill.first}..{fill.last}", hint=_RESTORE
+            f"{where} is missing from {store.url}, but the manifest records it for {fill.first}..{fill.last}",
+            hint=_RESTORE,
         )
     return Trimmed(
-        f"{where}: ledger {fill.first.ledger_id} was deleted while it was read",
+        f"{where}: ledger {fill.first.ledger_id} was deleted during the read",
         first_available=None if state is None else state.first_position(),
-        hint="open the stream anew",
+        hint="reopen the stream",
     )

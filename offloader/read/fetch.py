@@ -1,4 +1,4 @@
-"""Plan, fetch in parallel, cache and verify the indexes and blocks that hold a range of entries."""
+"""Plan, fetch in parallel, cache and verify the indexes and blocks of a range of entries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Cache:
     Concurrent misses of one key share one load. Loaders run outside the lock.
 
     Args:
-        bytes_max: most bytes held; a larger value is returned but not kept.
+        bytes_max: maximum number of bytes held; a larger value is returned but not kept.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -60,12 +60,12 @@ class Cache:
         self._held_bytes = 0
 
     def grow(self, bytes_max: int) -> None:
-        """Raise the bound to ``bytes_max`` if that is more."""
+        """Raise the bound to ``bytes_max``, if that is larger."""
         with self._lock:
             self.bytes_max = max(self.bytes_max, bytes_max)
 
     def find(self, key: Hashable, *, is_use: bool = False) -> Any | None:
-        """The value if it is cached; ``is_use``: whether finding it counts as use, so that it stays longer."""
+        """The cached value, if any; ``is_use``: whether this lookup delays its eviction."""
         with self._lock:
             held = self._values.get(key)
             if is_use and held is not None:
@@ -75,16 +75,16 @@ class Cache:
     def get_many(
         self, keys: Iterable[_K], load: Callable[[list[_K]], Mapping[_K, Any]], size_bytes: Callable[[Any], int]
     ) -> tuple[dict[_K, Any], int]:
-        """The values of ``keys``, and how many of them ``load`` was called for.
+        """The values of ``keys``, and the number of keys for which ``load`` was called.
 
         Args:
             keys: distinct keys.
             load: receives the keys that are neither cached nor being loaded, in order, and returns all of their values.
-                Called at most once, outside the lock, in this thread. Doesn't use this cache.
+                Called at most once, outside the lock, in this thread. Must not use this cache.
             size_bytes: accounted size of a value.
 
         Raises:
-            any error of ``load``, here or in another thread that was loading a key.
+            any error of ``load``, in this thread or in another thread that was loading a key.
         """
         found: dict[_K, Any] = {}
         mine: dict[_K, Future[Any]] = {}
@@ -101,7 +101,7 @@ class Cache:
                     mine[key] = self._loading[key] = Future()
         if mine:
             found.update(self._load(mine, load, size_bytes))
-        # Settle own keys before waiting for others', so two calls can't deadlock.
+        # Settle this call's keys before waiting for others, so that two calls can't deadlock.
         for key, future in others.items():
             found[key] = future.result()
         return found, len(mine)
@@ -144,12 +144,12 @@ _PROCESS_CACHE = Cache(0)
 
 
 def process_cache(bytes_max: int) -> Cache:
-    """Shared default cache of this process's readers.
+    """The default cache, shared by all readers of this process.
 
     Blocks and indexes are immutable under their keys, so readers of any stream and any manifest version may share them.
 
     Args:
-        bytes_max: the caller's limit; the bound is the largest one requested so far. 0: a private cache that keeps
+        bytes_max: the caller's limit; the bound is the largest limit requested so far. 0: a private cache that keeps
             nothing.
     """
     if bytes_max == 0:
@@ -158,22 +158,21 @@ def process_cache(bytes_max: int) -> Cache:
     return _PROCESS_CACHE
 
 
-#: The first ranged GETs of a scan, and their size.
+#: Number and size of the first ranged GETs of a scan.
 FIRST_REQUESTS, FIRST_REQUEST_BYTES = 3, 4 << 20
-#: Compression up to which a ranged GET is as long as the settings say.
+#: A ranged GET has the configured length up to this compression ratio.
 COMPRESSED_SHARE = 4
-#: Growth of the window whenever the consumer waits. A request takes about as long alone as beside others, so each step
-#: takes effect a whole request later: few large steps.
+#: Growth factor of the window when the consumer waits. Parallel requests take about as long as a single one, so each
+#: step takes effect one whole request later: few large steps.
 GROWTH = 4
 
 _T = TypeVar("_T")
 
 
 class PrefetchWindow:
-    """Number of tasks to run ahead of the consumer: starts small, grows while the consumer waits, shrinks when it
-    doesn't. Pure.
+    """Number of tasks to run ahead of the consumer: starts small, grows while the consumer waits, else shrinks. Pure.
 
-    A consumer that reads once costs one extra task, not ``tasks_max``; once it waits again, four run ahead.
+    A consumer that reads once costs one extra task, not ``tasks_max``; when it waits again, four run ahead.
     """
 
     def __init__(self, tasks_max: int) -> None:
@@ -182,13 +181,13 @@ class PrefetchWindow:
         self.tasks = 1
 
     def asked(self, *, waits: bool) -> None:
-        """Record a request for another result that ``waits`` or finds it ready."""
+        """Record a request for another result; ``waits``: the result was not ready."""
         if waits:
             self._unwaited = 0
             self.tasks = min(self.tasks * GROWTH, self._tasks_max)
             return
         self._unwaited += 1
-        # Tasks started together end together: shrink only after two rounds without a wait.
+        # Tasks that start together end together: shrink only after two rounds without a wait.
         if self._unwaited > 2 * (self.tasks + 1):
             self._unwaited = 0
             self.tasks = max(self.tasks - 1, 1)
@@ -196,7 +195,7 @@ class PrefetchWindow:
 
 @dataclass(frozen=True, slots=True)
 class Sized(Generic[_T]):
-    """A task that holds about so many bytes, from its start until its result is taken."""
+    """A task that holds about this many bytes, from its start until its result is taken."""
 
     call: Callable[[], _T]
     held_bytes: int
@@ -208,13 +207,13 @@ class Sized(Generic[_T]):
 class ReaderThreads:
     """Bounded thread pool of one reader.
 
-    Own threads start with the first parallel read in progress and end with the last one: an idle reader holds none, and
-    needs no closing.
+    Its threads start with the first parallel read in progress and end with the last: an idle reader holds no threads
+    and need not be closed.
 
     Args:
-        in_flight_max: tasks that run at once, over all users of this object.
-        executor: a pool to use instead of own threads; it stays the caller's, and its size is the bound.
-        held_bytes_max: of the ``Sized`` tasks of one iterator that are started and whose results aren't taken.
+        in_flight_max: maximum number of parallel tasks, over all users of this object.
+        executor: a pool to use instead; the caller keeps it, and its size is the bound.
+        held_bytes_max: maximum size of one iterator's ``Sized`` tasks that have started and whose results aren't taken.
     """
 
     def __init__(self, in_flight_max: int, executor: Executor | None = None, held_bytes_max: int = sys.maxsize) -> None:
@@ -228,10 +227,10 @@ class ReaderThreads:
     def in_order(self, tasks: Iterable[Callable[[], _T]]) -> Generator[_T, None, None]:
         """Run ``tasks`` in parallel and yield their results in order.
 
-        ``tasks`` is read lazily in the consumer's thread, ahead of the yielded result by ``PrefetchWindow``:
-        ``in_flight_max`` + 1 results at most are held, of ``held_bytes_max``, or one larger. An error raised by
-        ``tasks`` itself follows all results of the tasks before it. Closing the generator cancels unstarted tasks and
-        waits for running ones.
+        ``tasks`` is consumed lazily in the consumer's thread, ahead of the yielded result by ``PrefetchWindow``. At
+        most ``in_flight_max`` + 1 results are held, with at most ``held_bytes_max`` bytes or one larger result. An
+        error raised by ``tasks`` itself follows all results of the tasks before it. Closing the generator cancels
+        unstarted tasks and waits for running ones.
         """
         pending: deque[tuple[Future[_T], int]] = deque()
         held_bytes = 0
@@ -291,17 +290,17 @@ class ReaderThreads:
                 if last:
                     self._own = None
             if last:
-                # No task runs any more: idle threads end without a wait.
+                # No task is running: idle threads end without a wait.
                 executor.shutdown(wait=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentObjects:
-    """Location and expected properties of one segment's two objects; small, picklable, needs no manifest.
+    """Location and expected properties of one segment's two objects; small, picklable, independent of the manifest.
 
     Attributes:
-        ledger_id: V1's one ledger; ``None`` in V2.
-        at_root: whether the objects are at the store's root, as Pulsar's are, and not below the stream's name.
+        ledger_id: the ledger of a V1 segment; ``None`` in V2.
+        at_root: whether the objects are at the store's root, like Pulsar's, instead of below the stream's name.
         data_bytes, index_bytes, index_crc32c, blocks: as in ``SegmentSummary``; ``None`` if not recorded.
     """
 
@@ -347,7 +346,7 @@ class BlockRun:
     """Adjacent blocks of one data object, fetched with one ranged GET.
 
     Attributes:
-        numbers: the blocks, int64, shape (n,), n > 0; each begins where the one before it ends.
+        numbers: the blocks, int64, shape (n,), n > 0; each begins at the end of the previous one.
         start, stop: the bytes to fetch.
     """
 
@@ -359,23 +358,23 @@ class BlockRun:
 
     @property
     def held_bytes(self) -> int:
-        """About how much memory it takes to fetch and decode the run: the entries, and a stored block beside them."""
+        """Approximate memory to fetch and decode the run: the entries, plus one stored block."""
         blocks = self.segment_map.blocks
         lengths, decoded = blocks.length[self.numbers], blocks.uncompressed_bytes[self.numbers]
         return int(np.where(decoded < 0, lengths, decoded).sum() + lengths.max())
 
 
 def newest_view(store: ObjectStore, stream: str) -> ManifestState | None:
-    """The newest view of a stream's manifest; ``None``: it has none, or no more."""
+    """The newest view of a stream's manifest; ``None``: the manifest does not exist (any more)."""
     with suppress(NotFound):
         return load_manifest(store, stream)
     return None
 
 
 def request_sizes(bytes_max: int) -> Iterator[int]:
-    """Sizes of a scan's ranged GETs in bytes; the first ones are small, so that its first entries come sooner.
+    """Sizes of a scan's ranged GETs in bytes; the first ones are small, so that the first entries arrive sooner.
 
-    The second is under way when the first has arrived (``PrefetchWindow``): one batch costs 8 MiB of transfer.
+    The second request is in flight when the first one arrives (``PrefetchWindow``): one batch costs 8 MiB of transfer.
     """
     return itertools.chain(
         itertools.repeat(min(FIRST_REQUEST_BYTES, bytes_max), FIRST_REQUESTS), itertools.repeat(bytes_max)
@@ -387,12 +386,12 @@ def block_runs(
 ) -> Iterator[BlockRun]:
     """Group blocks into runs for one ranged GET each: adjacent, together at most ``request_bytes`` long.
 
-    A larger block is a run of its own: it is decoded as a whole anyway. A block that is compressed to less than a
-    ``COMPRESSED_SHARE``-th counts as that part of its entries, so that few requests don't become much memory.
+    A larger block is a separate run: it is decoded as a whole in any case. A block that is compressed to less than
+    1/``COMPRESSED_SHARE`` counts as 1/``COMPRESSED_SHARE`` of its entries, so that few requests don't take much memory.
 
     Args:
         numbers: the wanted blocks in the wanted order, int64, shape (n,).
-        request_bytes: of all runs, or of each: an iterator that several calls may share.
+        request_bytes: for all runs, or for each: an iterator that several calls may share.
     """
     sizes = itertools.repeat(request_bytes) if isinstance(request_bytes, int) else request_bytes
     starts = segment_map.blocks.offset[numbers]
@@ -401,7 +400,7 @@ def block_runs(
     # -1 where the length of the entries is unknown.
     counted = np.maximum(stops - starts, segment_map.blocks.uncompressed_bytes[numbers] // COMPRESSED_SHARE)
     sums = np.concatenate(([0], np.cumsum(counted)))
-    # Indexes where a run must begin because the block isn't adjacent to the previous one.
+    # Indexes at which a run must begin because the block is not adjacent to the previous one.
     breaks = np.append(np.flatnonzero(starts[1:] != stops[:-1]) + 1, len(numbers))
     first = 0
     while first < len(numbers):
@@ -414,7 +413,7 @@ def block_runs(
 
 #: Decodes a block's entries into newly allocated memory. Arguments: the run, the block's number, the bytes.
 Decode = Callable[[BlockRun, int, Bytes], EntryBatch]
-#: Called with each damaged block that is skipped; without it damage is an error.
+#: Called with each damaged block that is skipped; without it, damage is an error.
 SkipCorrupt = Callable[[Corrupt], None]
 
 
@@ -422,7 +421,7 @@ class ArrivingBlocks:
     """A ``Sink`` that decodes a run's blocks while they arrive.
 
     Args:
-        run: blocks that decode independently: their index has our extension.
+        run: blocks that decode independently: their index has the offloader extension.
         decode: decodes each block; its result must not share memory with its input.
     """
 
@@ -454,11 +453,12 @@ class ArrivingBlocks:
                 self._decode(self._run, int(self._run.numbers[done]), self._memory[: self._lengths[done]])
             )
         except Exception as error:
-            # A damaged block counts only if the whole response arrives; the store would take an error here for its own.
+            # Report a damaged block only after the whole response has arrived: the store treats an error raised here as
+            # its own.
             self._found.append(error)
 
     def batches(self, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
-        """Entries, one batch per block, in order, as ``Fetcher.run``; call after all bytes arrived."""
+        """Entries, one batch per block, in order, as ``Fetcher.run``; call after all bytes have arrived."""
         batches = []
         for found in self._found:
             if isinstance(found, EntryBatch):
@@ -472,10 +472,10 @@ class ArrivingBlocks:
 
 #: Cache key of an index: store and server, stream, segment, ledger.
 _IndexKey = tuple[tuple[str, str], str, int, int | None]
-#: Cache key of a block: its index, and its number.
+#: Cache key of a block: the key of its index, and its number.
 _BlockKey = tuple[_IndexKey, int]
 
-#: Memory of a parsed index: its bytes and this much per block.
+#: Memory of a parsed index: its length plus this many bytes per block.
 _ROW_BYTES = 280
 
 
@@ -483,11 +483,11 @@ class Fetcher:
     """Fetches and verifies objects of one store. Thread-safe.
 
     Args:
-        cache: for single reads; default: its own, of ``settings.cache_bytes_max``. May be shared by fetchers.
+        cache: for single reads; default: a private one, of ``settings.cache_bytes_max``. Fetchers may share it.
         executor: a thread pool to use instead of own threads.
 
     Attributes:
-        hits: blocks and indexes that its calls found in memory; exact where one thread calls it.
+        hits: blocks and indexes that its calls found in memory; exact if only one thread calls it.
     """
 
     def __init__(
@@ -512,7 +512,7 @@ class Fetcher:
         return self._place, objects.stream, objects.uuid.int, objects.ledger_id
 
     def index(self, objects: SegmentObjects, *, keep: bool = True) -> SegmentMap:
-        """The segment's index, checked against ``objects``; ``keep``: whether to cache it, scans only look it up.
+        """The segment's index, checked against ``objects``; ``keep``: whether to cache it. Scans only look it up.
 
         Raises:
             Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: see the module; and the store's errors.
@@ -529,7 +529,7 @@ class Fetcher:
         return found
 
     def run(self, run: BlockRun, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
-        """Entries of a run's blocks, one batch per block, in order; one ranged GET, past the cache.
+        """Entries of a run's blocks, one batch per block, in order; one ranged GET, bypassing the cache.
 
         ``skip`` is called with the error of each damaged block, which then counts as empty.
 
@@ -570,11 +570,10 @@ class Fetcher:
     def kept_blocks(
         self, objects: SegmentObjects, segment_map: SegmentMap, numbers: NDArray[np.int64]
     ) -> list[EntryBatch]:
-        """Entries of blocks ``numbers``, one batch per block, through the cache; misses are fetched in coalesced
-        requests."""
+        """Entries of the blocks ``numbers``, one batch per block, through the cache; coalesces requests for misses."""
         index_key = self._index_key(objects)
         if len(numbers) == 1:
-            # Shortest path for one entry of a cached block.
+            # Fast path for one entry of a cached block.
             held: EntryBatch | None = self.cache.find((index_key, int(numbers[0])), is_use=True)
             if held is not None:
                 self._count_cached(objects, 1, 0)
@@ -592,9 +591,9 @@ class Fetcher:
         return [found[key] for key in keys]
 
     def entry_table(self, objects: SegmentObjects, segment_map: SegmentMap, number: int) -> EntryTable:
-        """Lengths and publish times of a block's entries, by one ranged GET of its entry table alone.
+        """Lengths and publish times of a block's entries, by one ranged GET of its entry table.
 
-        The index must have our extension, so that the block has a table.
+        The index must have the offloader extension, so that the block has a table.
         """
         start = int(segment_map.blocks.table_offset[number])
         stop = start + int(segment_map.blocks.table_bytes[number])
@@ -611,7 +610,7 @@ class Fetcher:
         return self._get(objects, objects.data_key, ByteRange(start, stop), segment_map.data_bytes)
 
     def count_used(self, stream: str, batch: EntryBatch) -> None:
-        """Count entries as delivered to a reader: metrics show the fetched bytes that weren't used."""
+        """Count entries as delivered to a reader, so that metrics show the fetched bytes that were not used."""
         self._recorder.add("read_used_bytes_total", batch.payload_bytes, stream=stream)
 
     def _count_cached(self, objects: SegmentObjects, hits: int, misses: int) -> None:
@@ -623,13 +622,13 @@ class Fetcher:
 
     def _load_index(self, objects: SegmentObjects) -> SegmentMap:
         key = objects.index_key
-        # A range keeps an object that grew by mistake out of memory; the response has its whole length anyway.
+        # A range keeps an unexpectedly large object out of memory; the response still reports the whole length.
         byte_range = None if objects.index_bytes is None else ByteRange(0, objects.index_bytes)
         data = self._get(objects, key, byte_range, objects.index_bytes)
         found = crc32c(data)
         if objects.index_crc32c is not None and found != objects.index_crc32c:
             raise Corrupt(
-                f"stream {objects.stream}, object {key}, bytes 0..{len(data)}: CRC-32C expected "
+                f"stream {objects.stream}, object {key}, bytes 0..{len(data)}: expected CRC-32C "
                 f"{objects.index_crc32c:08x} (from the manifest), found {found:08x}",
                 hint="restore the index object, or rebuild it from the data object",
             )
@@ -668,11 +667,13 @@ class Fetcher:
             try:
                 check_object_version(info.metadata, key)
             except UnsupportedVersion as error:
-                raise Unsupported(f"stream {objects.stream}: {error}", hint="written by a later release?") from error
+                raise Unsupported(
+                    f"stream {objects.stream}: {error}", hint="upgrade to the release that wrote it, or a later one"
+                ) from error
         return data
 
     def require_there(self, objects: SegmentObjects) -> bool:
-        """True if both objects exist; else raises the error of ``missing``."""
+        """Return True if both objects exist; otherwise raise the error of ``missing``."""
         for key in (objects.data_key, objects.index_key):
             try:
                 self.store.head(key)
@@ -681,34 +682,34 @@ class Fetcher:
         return True
 
     def missing(self, objects: SegmentObjects, key: str) -> OffloaderError:
-        """Error for a missing object, by the newest manifest: ``Trimmed`` or ``ObjectMissing``."""
+        """The error for a missing object, by the newest manifest: ``Trimmed`` or ``ObjectMissing``."""
         where = f"stream {objects.stream}, object {key}"
         # Objects at the store's root are Pulsar's and have no manifest.
         state = newest_view(self.store, objects.stream) if objects.stream else None
         if state is None:
-            return ObjectMissing(f"{where} isn't in {self.store.url}, and no manifest says why")
+            return ObjectMissing(f"{where} is missing from {self.store.url}, and the stream has no manifest")
         record = state.segments.get(objects.uuid)
         if record is not None and record.status is SegmentStatus.OFFLOADED:
             return ObjectMissing(
-                f"{where} isn't in {self.store.url}, though the manifest has segment {objects.uuid} at "
+                f"{where} is missing from {self.store.url}, but the manifest records segment {objects.uuid} at "
                 f"{record.begin}..{record.end}",
                 hint="restore it from a copy; other segments can still be read",
             )
         first = state.first_position()
         return Trimmed(
-            f"{where}: segment {objects.uuid} was deleted by retention while it was read; the stream begins at "
-            f"{first or 'nothing'} now",
+            f"{where}: retention deleted segment {objects.uuid} during the read; the stream now begins at "
+            f"{first or 'nothing'}",
             first_available=first,
-            hint="open the stream anew",
+            hint="reopen the stream",
         )
 
     def _require_small_blocks(self, run: BlockRun) -> None:
         largest = int(run.segment_map.blocks.length[run.numbers].max())
         if largest > self.settings.block_bytes_max:
             raise LimitReached(
-                f"stream {run.objects.stream}, object {run.objects.data_key}: a block of {largest} bytes is larger "
-                f"than read.block_size_max = {self.settings.block_bytes_max}",
-                hint="raise that setting",
+                f"stream {run.objects.stream}, object {run.objects.data_key}: a block of {largest} bytes exceeds "
+                f"read.block_size_max = {self.settings.block_bytes_max}",
+                hint="increase read.block_size_max",
             )
 
     def _decode(self, run: BlockRun, number: int, data: Bytes) -> EntryBatch:
@@ -731,10 +732,10 @@ def _extent(run: BlockRun, number: int) -> tuple[int, int]:
 def _translated(error: FormatError, objects: SegmentObjects, key: str, start: int, stop: int) -> OffloaderError:
     text = f"stream {objects.stream}, object {key}, bytes {start}..{stop}: {error.described()}"
     if isinstance(error, LimitExceeded):
-        return LimitReached(text, hint="raise read.block_size_max or read.decompressed_size_max")
+        return LimitReached(text, hint="increase read.block_size_max or read.decompressed_size_max")
     if isinstance(error, UnsupportedVersion):
-        return Unsupported(text, hint="written by a later release?")
-    return Corrupt(text, hint="the rest of the stream can still be read; restore this object from a copy")
+        return Unsupported(text, hint="upgrade to the release that wrote it, or a later one")
+    return Corrupt(text, hint="restore this object from a copy; the rest of the stream can still be read")
 
 
 def _index_held_bytes(segment_map: SegmentMap) -> int:

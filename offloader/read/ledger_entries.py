@@ -1,4 +1,4 @@
-"""Entries of one ledger out of segments and fills, in order: what a broker reads, and what is exported."""
+"""Read the entries of one ledger from segments and fills, in order, for brokers and exports."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CACHED_BYTES_MAX = 2 * CHUNK_BYTES
 
 
 class LedgerEntries:
-    """Reads whole ledgers of one store, with the entries that readers of a stream aren't given. Thread-safe.
+    """Reads whole ledgers of one store, including entries that stream readers don't receive. Thread-safe.
 
     Args:
-        settings: of the cold tier's reader; its ``read_priority`` has no effect.
+        settings: the read settings; ``read_priority`` has no effect.
         cache: for fills and short ranges.
         relocate_of: ``read.relocate`` of a stream; default: that of ``settings``.
     """
@@ -54,10 +54,10 @@ class LedgerEntries:
         """The entries from ``first`` to ``last``, in order, without a hole.
 
         Args:
-            on_hits: called with the number of blocks and indexes that were found in memory, for each part of the range.
+            on_hits: called with the number of blocks and indexes found in memory, for each part of the range.
 
         Raises:
-            LedgerIncomplete: an entry is missing where the next one is; a hole is never skipped.
+            LedgerIncomplete: an entry is missing before the next one; a hole is never skipped.
             OffloaderError: as ``Reader.scan`` and ``read_fill``.
         """
         return _contiguous(state.stream, self._batches(state, standing, first, last, on_hits), first, last)
@@ -122,6 +122,6 @@ def _contiguous(stream: str, batches: Iterator[EntryBatch], first: int, last: in
 
 def _hole(stream: str, ledger_id: int, expected: int, found: int) -> OffloaderError:
     return LedgerIncomplete(
-        f"stream {stream}, ledger {ledger_id}: entry {expected} should come next, and {found} does",
-        hint="`offloader verify` names the damaged segment; nothing is skipped",
+        f"stream {stream}, ledger {ledger_id}: expected entry {expected}, found {found}",
+        hint="run `offloader verify` to find the damaged segment; the entry is not skipped",
     )

@@ -1,8 +1,8 @@
-"""One ledger in a manifest, and the chunks in which a broker reads it from the cold tier. Does no I/O.
+"""The state of one ledger in a manifest, and the chunks in which a broker reads it from the cold tier. Does no I/O.
 
-Chunks depend on the manifest and the indexes only, never on who asks: caches of several brokers hold the same ones. A
-chunk is whole blocks of one object, or entries that only the sidecar gives: of compressed blocks, of fills, of parts of
-blocks.
+Chunks depend only on the manifest and the indexes, never on the caller, so that caches of several brokers hold the same
+chunks. A chunk is either whole blocks of one object, or entries that only the sidecar can provide: from compressed
+blocks, fills, or parts of blocks.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from offloader.manifest.ledger_table import fills_in, is_gone
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
 
-#: Ranges that an error lists.
+#: Number of ranges listed in an error.
 RUNS_NAMED_MAX = 5
 
 
 class LedgerTrimmed(Trimmed):
-    """A ledger was deleted from its stream on purpose."""
+    """A ledger was deliberately deleted from its stream."""
 
 
 class LedgerMismatch(SourceMismatch):
-    """A broker's ledger isn't the one that the manifest knows under that number."""
+    """A broker's ledger differs from the manifest's ledger of the same number."""
 
 
 class LedgerIncomplete(StoreUnavailable):
-    """Entries of a ledger aren't in the cold tier, and nothing says that they were deleted."""
+    """Entries of a ledger are not in the cold tier, and no record of their deletion exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStanding:
-    """What a manifest says of one ledger.
+    """The state of one ledger in a manifest.
 
     Attributes:
-        first: the first entry that readers may get; above 0 where a part was truncated.
-        last: the last entry, -1: none. As recorded when the ledger was closed, else the last one in the cold tier.
-        is_closed: whether the manifest has the ledger's end.
+        first: the first readable entry; above 0 where a part was truncated.
+        last: the last entry, -1: none. As recorded when the ledger was closed, else the last entry in the cold tier.
+        is_closed: whether the manifest records the ledger's end.
         records: readable segments with entries of it, in order.
-        fills: objects with entries that readers aren't given.
+        fills: objects with entries that readers don't receive.
         missing: runs of ids in recorded gaps without a fill.
-        holes: runs of ids that nothing explains.
-        payload_bytes: of all entries in segments and fills, and of those that were truncated where that is known.
-        created_ms: when it was opened; ``None``: not recorded.
+        holes: runs of ids without any record.
+        payload_bytes: of all entries in segments and fills, and of truncated entries where known.
+        created_ms: its creation time; ``None``: not recorded.
     """
 
     ledger_id: int
@@ -73,20 +73,20 @@ class LedgerStanding:
 
     @property
     def entries(self) -> int:
-        """Number of entries, ids from 0 to ``last``."""
+        """Number of entries, with ids from 0 to ``last``."""
         return self.last + 1
 
     @property
     def is_whole(self) -> bool:
-        """Whether each entry from ``first`` to ``last`` is in the cold tier."""
+        """Whether every entry from ``first`` to ``last`` is in the cold tier."""
         return self.last >= 0 and not self.missing and not self.holes
 
 
 def ledger_standing(state: ManifestState, ledger_id: int, *, last: int | None = None) -> LedgerStanding:
-    """The standing of a ledger.
+    """The state of a ledger.
 
     Args:
-        last: the ledger's last entry where the caller knows it; default: what the manifest knows.
+        last: the ledger's last entry, if the caller knows it; default: as recorded in the manifest.
 
     Raises:
         LedgerTrimmed: it was deleted, or truncated as a whole.
@@ -103,7 +103,7 @@ def ledger_standing(state: ManifestState, ledger_id: int, *, last: int | None = 
     if not spans and not fills and not (gaps and (is_closed or last is not None)):
         raise NotFound(
             f"stream {state.stream}: the cold tier has no entry of ledger {ledger_id}",
-            hint="it isn't offloaded yet, or it is another stream's ledger",
+            hint="the ledger is not offloaded yet, or belongs to another stream",
         )
     if last is None:
         ends = [*(span.last_entry_id for span in spans), *(fill.last.entry_id for fill in fills)]
@@ -129,7 +129,7 @@ def ledger_standing(state: ManifestState, ledger_id: int, *, last: int | None = 
 
 
 def _readable(state: ManifestState, spans: Sequence[LedgerSpan]) -> list[Run]:
-    """The entries in segments that belong to the committed run: readers get no others."""
+    """The entries in segments that belong to the committed run: readers receive no others."""
     end, begin = state.committed_end(), state.committed_from or Position(0, 0)
     if end is None:
         return []
@@ -144,7 +144,7 @@ def _readable(state: ManifestState, spans: Sequence[LedgerSpan]) -> list[Run]:
 
 
 def span_of(record: SegmentRecord, ledger_id: int) -> LedgerSpan | None:
-    """What a segment has of a ledger."""
+    """The part of a ledger in a segment."""
     return next((span for span in record.spans if span.ledger_id == ledger_id), None)
 
 
@@ -154,30 +154,30 @@ def fill_runs(state: ManifestState, fill: GapFilled) -> list[Run]:
 
 
 def _require_kept(state: ManifestState, ledger_id: int) -> None:
-    """Raises ``LedgerTrimmed``: the manifest says that all of the ledger was let go."""
+    """Raise ``LedgerTrimmed`` if the manifest records the deletion of the whole ledger."""
     why = ""
     if state.stream_deleted:
         why = "the stream was deleted"
     elif ledger_id in state.deleted_ledgers:
         why = "it was deleted from the stream"
     elif is_gone(ledger_id, state.ledgers.get(ledger_id), state.head):
-        why = f"the stream begins at {state.head} now"
+        why = f"the stream now begins at {state.head}"
     if why:
         raise LedgerTrimmed(
-            f"stream {state.stream}: ledger {ledger_id} is gone on purpose: {why}",
+            f"stream {state.stream}: ledger {ledger_id} was deliberately deleted: {why}",
             first_available=state.first_position(),
-            hint="nothing is left to read of it",
+            hint="its entries can no longer be read",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFacts:
-    """A closed ledger as its broker knows it.
+    """A closed ledger as reported by its broker.
 
     Attributes:
-        uuid: of the attempt to offload it.
+        uuid: of the offload attempt.
         length: payload bytes.
-        created_ms: ms since 1970 UTC; ``None``: the broker doesn't say.
+        created_ms: ms since 1970 UTC; ``None``: not reported.
     """
 
     uuid: UUID | None
@@ -188,35 +188,37 @@ class BrokerFacts:
 
 
 def require_same_ledger(stream: str, standing: LedgerStanding, facts: BrokerFacts) -> None:
-    """Compares what both sides know of a ledger.
+    """Compare the broker's facts of a ledger with the manifest.
 
-    The length is compared when every entry is in the cold tier, as it is known only then.
+    The length is compared only when every entry is in the cold tier, as it is unknown before.
 
     Raises:
-        LedgerMismatch: they differ; names both.
+        LedgerMismatch: they differ; the error names both values.
     """
     last, created_ms = standing.last, standing.created_ms
     found = ""
     if facts.entries != facts.last + 1:
-        found = f"the broker's has {facts.entries} entries up to {facts.last}"
+        found = f"the broker's ledger has {facts.entries} entries up to {facts.last}"
     elif standing.is_closed and last != facts.last:
-        found = f"the broker's ends at entry {facts.last}, the manifest's at {last}"
+        found = f"the broker's ledger ends at entry {facts.last}, the manifest's at {last}"
     elif created_ms is not None and facts.created_ms is not None and created_ms != facts.created_ms:
-        found = f"the broker's was opened at {facts.created_ms} ms, the manifest's at {created_ms} ms"
+        found = f"the broker's ledger was opened at {facts.created_ms} ms, the manifest's at {created_ms} ms"
     elif (reached := _reached(standing)) > facts.last:
-        found = f"the broker's ends at entry {facts.last}, and the cold tier has entry {reached}"
+        found = f"the broker's ledger ends at entry {facts.last}, but the cold tier has entry {reached}"
     if found:
         raise LedgerMismatch(
-            f"stream {stream}, ledger {standing.ledger_id}: the broker's isn't the one in the cold tier: {found}",
-            hint="does this store belong to another cluster?",
+            f"stream {stream}, ledger {standing.ledger_id}: the broker's ledger differs from the one in the cold "
+            f"tier: {found}",
+            hint="check whether this store belongs to another cluster",
         )
     require_same_uuid(stream, standing, facts.uuid)
     if standing.is_whole and not standing.first and standing.payload_bytes != facts.length:
         raise LedgerMismatch(
-            f"stream {stream}, ledger {standing.ledger_id}: the broker's {facts.entries} entries have {facts.length} "
-            f"bytes, those in the cold tier {standing.payload_bytes}",
-            hint="brokers that add entry metadata need exposingBrokerEntryMetadataToClientEnabled = true, or the cold "
-            "tier gets entries without it; else: does this store belong to another cluster?",
+            f"stream {stream}, ledger {standing.ledger_id}: the broker's {facts.entries} entries have "
+            f"{facts.length} bytes, those in the cold tier have {standing.payload_bytes}",
+            hint="if the brokers add entry metadata, set exposingBrokerEntryMetadataToClientEnabled = true, or the "
+            "cold tier receives entries without it; otherwise check whether this store belongs to another "
+            "cluster",
         )
 
 
@@ -228,12 +230,12 @@ def _reached(standing: LedgerStanding) -> int:
 
 
 def adopted_uuid(standing: LedgerStanding) -> UUID | None:
-    """The attempt in which Pulsar's own offloader wrote the ledger's objects; ``None``: they are ours."""
+    """The attempt in which Pulsar's own offloader wrote the ledger's objects; ``None``: offloader wrote them."""
     return next((each.uuid for each in standing.records if is_at_root(each.driver)), None)
 
 
 def next_ledger(state: ManifestState, ledger_id: int) -> int | None:
-    """The next ledger with entries, if the manifest knows its end and all of it is committed."""
+    """The next ledger with entries, if the manifest records its end and all of it is committed."""
     following = state.closed_ledgers.next_with_entries(ledger_id)
     end = state.committed_end()
     if following is None or end is None or Position(following, state.closed_ledgers[following]) > end:
@@ -242,41 +244,41 @@ def next_ledger(state: ManifestState, ledger_id: int) -> int | None:
 
 
 def require_same_uuid(stream: str, standing: LedgerStanding, uuid: UUID | None) -> None:
-    """Compares the broker's uuid with that of objects which Pulsar's own offloader wrote for the ledger.
+    """Compare the broker's uuid with that of the objects that Pulsar's own offloader wrote for the ledger.
 
-    Our own objects are shared by all attempts, whatever their uuid.
+    All attempts share the objects that offloader wrote, whatever their uuid.
 
     Raises:
-        LedgerMismatch: it is another one.
+        LedgerMismatch: the uuids differ.
     """
     own = adopted_uuid(standing)
     if uuid is not None and own is not None and uuid != own:
         raise LedgerMismatch(
-            f"stream {stream}, ledger {standing.ledger_id}: attempt {uuid} is asked for, {own} was adopted",
-            hint="does this store belong to another cluster?",
+            f"stream {stream}, ledger {standing.ledger_id}: requested attempt {uuid}, but imported attempt {own}",
+            hint="check whether this store belongs to another cluster",
         )
 
 
 def require_whole(stream: str, standing: LedgerStanding) -> None:
-    """Raises ``LedgerIncomplete``: an entry isn't in the cold tier."""
+    """Raise ``LedgerIncomplete`` if an entry is not in the cold tier."""
     if standing.is_whole:
         return
     holes = standing.holes or standing.missing
     named = ", ".join(f"{low}..{high}" for low, high in holes[:RUNS_NAMED_MAX])
-    why = "aren't there" if standing.holes else "are recorded as a gap"
+    why = "are missing" if standing.holes else "are recorded as a gap"
     raise LedgerIncomplete(
-        f"stream {stream}, ledger {standing.ledger_id}: entries {named} {why} ({count_of(holes)} in all)",
-        hint="an offload by the broker completes it; nothing is skipped",
+        f"stream {stream}, ledger {standing.ledger_id}: entries {named} {why} ({count_of(holes)} in total)",
+        hint="offload the ledger from the broker to complete it; missing entries are not skipped",
     )
 
 
 Int64s = NDArray[np.int64]
 
-#: Payload bytes of a chunk; a larger block or entry is a chunk of its own.
+#: Payload bytes of a chunk; a larger block or entry is a separate chunk.
 CHUNK_BYTES = 4 * 1024 * 1024
-#: A plain block of another writer is fetched directly up to this length; longer ones are cut by entry ids.
+#: A plain block of another writer is fetched directly up to this length; longer blocks are split by entry ids.
 PLAIN_BLOCK_BYTES_MAX = 2 * CHUNK_BYTES
-#: In ``Parts.object``: only the sidecar can give these entries.
+#: In ``Parts.object``: only the sidecar can provide these entries.
 NO_OBJECT = -1
 
 
@@ -286,7 +288,7 @@ class Parts:
 
     Attributes:
         first, last: ids of the first and the last entry.
-        payload_bytes: of the entries; estimated where the index of another writer doesn't tell.
+        payload_bytes: of the entries; estimated if another writer's index does not record it.
         object: number of the object, or ``NO_OBJECT``.
         start, stop: of the block in the object, ``stop`` excluded; 0 without an object.
         crc32c: of these bytes, or ``CRC_UNKNOWN``.
@@ -304,12 +306,12 @@ class Parts:
         return len(self.first)
 
     def rows(self, chosen: slice | NDArray[Any]) -> Parts:
-        """Some of them."""
+        """The chosen rows."""
         return Parts(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     @classmethod
     def joined(cls, parts: Sequence[Parts]) -> Parts:
-        """All of them, in the order of their entries."""
+        """All rows, in the order of their entries."""
         found = cls(*(np.concatenate([getattr(each, one.name) for each in parts]) for one in fields(cls)))
         return found.rows(np.argsort(found.first, kind="stable"))
 
@@ -318,7 +320,7 @@ def segment_parts(record: SegmentRecord, segment_map: SegmentMap, ledger_id: int
     """A ledger's blocks in a segment.
 
     Args:
-        number: of its data object, ``NO_OBJECT`` if nobody else can read it.
+        number: of its data object, ``NO_OBJECT`` if only the sidecar can read it.
     """
     span = span_of(record, ledger_id)
     assert span is not None, "a record of the standing has entries of the ledger"
@@ -333,7 +335,7 @@ def segment_parts(record: SegmentRecord, segment_map: SegmentMap, ledger_id: int
     else:
         last = np.append(first[1:] - 1, high)
         payload = _shares(span.payload_bytes, np.maximum(length - BLOCK_HEADER_BYTES, 1))
-        # Pulsar's V1 index names every block, and nothing else.
+        # Pulsar's V1 index lists every block, and nothing else.
         is_direct = (length <= PLAIN_BLOCK_BYTES_MAX) & (segment_map.layout is Layout.V1)
     start = blocks.offset[numbers]
     return Parts(
@@ -354,7 +356,7 @@ def fill_parts(state: ManifestState, fill: GapFilled) -> Parts:
 
 
 def truncated_part(standing: LedgerStanding, known_bytes: int) -> Parts:
-    """The entries before the stream's start position; asking for them is an error.
+    """The entries before the stream's start position, which can't be read.
 
     Args:
         known_bytes: of all others.
@@ -364,7 +366,7 @@ def truncated_part(standing: LedgerStanding, known_bytes: int) -> Parts:
 
 
 def cut_at(parts: Parts, first: int) -> Parts:
-    """The parts from an entry on; a block that it cuts can't be fetched as a whole."""
+    """The parts from an entry on; a block that this splits can't be fetched as a whole."""
     found = parts.rows(parts.last >= first)
     is_cut = found.first < first
     share = (found.last - first + 1) / np.maximum(found.last - found.first + 1, 1)
@@ -385,14 +387,14 @@ def _without_object(first: Int64s, last: Int64s, payload_bytes: Int64s) -> Parts
 
 
 def _shares(total: int, weights: Int64s) -> Int64s:
-    """``total`` divided by weights, without a rest."""
+    """``total`` divided in proportion to the weights, without a remainder."""
     ends = np.cumsum(weights, dtype=np.float64)
     bounds = np.rint(ends / ends[-1] * total).astype(np.int64) if len(ends) else np.zeros(0, np.int64)
     return np.diff(bounds, prepend=0)
 
 
 def split_large(parts: Parts, bytes_max: int = CHUNK_BYTES) -> Parts:
-    """The same parts; those without an object are cut by entry ids where they are larger than a chunk."""
+    """The same parts; those without an object are split by entry ids if they are larger than a chunk."""
     entries = parts.last - parts.first + 1
     count = np.where(parts.object == NO_OBJECT, -(-parts.payload_bytes // bytes_max), 1)
     count = np.clip(count, 1, entries)
@@ -421,8 +423,8 @@ class Chunk:
     Attributes:
         payload_bytes: of the entries, estimated as in ``Parts``.
         object: number of the object, or ``NO_OBJECT``.
-        start, stop: the bytes of whole blocks there.
-        blocks: start, stop, CRC-32C (``None``: not known) and first entry of each block.
+        start, stop: the bytes of its whole blocks in the object.
+        blocks: start, stop, CRC-32C (``None``: unknown) and first entry of each block.
     """
 
     first: int
@@ -435,11 +437,11 @@ class Chunk:
 
 
 def chunks_of(parts: Parts, bytes_max: int = CHUNK_BYTES) -> list[Chunk]:
-    """The chunks of a ledger, each of at most ``bytes_max`` payload bytes or of one part."""
+    """The chunks of a ledger, each with at most ``bytes_max`` payload bytes or one part."""
     ends = np.cumsum(parts.payload_bytes)
     is_other = (parts.object[1:] != parts.object[:-1]) | (parts.start[1:] != parts.stop[:-1])
     is_direct = parts.object != NO_OBJECT
-    # Where a chunk of whole blocks has to end, and where one becomes the sidecar's.
+    # Rows where a chunk of whole blocks must end, and where a sidecar chunk begins.
     cuts = np.flatnonzero(is_other & is_direct[1:] & is_direct[:-1]) + 1
     indirect = np.flatnonzero(~is_direct)
     found, start = [], 0
@@ -455,7 +457,7 @@ def chunks_of(parts: Parts, bytes_max: int = CHUNK_BYTES) -> list[Chunk]:
 
 
 def _next(rows: NDArray[np.intp], start: int, end: int) -> int:
-    """The first of ``rows``, which ascend, from ``start`` on; ``end``: there is none."""
+    """The first of ``rows``, which ascend, at or after ``start``; ``end`` if there is none."""
     at = int(np.searchsorted(rows, start))
     return int(rows[at]) if at < len(rows) else end
 
@@ -472,15 +474,16 @@ def _chunk(parts: Parts, start: int, stop: int, payload_bytes: int, *, is_whole:
 
 
 def require_contiguous(stream: str, standing: LedgerStanding, parts: Parts) -> None:
-    """Raises ``LedgerIncomplete``: the indexes don't have what the manifest says."""
+    """Raise ``LedgerIncomplete`` if the indexes lack entries that the manifest records."""
     expected = np.append(0, parts.last[:-1] + 1) if len(parts) else np.zeros(0, np.int64)
     wrong = np.flatnonzero(parts.first != expected)
     end = int(parts.last[-1]) if len(parts) else -1
     if len(wrong) or end != standing.last:
         at = f"before {parts.first[wrong[0]]}" if len(wrong) else f"after {end}"
         raise LedgerIncomplete(
-            f"stream {stream}, ledger {standing.ledger_id}: its indexes have a hole {at}; it ends at {standing.last}",
-            hint="`offloader verify` names the damaged segment; nothing is skipped",
+            f"stream {stream}, ledger {standing.ledger_id}: its indexes have a hole {at}; the ledger ends at "
+            f"{standing.last}",
+            hint="run `offloader verify` to find the damaged segment; missing entries are not skipped",
         )
 
 
@@ -490,7 +493,7 @@ def ledger_chunks(
     """The chunks of a ledger, ids from 0 to its last entry.
 
     Args:
-        standing: a whole ledger's.
+        standing: of a whole ledger.
         maps: the indexes of ``standing.records``.
         numbers: of their data objects, or ``NO_OBJECT``.
 
@@ -505,5 +508,5 @@ def ledger_chunks(
     parts = cut_at(Parts.joined(held), standing.first)
     before = truncated_part(standing, int(parts.payload_bytes.sum())) if standing.first else parts.rows(slice(0))
     require_contiguous(state.stream, standing, Parts.joined([before, parts]))
-    # A chunk of its own: nobody gets it, and everybody the others.
+    # A separate chunk, so that the truncated entries don't make others unreadable.
     return [*chunks_of(before), *chunks_of(split_large(parts))]

@@ -1,4 +1,4 @@
-"""Reads of streams by name: a topic with partitions is read as one, all partitions merged by publish time."""
+"""Open readers of streams by name: a partitioned topic is read as one stream, merged by publish time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.times import moment_ms
 
-#: Partitions that one reader merges; each has requests in flight of its own.
+#: Partitions that one reader merges; each has its own requests in flight.
 PARTITIONS_READ_MAX = 256
 #: Smallest request of a reader that shares its bytes in flight with others.
 _REQUEST_BYTES_MIN = 1024 * 1024
@@ -54,23 +54,23 @@ def open_reader(
     """Open a reader of a stream, or of all partitions of a topic (a ``TopicReader``), at the current manifest.
 
     Args:
-        stream: the stream's name or its topic's, ``persistent://tenant/ns/topic``. Where no such stream exists and
-            ``<name>-partition-0``, ``-1``, ... do, all of these.
+        stream: the stream's name or its topic's, ``persistent://tenant/ns/topic``. If that stream does not exist and
+            ``<name>-partition-0``, ``-1``, ... do, all of these partitions.
         source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
-            the stream ends at the committed end. Of one stream; each read compares it with the manifest.
-        state: a view of the manifest to pin instead of the newest one. Of one stream.
-        cache: for single reads; default: the process's, which all readers share.
+            the stream ends at the committed end. Only for a single stream; each read compares it with the manifest.
+        state: a view of the manifest to pin instead of the newest one. Only for a single stream.
+        cache: for single reads; default: the process's cache, which all readers share.
         executor: a thread pool to use instead of own threads.
-        on_missing: ``skip`` leaves out segments that miss an object, and lists them in ``Reader.skipped``.
-        lease_seconds: a lease protects this reader's view from cleanup; reads renew it and closing the reader ends it.
-            0: none. The store must be open for writing.
-        clock: renews it.
+        on_missing: ``skip`` leaves out segments with a missing object, and lists them in ``Reader.skipped``.
+        lease_seconds: duration of a lease that protects this reader's view from cleanup; reads renew it and closing the
+            reader ends it. 0: no lease. The store must be open for writing.
+        clock: for the renewal of the lease.
 
     Raises:
-        NotFound: no such stream (the hint names similar ones), or no such bucket or directory.
-        InvalidCall: not a stream's name, or a topic with more than ``PARTITIONS_READ_MAX`` partitions.
+        NotFound: the stream, bucket or directory does not exist (the hint names similar streams).
+        InvalidCall: an invalid stream name, or a topic with more than ``PARTITIONS_READ_MAX`` partitions.
         Corrupt: the manifest is damaged.
-        SourceMismatch: by reads: the hot tier isn't the one that the manifest knows.
+        SourceMismatch: raised by reads: the hot tier is not the one that the manifest records.
     """
     opened = partial(
         open_stream_reader,
@@ -99,7 +99,7 @@ def open_topic(
     opened: Callable[[str, ReadSettings], Reader],
     settings: ReadSettings | None = None,
 ) -> TopicReader:
-    """A reader of some partitions, which share the bytes in flight and ahead of the settings.
+    """A reader of some partitions, which share the settings' limits on bytes in flight and read ahead.
 
     Args:
         opened: opens the reader of one stream.
@@ -109,8 +109,8 @@ def open_topic(
     """
     if len(partitions) > PARTITIONS_READ_MAX:
         raise InvalidCall(
-            f"topic {topic} has {len(partitions)} partitions, and at most {PARTITIONS_READ_MAX} are read as one",
-            hint=f"read one of them: {next(iter(partitions.values()))}",
+            f"topic {topic} has {len(partitions)} partitions; at most {PARTITIONS_READ_MAX} can be read as one stream",
+            hint=f"read a single partition, for example {next(iter(partitions.values()))}",
         )
     chosen = settings or ReadSettings()
     at_once = max(chosen.requests_in_flight_max // len(partitions), 1)
@@ -134,10 +134,10 @@ def open_topic(
 class TopicReader(Reader):
     """Reads all partitions of a topic; see ``open_reader``. Thread-safe.
 
-    A position is of one partition: methods that take or return one raise ``InvalidCall``. Times are of all.
+    A position belongs to one partition: methods that take or return one raise ``InvalidCall``. Times apply to all.
 
     Attributes:
-        partitions: number -> the partition's own reader.
+        partitions: number -> reader of the partition.
     """
 
     def __init__(self, topic: str, partitions: Mapping[int, Reader]) -> None:
@@ -151,7 +151,7 @@ class TopicReader(Reader):
 
     @property
     def first_position(self) -> Position | None:
-        """Refused: a position is of one partition."""
+        """Always raises ``InvalidCall``: a position belongs to one partition."""
         raise self._of_one_partition()
 
     last_position = first_position
@@ -166,27 +166,27 @@ class TopicReader(Reader):
         return [record for reader in self.partitions.values() for record in reader.segments()]
 
     def refresh(self, hot_of: Callable[[ManifestState], ReadableLedgers | None] | None = None) -> TopicReader:
-        """A reader of the same partitions at their current manifests. Args as of ``Reader``."""
+        """A reader of the same partitions at their current manifests. Arguments as for ``Reader``."""
         return TopicReader(self.stream, {number: each.refresh(hot_of) for number, each in self.partitions.items()})
 
     @property
     def has_hot_tier(self) -> bool:
-        """Whether entries of a partition that aren't offloaded yet are read as well."""
+        """Whether entries of a partition that aren't offloaded yet are also read."""
         return any(reader.has_hot_tier for reader in self.partitions.values())
 
     def _require_open(self) -> None:
-        raise self._of_one_partition()  # of every inherited method, which takes or returns a position
+        raise self._of_one_partition()  # for every inherited method that takes or returns a position
 
     def scan(
         self, start: Position | None = None, end: Position | None = None, batch_bytes: int | None = None
     ) -> Generator[EntryBatch, None, None]:
-        """All entries of all partitions, merged by publish time; without positions."""
+        """All entries of all partitions, merged by publish time; does not accept positions."""
         if start is not None or end is not None:
             raise self._of_one_partition()
         return _only_batches(merge_published([r.scan(batch_bytes=batch_bytes) for r in self.partitions.values()]))
 
     def count(self, first: Position | None = None, last: Position | None = None) -> int:
-        """Number of entries of all partitions; without positions."""
+        """Number of entries of all partitions; does not accept positions."""
         if first is not None or last is not None:
             raise self._of_one_partition()
         return sum(reader.count() for reader in self.partitions.values())
@@ -195,14 +195,14 @@ class TopicReader(Reader):
         self, start: _Moment | None = None, end: _Moment | None = None
     ) -> Generator[EntryBatch, None, None]:
         """All entries of all partitions, from ``start`` to before ``end``, merged by publish time."""
-        # Once, so that "-1h" is one time.
+        # Convert once, so that "-1h" is the same time for all.
         ends = [None if each is None else moment_ms(each, what="publish time") for each in (start, end)]
         return _only_batches(merge_published([r.scan_published(*ends) for r in self.partitions.values()]))
 
     def _of_one_partition(self) -> InvalidCall:
         return InvalidCall(
-            f"{self.stream} has {len(self.partitions)} partitions, and a position is of one",
-            hint=f"use times, or read one of them: {next(iter(self.partitions.values())).stream}",
+            f"{self.stream} has {len(self.partitions)} partitions, but a position belongs to a single partition",
+            hint=f"use times, or read a single partition: {next(iter(self.partitions.values())).stream}",
         )
 
 
@@ -213,10 +213,10 @@ def _only_batches(merged: Generator[tuple[int, EntryBatch], None, None]) -> Gene
 
 
 def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[int, EntryBatch], None, None]:
-    """Merges scans of several streams by publish time; each keeps its own order.
+    """Merge scans of several streams by publish time; each keeps its order.
 
-    An entry that was published before an earlier one of its stream, or at an unknown time, comes directly after that
-    one. Of equal times the first scan's come first. Closes the scans that can be closed.
+    An entry that was published before an earlier entry of its stream, or at an unknown time, directly follows that
+    entry. For equal times, the first scan's entries come first. Closes the scans that can be closed.
 
     Yields:
         the number of the scan, and entries of it.
@@ -250,14 +250,15 @@ def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[in
 
 
 def timed_batch(scan: Iterator[EntryBatch], after_ms: int) -> tuple[EntryBatch, NDArray[np.int64]] | None:
-    """The next entries of a scan, and their times, none below ``after_ms`` or an earlier one."""
+    """The next entries of a scan, and their times, none below ``after_ms`` or the time of an earlier entry."""
     for batch in scan:
         if len(batch):
             return batch, np.maximum.accumulate(np.maximum(publish_times_ms(batch), after_ms))
     return None
 
 
-#: Seconds between polls: the first, and the longest after polls without news, of the manifest alone or with a hot tier.
+#: Seconds between polls: the first, and the longest after polls without news, for the manifest alone and with a hot
+#: tier.
 WAIT_S_MIN, WAIT_S_MAX, HOT_WAIT_S_MAX = 0.5, 10.0, 1.0
 
 
@@ -269,16 +270,16 @@ def follow_all(
     stop: threading.Event,
     refreshed: Callable[[Reader], Reader] = Reader.refresh,
 ) -> Generator[tuple[int, EntryBatch], None, None]:
-    """All entries of streams from ``starts``, including future ones, each stream's in order and once.
+    """All entries of streams from ``starts``, including future ones: each stream's entries in order, once.
 
-    What is readable is merged by publish time, then what comes. Polls after 0.5 s, doubling each time without news: at
-    most every 10 s, with a hot tier at most every second. Where a hot tier is lost (``HotTierLost``), it goes on after
-    the last entry that came out of each stream.
+    Existing entries are merged by publish time; new entries follow. Polls after 0.5 s, doubling each time without news:
+    at most every 10 s, with a hot tier at most every second. When a hot tier is lost (``HotTierLost``), resumes after
+    the last yielded entry of each stream.
 
     Args:
         starts: ``None``: the stream's first readable entry, present or future.
         stop: ends the iteration when set.
-        refreshed: the reader for the next look, which may have another hot tier, or none.
+        refreshed: returns the reader for the next poll, which may have another hot tier, or none.
 
     Yields:
         the number of the reader, and entries of its stream.
@@ -318,7 +319,7 @@ def follow_all(
 
 
 def kept_begin(reader: Reader, begin: Position | None) -> Position | None:
-    """Where to go on at ``begin``: at the stream's first entry if all before it was deleted, and nothing unread."""
+    """Where to resume at ``begin``: the stream's first entry if all earlier entries were deleted and none is unread."""
     first = reader.first_position
     if begin is None or first is None or first <= begin or is_lost_between(reader.state, begin.previous(), first):
         return begin
@@ -326,7 +327,7 @@ def kept_begin(reader: Reader, begin: Position | None) -> Position | None:
 
 
 def next_begin(reader: Reader, begin: Position | None, last: Position | None) -> Position | None:
-    """Where a stream goes on after a look that ended at ``last``; ``begin``: after the last entry that came out.
+    """Where a stream resumes after a poll that ended at ``last``; ``begin``: after the last yielded entry.
 
     A manifest proves that no entry lies between the two. A hot tier that is read over HTTP may only not have returned
     one yet.

@@ -1,4 +1,4 @@
-"""Ranges of a stream: what is readable, what an export writes at once, and what retention took before an export."""
+"""Ranges of a stream: the readable range, ranges for exports, and entries that retention deleted before an export."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _T = TypeVar("_T")
 
 
 def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
-    """First and last readable position; ``None`` when nothing is readable.
+    """First and last readable position; ``None`` when there is no readable entry.
 
-    Source: spec of the manifest, "committed end": entries after the longest prefix of offloaded ranges and recorded
-    gaps aren't readable yet, even in an offloaded segment.
+    Entries after the committed end (the longest prefix of offloaded ranges and recorded gaps) are not readable yet,
+    even in an offloaded segment.
     """
     first, last = state.first_position(), state.committed_end()
     return None if first is None or last is None or first > last else (first, last)
 
 
 def readable_segments(state: ManifestState) -> SegmentSlice:
-    """Offloaded segments with readable entries, in the stream's order."""
+    """Offloaded segments with readable entries, in stream order."""
     ends = whole_range(state)
     return state.offloaded()[:0] if ends is None else state.offloaded(*ends)
 
 
 def segments_between(segments: SegmentSlice, first: Position, last: Position) -> SegmentSlice:
-    """Those of ``segments`` that may hold positions of ``first`` .. ``last``.
+    """The segments that may hold positions of ``first`` .. ``last``.
 
     Args:
-        segments: offloaded ones in the stream's order; as ranges never overlap, their ends are in order too.
+        segments: offloaded segments in stream order; as ranges never overlap, their ends are also in order.
         first, last: both included.
     """
     start = bisect_left(segments, first, key=attrgetter("end"))
@@ -45,7 +45,7 @@ def segments_between(segments: SegmentSlice, first: Position, last: Position) ->
 
 
 def grouped(items: Iterable[_T], size_of: Callable[[_T], int], size_max: int) -> Iterator[list[_T]]:
-    """Neighbours together, up to ``size_max`` in all; a larger item is alone."""
+    """Adjacent items in groups of at most ``size_max``; a larger item is a separate group."""
     group, size = list[_T](), 0
     for each in items:
         own = size_of(each)
@@ -60,7 +60,7 @@ def grouped(items: Iterable[_T], size_of: Callable[[_T], int], size_max: int) ->
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """Positions to export together, inclusive; ``entries`` is ``None`` if the manifest doesn't have the number."""
+    """Positions to export together, inclusive; ``entries`` is ``None`` if the manifest does not record the number."""
 
     first: Position
     last: Position
@@ -68,7 +68,7 @@ class PlannedRange:
 
 
 def planned_ranges(state: ManifestState, after: Position | None, range_bytes: int) -> Iterator[PlannedRange]:
-    """The readable part after a position, split at segments' ends, each of ``range_bytes`` of data objects at most."""
+    """The readable part after a position, split at segment ends, each with at most ``range_bytes`` of data objects."""
     if (ends := whole_range(state)) is None:
         return
     first, last = ends if after is None else (max(ends[0], after.next()), ends[1])
@@ -81,7 +81,7 @@ def planned_ranges(state: ManifestState, after: Position | None, range_bytes: in
 
 
 def is_lost_between(state: ManifestState, reached: Position, first: Position) -> bool:
-    """Whether entries may have been between ``reached`` and ``first``, but for those of recorded gaps."""
+    """Whether entries may be lost between ``reached`` and ``first``, other than those of recorded gaps."""
     gaps = ((gap.first, gap.last) for gap in state.gaps if gap.last > reached)
     return any(holes(reached, gaps, state.closed_ledgers, until=first))
 
@@ -90,26 +90,27 @@ def is_lost_after(state: ManifestState, incarnation: str, last: Position, *, exp
     """Whether entries between the last exported and the first readable position may have been deleted.
 
     Args:
-        incarnation, last: of the stream that was exported, and where the export ended.
-        exported_to: where to, for the errors.
-        skip_lost: return it instead of raising ``Trimmed``.
+        incarnation, last: of the exported stream, and the last exported position.
+        exported_to: the export's destination, for errors.
+        skip_lost: return the result instead of raising ``Trimmed``.
 
     Raises:
-        InvalidCall: the stream was deleted and made anew.
+        InvalidCall: the stream was deleted and recreated.
         Trimmed: entries were deleted before their export.
     """
     if incarnation != str(state.incarnation):
         raise InvalidCall(
-            f"stream {state.stream} was deleted and made anew since its export to {exported_to}",
-            hint="export it to a new place",
+            f"stream {state.stream} was deleted and recreated since its export to {exported_to}",
+            hint="export it to a new destination",
         )
     first = state.first_position()
     if first is None or not is_lost_between(state, last, first):
         return False
     if not skip_lost:
         raise Trimmed(
-            f"stream {state.stream}: exported up to {last}, and what follows was deleted: it begins at {first}",
+            f"stream {state.stream}: exported up to {last}, but the following entries were deleted: the stream now "
+            f"begins at {first}",
             first_available=first,
-            hint=f"to go on at {first} without what was between: --skip-lost (skip_lost=True)",
+            hint=f"to continue at {first} without the deleted entries: --skip-lost (skip_lost=True)",
         )
     return True

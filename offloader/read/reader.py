@@ -1,4 +1,4 @@
-"""Read a stream by position or by time: one entry, a range, or everything, across segments and tiers; or one ledger."""
+"""Read a stream by position or by time, across segments and tiers, or read one ledger."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Entries in the stream's order. A range may have several ledgers, an ``EntryBatch`` has one: this holds batches.
+    """Entries in stream order, as batches: a range may span several ledgers, an ``EntryBatch`` has one.
 
     Attributes:
         batches: none of them empty, ascending.
@@ -93,11 +93,11 @@ class Entries:
         return pa.Table.from_batches(parts)
 
 
-#: Of an empty view of a stream that doesn't exist.
+#: For an empty view of a stream that does not exist.
 NO_INCARNATION = UUID(int=0)
-#: Stream names suggested by an error about an unknown stream.
+#: Number of stream names suggested in an error about an unknown stream.
 SUGGESTIONS_MAX = 3
-#: Entries of a batch that decide whether they are Pulsar's.
+#: Number of entries of a batch that decide whether the entries are Pulsar's.
 FOREIGN_ENTRIES_MAX = 100
 
 
@@ -114,8 +114,8 @@ def load_stream(
     of raising ``NotFound``.
 
     Raises:
-        NotFound: no such stream, or it was deleted.
-        InvalidCall: not a stream's name.
+        NotFound: the stream does not exist, or was deleted.
+        InvalidCall: an invalid stream name.
         Corrupt: the manifest is damaged.
     """
     stream = stream_name(stream)
@@ -127,11 +127,11 @@ def load_stream(
         named = resolve_name(stream, partition_streams(store, stream).values())
         if named.partitions:
             raise NotFound(
-                f"{stream} is a topic with {len(named.partitions)} partitions, and this is about one stream",
+                f"{stream} is a topic with {len(named.partitions)} partitions, but a single stream is required",
                 hint=f"name {named.some()}",
             ) from error
         similar = difflib.get_close_matches(stream, list_streams(store), n=SUGGESTIONS_MAX)
-        hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "run `offloader ls` to list the streams"
         raise NotFound(f"stream {stream} isn't in {store.url}", hint=hint) from error
     if state.stream_deleted:
         raise NotFound(f"stream {stream} in {store.url} was deleted")
@@ -139,10 +139,10 @@ def load_stream(
 
 
 def load_of_source(store: ObjectStore, stream: str, source: ReadableLedgers | None) -> ManifestState:
-    """As ``load_stream`` for a reader of both tiers: an empty view where nothing was offloaded yet.
+    """As ``load_stream`` for a reader of both tiers: an empty view if nothing is offloaded yet.
 
     Raises:
-        StoreMismatch: the store lacks what the hot tier has noted.
+        StoreMismatch: the store lacks data that the hot tier has recorded as offloaded.
         Corrupt: as ``load_stream``; or only the catalogue entry is missing.
     """
     noted = noted_by(source)
@@ -155,13 +155,13 @@ def load_of_source(store: ObjectStore, stream: str, source: ReadableLedgers | No
 
 
 def existing_streams(store: ObjectStore, given: str) -> NamedStreams:
-    """As ``named_streams``, of a stream or a topic that exists.
+    """As ``named_streams``, for an existing stream or topic.
 
-    A stream whose catalogue entry can't be read exists.
+    A stream with an unreadable catalogue entry exists.
 
     Raises:
-        NotFound: no such stream, with similar names in the hint.
-        InvalidCall: no name of a stream or of a persistent topic.
+        NotFound: the stream does not exist; similar names are in the hint.
+        InvalidCall: not the name of a stream or of a persistent topic.
     """
     named = named_streams(store, given)
     with suppress(Corrupt, Unsupported):
@@ -183,11 +183,11 @@ def open_stream_reader(
     lease_seconds: int = 0,
     clock: Clock | None = None,
 ) -> Reader:
-    """Open a reader of one stream; arguments and errors as of ``offloader.open_reader``, which also opens topics."""
+    """Open a reader of one stream; arguments and errors as for ``offloader.open_reader``, which also opens topics."""
     require_open_store(store)
     if lease_seconds and state is not None:
         raise InvalidCall(
-            f"stream {stream}: a lease protects only what is loaded after it was written", hint="leave out the state"
+            f"stream {stream}: a lease only protects a view that is loaded after the lease", hint="omit the state"
         )
     stream = stream_name(stream)
     lease = take_lease(store, stream, lease_seconds, clock=clock or SystemClock()) if lease_seconds else None
@@ -217,7 +217,9 @@ def require_inside(
         BeyondEnd: ``last`` or ``first`` is after the end.
     """
     if first is not None and last is not None and last < first:
-        raise InvalidCall(f"stream {state.stream}: {first}..{last} ends before it begins", hint="swap the two")
+        raise InvalidCall(
+            f"stream {state.stream}: {first}..{last} ends before it begins", hint="swap the two positions"
+        )
     if ends is None:
         raise BeyondEnd(f"stream {state.stream} has no readable entries", last_available=None)
     begin, end = ends
@@ -248,7 +250,7 @@ def _first_of(source: ReadableLedgers, head: Position | None) -> Position | None
 class Reader:
     """Reads one stream; see ``offloader.open_reader``. Thread-safe and stateless.
 
-    Holds no threads and no connections of its own between reads: closing it only makes later calls fail.
+    Between reads it holds no threads and no connections: closing it only makes later calls fail.
     """
 
     def __init__(
@@ -267,7 +269,7 @@ class Reader:
         self._source = None if source is None else CheckedLedgers(source, lambda: state)
         self._skipped = skipped
         self._lease = lease
-        #: Whether entries that both tiers have are read from the hot one.
+        #: Whether entries that both tiers hold are read from the hot tier.
         self._prefers_hot = source is not None and fetcher.settings.read_priority == "bookkeeper-first"
         self._cold = ColdTier(fetcher, state, skipped)
         self._closed = False
@@ -295,14 +297,14 @@ class Reader:
 
     @property
     def last_position(self) -> Position | None:
-        """The last readable position: the committed end, with a hot tier its last entry; ``None``: no entry."""
+        """The last readable position: the committed end, or the last entry of the hot tier; ``None``: no entry."""
         hot = None if self._source is None else newest_listed(self._source.ledgers())
         cold = None if self._cold.ends is None else self._cold.ends[1]
         return newest(hot, cold)
 
     @property
     def has_hot_tier(self) -> bool:
-        """Whether entries that aren't offloaded yet are read as well."""
+        """Whether entries that aren't offloaded yet are also read."""
         return self._source is not None
 
     @property
@@ -311,14 +313,14 @@ class Reader:
         return dict(self._skipped or {})
 
     def segments(self) -> list[SegmentRecord]:
-        """The offloaded segments with readable entries, in the stream's order."""
+        """The offloaded segments with readable entries, in stream order."""
         return list(self._cold.segments)
 
     def refresh(self, hot_of: Callable[[ManifestState], ReadableLedgers | None] | None = None) -> Reader:
         """A reader of the same stream at its current manifest, with its own lease; shares cache and threads.
 
         Args:
-            hot_of: the hot tier by that manifest; default: the same one.
+            hot_of: returns the hot tier for that manifest; default: the same one.
         """
         self._require_open()
         lease = None if self._lease is None else self._lease.another()
@@ -335,7 +337,7 @@ class Reader:
             InvalidCall: ``last`` is before ``first``.
             Trimmed: ``first`` is before the stream's beginning.
             BeyondEnd: ``last`` is after the last readable entry.
-            Corrupt, ObjectMissing, ObjectChanged, StoreUnavailable: the store's objects or the store are damaged.
+            Corrupt, ObjectMissing, ObjectChanged, StoreUnavailable: objects are damaged, or the store is unavailable.
         """
         self._checked_range(first, last)
         ends, batches = self._cold.ends, None
@@ -350,15 +352,16 @@ class Reader:
     ) -> Generator[EntryBatch, None, None]:
         """All entries from ``start`` to ``end``, both included, in order; recorded gaps are skipped.
 
-        Blocks are prefetched in parallel and bypass the cache. Stop early by closing the iterator.
+        Blocks are prefetched in parallel and bypass the cache. Close the iterator to stop early.
 
         Args:
             start: default: the first position.
             end: default: the last position at the time of this call.
-            batch_bytes: most payload bytes of one batch (a larger entry is returned alone); default: from the settings.
+            batch_bytes: maximum payload bytes of one batch (a larger entry is a separate batch); default: from the
+                settings.
 
         Raises:
-            as ``read``: for the arguments at once, for the data when it is reached.
+            as ``read``: for the arguments immediately, for the data when the iteration reaches it.
         """
         ends = self._checked_range(start, end)
         return _sliced(() if ends is None else self._all(*ends), batch_bytes or self._fetcher.settings.batch_bytes)
@@ -386,7 +389,7 @@ class Reader:
     def position_at(self, publish_time_ms: int | str | datetime) -> Position | None:
         """Earliest position whose publish time is ``publish_time_ms`` or later; ``None`` when there is none.
 
-        Publish times needn't ascend. Entries without a publish time are skipped. Where segments have statistics this
+        Publish times need not ascend. Entries without a publish time are skipped. For segments with statistics this
         fetches one index and one block.
 
         Args:
@@ -407,9 +410,12 @@ class Reader:
     def scan_published(
         self, start: int | str | datetime | None = None, end: int | str | datetime | None = None
     ) -> Generator[EntryBatch, None, None]:
-        """All entries from the earliest one published at ``start`` or later up to the one before ``end``, in order.
+        """All entries of a time range, in order.
 
-        Times as of ``position_at``; default: the stream's ends. Raises as ``scan``.
+        Starts at the earliest entry published at or after ``start``, and stops before the earliest entry published at
+        or after ``end``.
+
+        Times as for ``position_at``; default: the stream's ends. Raises as ``scan``.
         """
         ends = (None if each is None else moment_ms(each, what="publish time") for each in (start, end))
         chosen = self.range_of(None, None, *ends)
@@ -422,8 +428,8 @@ class Reader:
 
         Args:
             first, last: included; ``None``: by the time, else the stream's end.
-            from_ms, to_ms: instead of ``first`` and ``last``: at the earliest entry published then or later, and before
-                the earliest one of then.
+            from_ms, to_ms: instead of ``first`` and ``last``: start at the earliest entry published at or after
+                ``from_ms``, and stop before the earliest entry published at or after ``to_ms``.
         """
         if from_ms is not None:
             first = self.position_at(from_ms)
@@ -438,7 +444,7 @@ class Reader:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise Closed(f"the reader of stream {self.stream} was closed", hint="open another one")
+            raise Closed(f"the reader of stream {self.stream} is closed", hint="open another reader")
         if self._lease is not None:
             self._lease.renew_if_due()
 
@@ -470,13 +476,13 @@ class Reader:
             yield from self._hot(self._source, first, last)
 
     def _hot(self, source: ReadableLedgers, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """Entries from the hot tier as far as it has them, the rest from the cold tier."""
+        """Entries from the hot tier as far as it holds them, the rest from the cold tier."""
         expected = first
         while expected <= last:
             batch = source.read(expected, self._fetcher.settings.batch_bytes)
             if batch is None or not self._adjoins(expected, batch.first):
-                # Either the end of a ledger, or one that the hot tier released, possibly just now. Entries are released
-                # only after the manifest has them, so a manifest loaded after this read decides.
+                # Either the end of a ledger, or a ledger that the hot tier released, possibly just now. Entries are
+                # released only after the manifest records them, so a manifest loaded after this read decides.
                 until = last if batch is None else min(last, Position(batch.ledger_id, batch.first.entry_id - 1))
                 yield from self._cold_between(expected, until)
             if batch is None:
@@ -486,13 +492,13 @@ class Reader:
             expected = batch.last.next()
 
     def _adjoins(self, expected: Position, begin: Position) -> bool:
-        """Whether nothing lies between, by the pinned manifest, which knows no ledger after its end."""
+        """Whether no entry lies between, by the pinned manifest, which has no ledger after its end."""
         ends = self._cold.ends
         is_known = ends is not None and begin <= ends[1]
         return begin == expected or (is_known and self.state.follows(expected.previous(), begin))
 
     def _cold_between(self, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """Cold-tier entries of a range that the hot tier doesn't have."""
+        """Cold-tier entries of a range that the hot tier does not hold."""
         cold = self._cold
         if cold.ends is None or last > cold.ends[1]:
             state = newest_view(self._fetcher.store, self.stream) or self.state
@@ -507,15 +513,15 @@ class Reader:
         begin = state.first_position()
         if begin is None or (position < begin and not state.follows(position.previous(), begin)):
             raise Trimmed(
-                f"stream {self.stream}: position {position} was deleted while it was read; the stream begins at "
-                f"{begin or 'nothing'} now",
+                f"stream {self.stream}: position {position} was deleted during the read; the stream now begins at "
+                f"{begin or 'nothing'}",
                 first_available=begin,
-                hint="open the stream anew",
+                hint="reopen the stream",
             )
 
 
 def _sliced(batches: Iterable[EntryBatch], batch_bytes: int) -> Generator[EntryBatch, None, None]:
-    """The same entries in batches of at most ``batch_bytes`` payload bytes; a larger entry is a batch of its own."""
+    """The same entries in batches of at most ``batch_bytes`` payload bytes; a larger entry is a separate batch."""
     for batch in batches:
         if batch.payload_bytes <= batch_bytes:
             yield batch
@@ -532,7 +538,7 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
     """The view of ``stream`` as of record ``record_id``.
 
     Raises:
-        NotFound: no such stream.
+        NotFound: the stream does not exist.
         InvalidCall: the manifest ends before that record, or a checkpoint replaced it.
         Trimmed: segments of that view were retired since.
         Corrupt: a record is damaged.
@@ -540,13 +546,13 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
     newest = load_manifest(store, stream)
     if record_id > newest.record_id:
         raise InvalidCall(
-            f"stream {stream}: the manifest ends at record {newest.record_id}, {record_id} doesn't exist yet"
+            f"stream {stream}: the manifest ends at record {newest.record_id}; record {record_id} does not exist yet"
         )
     state = load_manifest_view_at(store, newest, record_id)
     if gone := state.offloaded().not_in(newest.offloaded()):
         raise Trimmed(
-            f"stream {stream}: {len(gone)} segments of manifest record {record_id} were retired since, first "
-            f"{gone[0].uuid} ({gone[0].begin}..{gone[0].end})",
+            f"stream {stream}: {len(gone)} segments of manifest record {record_id} were retired since; the first "
+            f"is {gone[0].uuid} ({gone[0].begin}..{gone[0].end})",
             first_available=newest.first_position(),
             hint="pin a later record",
         )
@@ -554,13 +560,13 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
 
 
 def decode_messages(batch: EntryBatch, decoder: MessageDecoder, *, remedy: str) -> Iterator[pa.RecordBatch]:
-    """Messages of ``batch``: see ``MessageDecoder.decode``; ``remedy``, how to skip bad entries, is the errors' hint.
+    """Messages of ``batch``: see ``MessageDecoder.decode``. ``remedy``: the errors' hint on skipping damaged entries.
 
     Raises:
-        InvalidCall: these are no entries of Pulsar's: none of the first ones is a message, not even a damaged one.
+        InvalidCall: the entries are not Pulsar's: none of the first ones is a message, not even a damaged one.
         Corrupt: an entry is damaged.
-        LimitReached: an entry is larger, once decompressed, than the options allow.
-        Unsupported: a compression unknown to this release.
+        LimitReached: a decompressed entry exceeds the limit in the options.
+        Unsupported: this release does not know the compression.
     """
     try:
         yield from decoder.decode(batch)
@@ -572,13 +578,13 @@ def decode_messages(batch: EntryBatch, decoder: MessageDecoder, *, remedy: str) 
         if _is_foreign(batch):
             raise InvalidCall(
                 one_line(f"{error.object_name} isn't a message of Pulsar's: {error.described()}"),
-                hint=f"read the entries as they are, without decoding messages; or {remedy}",
+                hint=f"read the entries without decoding messages, or {remedy}",
             ) from error
-        raise Corrupt(str(error), hint=f"are these entries that Pulsar wrote? {remedy}") from error
+        raise Corrupt(str(error), hint=f"check that Pulsar wrote these entries, or {remedy}") from error
 
 
 def _is_foreign(entries: EntryBatch) -> bool:
-    """Whether none of the first entries is anything that Pulsar stored, not even damaged."""
+    """Whether none of the first entries was stored by Pulsar, not even a damaged one."""
     from formats.pulsar.entry import decode_frame  # protobuf, which most readers don't need
 
     for entry in entries.slice(0, min(len(entries), FOREIGN_ENTRIES_MAX)).entries():
@@ -593,12 +599,12 @@ def _is_foreign(entries: EntryBatch) -> bool:
 
 
 def published_between(batch: EntryBatch, start_ms: int | None, end_ms: int | None) -> NDArray[np.bool_]:
-    """Which entries were published in an interval, by the entry's recorded time, else by its metadata.
+    """Select the entries published in an interval, by the entry's recorded time, else by its metadata.
 
     The bounds are milliseconds since 1970 UTC, the end excluded; ``None`` = no bound.
 
     Returns:
-        bool, shape (n,); also true where the metadata is unreadable, so that damage isn't hidden.
+        bool, shape (n,); also true for unreadable metadata, so that damage is not hidden.
     """
     from formats.pulsar.messages import publish_times_ms  # protobuf and codecs, which most readers don't need
 
@@ -636,7 +642,7 @@ def read_offloaded(
     Args:
         context: names the ledger's objects: one V1 attempt (``uuid``), or V2 segments, or both.
         driver_metadata: where the objects were written; empty, or this store's.
-        stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
+        stream: determines the keys; empty: Pulsar's own layout, objects at the store's root.
 
     Raises:
         InvalidCall: the context has no complete segment, or a segment was written to another location than ``store``.
@@ -652,12 +658,12 @@ def read_offloaded(
         SegmentObjects(stream=stream, uuid=segment.uuid, at_root=is_at_root(segment.driver_metadata))
         for segment in segments
     ]
-    # A context with segments has its own uuid only if the ledger was offloaded by V1 as well.
+    # A context with segments has a separate uuid only if the ledger was also offloaded by V1.
     if context.complete and context.uuid is not None and not objects:
         at_root = is_at_root(context.driver_metadata)
         objects.append(SegmentObjects(stream=stream, uuid=context.uuid, ledger_id=ledger_id, at_root=at_root))
     if not objects:
-        raise InvalidCall(f"ledger {ledger_id}: nothing of it is offloaded completely")
+        raise InvalidCall(f"ledger {ledger_id}: no segment of it is completely offloaded")
     return ReadHandle(Fetcher(store, settings or ReadSettings()), ledger_id, objects)
 
 
@@ -682,7 +688,9 @@ class ReadHandle:
             if group.ledger_id == ledger_id and group.first_entry_id >= 0
         ]
         if not groups:
-            raise NotFound(f"ledger {ledger_id} isn't in segment {' or '.join(str(each.uuid) for each in objects)}")
+            raise NotFound(
+                f"segments {', '.join(str(each.uuid) for each in objects)} have no entry of ledger {ledger_id}"
+            )
         self._pieces = sorted(
             (self._piece(each, segment_map, group) for each, segment_map, group in groups),
             key=lambda piece: piece.first,
@@ -712,9 +720,9 @@ class ReadHandle:
         """Exactly the entries from ``first_entry`` to ``last_entry``, in order, across segments.
 
         Raises:
-            InvalidCall: the range is none.
+            InvalidCall: not a valid range.
             BeyondEnd: after the last entry.
-            NotFound: before the first entry that is offloaded, or in a gap between segments.
+            NotFound: before the first offloaded entry, or in a gap between segments.
             Closed: the handle was closed.
             Corrupt, ObjectMissing, ObjectChanged, StoreUnavailable.
         """
@@ -744,9 +752,9 @@ class ReadHandle:
 
     def _require_held(self, first_entry: int, last_entry: int) -> None:
         if self._closed:
-            raise Closed(f"the handle on ledger {self.ledger_id} was closed", hint="open another one")
+            raise Closed(f"the handle on ledger {self.ledger_id} is closed", hint="open another handle")
         if not 0 <= first_entry <= last_entry:
-            raise InvalidCall(f"ledger {self.ledger_id}: entries {first_entry}..{last_entry} are no range")
+            raise InvalidCall(f"ledger {self.ledger_id}: entries {first_entry}..{last_entry} are not a valid range")
         if last_entry > self.last_entry_id:
             raise BeyondEnd(
                 f"ledger {self.ledger_id}: entry index: {last_entry} beyond last entry id: {self.last_entry_id}",
@@ -757,7 +765,9 @@ class ReadHandle:
             if expected > last_entry:
                 return
             if piece.first > expected:
-                raise NotFound(f"ledger {self.ledger_id}: entries {expected}..{piece.first - 1} aren't offloaded here")
+                raise NotFound(
+                    f"ledger {self.ledger_id}: entries {expected}..{piece.first - 1} aren't offloaded to this store"
+                )
             expected = max(expected, piece.last + 1)
 
     def _piece(self, objects: SegmentObjects, segment_map: SegmentMap, group: LedgerGroup) -> _Piece:
@@ -766,8 +776,8 @@ class ReadHandle:
         first = int(blocks.first_entry_id[own].min())
         if segment_map.has_extension:
             return _Piece(objects, segment_map, first, int(blocks.last_entry_id[own].max()))
-        # A plain index only has the blocks' starts. The metadata gives the ledger's end in this segment, which may be
-        # too early (the ledger was open) or too late (it continues in the next segment).
+        # A plain index only has the starts of the blocks. The ledger's end in this segment comes from the metadata,
+        # which may be too early (the ledger was open) or too late (it continues in the next segment).
         numbers = segment_map.find(
             Position(self.ledger_id, int(blocks.first_entry_id[own].max())), Position(self.ledger_id, 2**63 - 1)
         )

@@ -1,4 +1,4 @@
-"""Values of messages as Arrow columns: the type that a schema has, values of it, and the type of several schemas."""
+"""Convert message values to Arrow columns: the type of a schema, typed values, and the merged type of schemas."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "LOCAL_TIME": pa.string(),
     "LOCAL_DATE_TIME": pa.string(),
 }
-#: Types of protobuf's fields. An unsigned number of 64 bits has no other column that holds it.
+#: Types of protobuf's fields. Only this column type holds an unsigned number of 64 bits.
 _PROTOBUF: dict[str, pa.DataType] = {
     "TYPE_DOUBLE": pa.float64(),
     "TYPE_FLOAT": pa.float32(),
@@ -75,7 +75,7 @@ class TypedDecoder:
     Attributes:
         type: of the column.
         decoder: of the bytes.
-        fitted: makes what the decoder gives a value of the type; raises ``ValueError`` with the reason in words.
+        fitted: converts a decoded value to the type; raises ``ValueError`` with the reason.
     """
 
     type: pa.DataType
@@ -83,10 +83,10 @@ class TypedDecoder:
     fitted: Callable[[Any], Any] = as_it_is
 
     def decode(self, value: bytes | None, key: bytes | None = None) -> Any:
-        """The value. Raises ``ValueError``: it isn't of the schema.
+        """Decode a value. Raises ``ValueError`` if it does not match the schema.
 
         Args:
-            key: the message's, which may be half of a pair.
+            key: the message's, which may be one half of a pair.
         """
         if isinstance(self.decoder, KeyValueDecoder):
             return self.fitted(self.decoder.decode(value, key))
@@ -98,7 +98,7 @@ def typed_decoder(schema: MessageSchema, *, what: str) -> TypedDecoder:
 
     Raises:
         InvalidCall: its definition is invalid.
-        Unsupported: a kind of schema that isn't decoded, a part that can't be a column, or fastavro isn't installed.
+        Unsupported: the schema's kind or a part of it has no column type, or fastavro isn't installed.
     """
     decoder = value_decoder(schema, what=what)
     if isinstance(decoder, AvroDecoder):
@@ -120,9 +120,9 @@ def typed_decoder(schema: MessageSchema, *, what: str) -> TypedDecoder:
 
 
 def fitting_column(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[int, Exception]]:
-    """Decoded values as a column of their type; null where Arrow can't hold one, with its number and the reason.
+    """Decoded values as a column of their type; null for a value that Arrow can't hold, with its number and the reason.
 
-    Too many digits or a date too far away must not fail other rows.
+    Too many digits or an out-of-range date in one row must not fail the others.
     """
     try:
         return pa.array(values, kind), {}
@@ -147,12 +147,12 @@ def _json_schema(text: str, what: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Unsupported(
-            f"{what} has no definition of its fields: {error}", hint="columns need an Avro one"
+            f"{what} has no Avro definition of its fields: {error}", hint="columns need an Avro definition"
         ) from error
 
 
 def _stored(schema: Any) -> Any:
-    """The schema without logical types other than decimals: JSON has the numbers that are stored."""
+    """The schema without logical types other than decimals: JSON has the stored numbers."""
     if isinstance(schema, list):
         return [_stored(each) for each in schema]
     if not isinstance(schema, dict):
@@ -168,7 +168,7 @@ class _Number(float):
 
 
 def _json_value(value: Any, kind: pa.DataType, place: str) -> Any:
-    """A value of the type; what isn't there is null, fields that the type doesn't have are left out."""
+    """A value of the type; missing values are null, and fields that the type does not have are omitted."""
     if value is None:
         return None
     match value:
@@ -196,28 +196,28 @@ def _json_value(value: Any, kind: pa.DataType, place: str) -> Any:
             try:
                 return b64decode(value, validate=True)
             except binascii.Error as error:
-                raise ValueError(f"{place} isn't bytes in base64: {error}") from error
+                raise ValueError(f"{place} isn't base64: {error}") from error
     found = float if isinstance(value, float) else type(value)
-    raise ValueError(f"{place} is {found.__name__}, and the schema has {kind}")
+    raise ValueError(f"{place} is {found.__name__}, but the schema has {kind}")
 
 
-#: Refuses to round, and more digits than Arrow's decimals have.
+#: Refuses to round, and refuses more digits than Arrow's decimals have.
 _EXACT = Context(prec=DIGITS_MAX, traps=[Inexact, InvalidOperation])
 
 
 def _decimal(text: str, kind: pa.DataType, place: str) -> Decimal:
-    """A number with the digits of its column; Arrow crashes at one with an exponent far below zero."""
+    """A number with the digits of its column; Arrow crashes at a number with an exponent far below zero."""
     try:
         return _EXACT.quantize(Decimal(text), Decimal((0, (1,), -kind.scale)))
     except ArithmeticError as error:
-        raise ValueError(f"{place} is no decimal with {kind.scale} digits after the point") from error
+        raise ValueError(f"{place} isn't a decimal with {kind.scale} digits after the point") from error
 
 
 # -- protobuf
 
 
 class _ProtobufRecords:
-    """Values of a protobuf message type as records: enums by name, fields that can be unset and are, null."""
+    """Values of a protobuf message type as records: enums by name, unset optional fields as null."""
 
     def __init__(self, decoder: ProtobufDecoder) -> None:
         self._decoder = decoder
@@ -229,7 +229,8 @@ class _ProtobufRecords:
 def _message_type(descriptor: Any, around: tuple[str, ...], what: str) -> pa.DataType:
     if descriptor.full_name in around:
         raise Unsupported(
-            f"{what}: protobuf message {descriptor.full_name} contains itself", hint="a column can't be endless"
+            f"{what}: protobuf message {descriptor.full_name} contains itself",
+            hint="a column can't have a recursive type",
         )
     if not descriptor.fields:
         raise Unsupported(f"{what}: protobuf message {descriptor.full_name} has no fields", hint="leave that field out")
@@ -280,11 +281,11 @@ def _is_map(field: Any) -> bool:
 
 
 def _is_repeated(field: Any) -> bool:
-    # protobuf 6.30 has no such attribute, later ones warn of the label
+    # protobuf 6.30 lacks this attribute; later releases warn of the label
     return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
 
 
-#: Number of a type of protobuf's -> its name.
+#: Number of a protobuf type -> its name.
 _KIND_NAMES = {number: name for name, number in FieldDescriptorProto.Type.items()}
 _NESTED = ("TYPE_MESSAGE", "TYPE_GROUP")
 
@@ -293,7 +294,7 @@ _NESTED = ("TYPE_MESSAGE", "TYPE_GROUP")
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without what Arrow alone tells apart: sizes of offsets, names within lists, numbers of fields."""
+    """The type without Arrow-specific differences: offset sizes, names within lists, numbers of fields."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(each.name, plain_type(each.type)) for each in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -306,14 +307,14 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def merged_type(known: pa.DataType, new: pa.DataType, place: str) -> pa.DataType:
-    """The type of a column that has values of both: every field of either, each of the wider type.
+    """The type of a column with values of both: every field of either, each with the wider type.
 
     Args:
-        known, new: of ``plain_type``; the fields of the first come first.
+        known, new: results of ``plain_type``; the fields of the first come first.
         place: the column's name, for the error.
 
     Raises:
-        Unsupported: a field has types that no column holds together.
+        Unsupported: a field has types that no single column can hold.
     """
     if pa.types.is_struct(known) and pa.types.is_struct(new):
         theirs = {each.name: each.type for each in new}
@@ -330,13 +331,13 @@ def merged_type(known: pa.DataType, new: pa.DataType, place: str) -> pa.DataType
         if _is_wider(narrow, wide):
             return wide
     raise Unsupported(
-        f"column {place} is {known} and the schema has {new}: no column holds both",
-        hint="export to another table, or give the field another name",
+        f"column {place} has type {known}, but the schema has {new}: no column type holds both",
+        hint="export to another table, or rename the field",
     )
 
 
 def _is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Whether a column may be changed from one to the other without rewriting it."""
+    """Whether the type of a column can be changed from one to the other without a rewrite."""
     if (narrow, wide) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64())):
         return True
     is_decimal = pa.types.is_decimal(narrow) and pa.types.is_decimal(wide)

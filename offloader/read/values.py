@@ -1,4 +1,4 @@
-"""Values of messages by their schema: Avro, JSON, protobuf, Pulsar's primitive types, and pairs of these."""
+"""Decode message values by their schema: Avro, JSON, protobuf, Pulsar's primitive types, and pairs of these."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-#: Logical type -> the type that stores it, and its column. Others are read as their stored type.
+#: Logical type -> the type that stores it, and its column type. Others are read as their stored type.
 _LOGICAL: dict[str, tuple[str, pa.DataType]] = {
     "date": ("int", pa.date32()),
     "timestamp-millis": ("long", pa.timestamp("us", tz="UTC")),
@@ -41,14 +41,14 @@ DIGITS_MAX = 38
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """The Arrow type of a record's values, of its schema decoded from JSON.
+    """The Arrow type of a record's values, from its schema decoded from JSON.
 
     Raises:
         Unsupported: not a record, recursive, or with a part that can't be a column: a union of several types, a record
             without fields, only null.
     """
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise Unsupported("the Avro schema isn't that of a record", hint="columns need names: wrap it in a record")
+        raise Unsupported("the Avro schema is not a record", hint="columns need names: wrap it in a record")
     return _type_of(schema, {}, "the record")
 
 
@@ -58,7 +58,7 @@ def _type_of(schema: Any, known: dict[str, pa.DataType | None], place: str) -> p
         if len(others) != 1:
             raise Unsupported(
                 f"the Avro schema has a union of {len(others)} types at {place}",
-                hint="a column has one: null and another",
+                hint="a column has one type: use a union of null and one other type",
             )
         return _type_of(others[0], known, place)
     if isinstance(schema, str):
@@ -98,7 +98,9 @@ def _record(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], pla
 def _decimal(schema: Mapping[str, Any], place: str) -> pa.DataType:
     digits = schema.get("precision", 0)
     if not isinstance(digits, int) or not 1 <= digits <= DIGITS_MAX:
-        raise Unsupported(f"the Avro schema has a decimal of {digits} digits at {place}", hint=f"1 to {DIGITS_MAX}")
+        raise Unsupported(
+            f"the Avro schema has a decimal of {digits} digits at {place}", hint=f"use 1 to {DIGITS_MAX} digits"
+        )
     return pa.decimal128(digits, schema.get("scale", 0))
 
 
@@ -110,9 +112,11 @@ def _named(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], foun
 
 def _known(name: Any, known: Mapping[str, pa.DataType | None], place: str) -> pa.DataType:
     if name not in known:
-        raise Unsupported(f"the Avro schema names a type {name!r} at {place}, which is none or no column's")
+        raise Unsupported(f"the Avro schema has a type {name!r} at {place}, which is unknown or has no column type")
     if (found := known[name]) is None:
-        raise Unsupported(f"the Avro schema's {name} refers to itself at {place}", hint="a column can't be endless")
+        raise Unsupported(
+            f"the Avro schema's {name} refers to itself at {place}", hint="a column can't have a recursive type"
+        )
     return found
 
 
@@ -121,8 +125,8 @@ class AvroDecoder:
 
     Args:
         writer: the schema of the values, as JSON.
-        reader: that of the columns; default: the same one.
-        what: names the writer's in errors.
+        reader: the schema of the columns; default: the same one.
+        what: the name of the writer's schema in errors.
 
     Raises:
         InvalidCall: an invalid schema.
@@ -145,28 +149,28 @@ class AvroDecoder:
         return arrow_type(self._writer if self._reader is None else self._reader)
 
     def decode(self, value: bytes) -> Any:
-        """The record in a message's value, as a dictionary. Raises ``ValueError`` with the reason in words."""
+        """The record in a message's value, as a dictionary. Raises ``ValueError`` with the reason."""
         data = BytesIO(value)
         try:
             record = self._read(data, self._unrounded, self._reader)
         except Exception as error:  # damaged bytes make fastavro raise any error
-            raise ValueError(f"it isn't Avro of the schema: {type(error).__name__}: {error}") from error
+            raise ValueError(f"the value does not match the Avro schema: {type(error).__name__}: {error}") from error
         if left := len(value) - data.tell():
-            raise ValueError(f"it isn't Avro of the schema: {left} of {len(value)} bytes are left over")
+            raise ValueError(f"the value does not match the Avro schema: {left} of {len(value)} bytes are left over")
         return record
 
 
 def _parsed(text: str, what: str, parse: Callable[..., Any], reader: str | None = None) -> Any:
-    """A schema; where its values are read by another one, with that one's logical types."""
+    """Parse a schema; if a reader's schema is given, with the logical types of the reader's."""
     try:
         schema = _schema_in(text)
         return parse(schema if reader is None else _with_logical_types(schema, _schema_in(reader), {}))
-    except Exception as error:  # JSON's errors and fastavro's, which have no common base
-        raise InvalidCall(f"{what} isn't one: {type(error).__name__}: {error}") from error
+    except Exception as error:  # errors of JSON and fastavro have no common base
+        raise InvalidCall(f"{what} is invalid: {type(error).__name__}: {error}") from error
 
 
 def _schema_in(text: str) -> Any:
-    """A schema, or that in ``data`` of a response of Pulsar's admin interface."""
+    """A schema, or the schema in ``data`` of a response of Pulsar's admin interface."""
     given = json.loads(text)
     if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
         given = json.loads(given["data"])
@@ -174,8 +178,9 @@ def _schema_in(text: str) -> Any:
 
 
 def _unrounded(schema: Any) -> Any:
-    """The parsed schema with so many digits of decimals that none which a column holds is rounded: fastavro keeps those
-    that the schema says, and writers needn't have kept to it."""
+    """The parsed schema, with enough decimal digits to avoid rounding.
+
+    fastavro keeps the digits of the schema, and writers may exceed them."""
     if isinstance(schema, list):
         return [_unrounded(each) for each in schema]
     if not isinstance(schema, dict):
@@ -185,7 +190,7 @@ def _unrounded(schema: Any) -> Any:
 
 
 def _without_unknown(schema: Any) -> Any:
-    """The schema without unsupported logical types, and those of another stored type: values keep the stored type."""
+    """The schema without logical types that are unsupported or of another stored type: values keep the stored type."""
     if isinstance(schema, list):
         return [_without_unknown(each) for each in schema]
     if not isinstance(schema, dict):
@@ -203,8 +208,9 @@ _LOGICAL_FACTS = ("logicalType", "precision", "scale")
 
 
 def _with_logical_types(writer: Any, reader: Any, named: dict[str, Any]) -> Any:
-    """The writer's schema with the reader's logical types, where both store the same type and only one has a logical
-    one: fastavro converts by the writer's, and the columns are of the reader's.
+    """The writer's schema with the reader's logical types, where the stored types are equal and only one is logical.
+
+    fastavro converts by the writer's schema, and the columns have the reader's types.
 
     ``named``: the reader's named types.
     """
@@ -242,17 +248,17 @@ class ValueDecoder(Protocol):
     """Decodes values of one schema."""
 
     def decode(self, value: bytes) -> Any:
-        """The value. Raises ``ValueError`` with the reason in words."""
+        """Decode a value. Raises ``ValueError`` with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSchema:
-    """A schema as Pulsar's registry has it.
+    """A schema of Pulsar's schema registry.
 
     Attributes:
         kind: ``AVRO``, ``JSON``, ``PROTOBUF_NATIVE``, ``KEY_VALUE``, ``STRING``, ...
         data: its definition, empty for primitive types.
-        properties: of ``KEY_VALUE``: types of key and value, and where the key is.
+        properties: of ``KEY_VALUE``: types of key and value, and where the key is stored.
     """
 
     kind: str
@@ -261,16 +267,16 @@ class MessageSchema:
 
 
 def schema_of(document: bytes, *, what: str, message_type: str = "") -> MessageSchema:
-    """The schema in a file, or in an answer of Pulsar's admin interface.
+    """The schema in a file, or in a response of Pulsar's admin interface.
 
     Args:
-        document: an Avro schema as JSON; ``{"type": "AVRO", "data": ...}`` as Pulsar's admin interface gives it; or a
-            set of descriptors, as ``protoc --descriptor_set_out`` writes it.
-        what: names it in errors.
+        document: an Avro schema as JSON; ``{"type": "AVRO", "data": ...}`` from Pulsar's admin interface; or a set of
+            descriptors, written by ``protoc --descriptor_set_out``.
+        what: its name in errors.
         message_type: of a set of descriptors: the message's full name.
 
     Raises:
-        InvalidCall: it is none of them, or a set of descriptors without ``message_type``.
+        InvalidCall: none of these formats, or a set of descriptors without ``message_type``.
     """
     try:
         given = json.loads(document)
@@ -290,13 +296,14 @@ def _descriptors(document: bytes, what: str, message_type: str) -> MessageSchema
         found = descriptor_pb2.FileDescriptorSet()
     if not found.file:
         raise InvalidCall(
-            f"{what} is no schema: neither JSON nor a set of protobuf descriptors",
-            hint="give Avro, what `pulsar-admin schemas get` prints, or what protoc --descriptor_set_out writes",
+            f"{what} is not a schema: neither JSON nor a set of protobuf descriptors",
+            hint="give an Avro schema, the output of `pulsar-admin schemas get`, or the file that protoc "
+            "--descriptor_set_out writes",
         )
     if not message_type:
         names = [f"{file.package}.{each.name}".lstrip(".") for file in found.file for each in file.message_type]
         raise InvalidCall(
-            f"{what} is a set of protobuf descriptors, and doesn't say which message the values are",
+            f"{what} is a set of protobuf descriptors, but the message type of the values is missing",
             hint=f"give --message-type, one of {', '.join(names[:_NAMES_SHOWN_MAX])}",
         )
     told = {
@@ -306,7 +313,7 @@ def _descriptors(document: bytes, what: str, message_type: str) -> MessageSchema
     return MessageSchema("PROTOBUF_NATIVE", json.dumps(told))
 
 
-#: Names of messages in a hint.
+#: Number of message names in a hint.
 _NAMES_SHOWN_MAX = 5
 
 
@@ -315,7 +322,7 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
 
     Raises:
         InvalidCall: its definition is invalid.
-        Unsupported: a kind of schema that isn't decoded, or fastavro isn't installed.
+        Unsupported: the schema's kind has no decoder, or fastavro isn't installed.
     """
     if schema.kind in _UNPACKED:
         return _Primitive(schema.kind, *_UNPACKED[schema.kind])
@@ -332,13 +339,13 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
         case "PROTOBUF":
             hint = "give the descriptors that protoc --descriptor_set_out writes, and --message-type"
         case _:
-            hint = "without a schema the values are printed as they are"
-    raise Unsupported(f"{what} is of type {schema.kind}, which isn't decoded", hint=hint)
+            hint = "without a schema, the values are printed undecoded"
+    raise Unsupported(f"{what} has type {schema.kind}, which can't be decoded", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonDecoder:
-    """Decodes JSON; ``parse_float`` makes a number out of the text of one with a fraction or an exponent."""
+    """Decodes JSON; ``parse_float`` converts the text of a number with a fraction or an exponent."""
 
     parse_float: Callable[[str], Any] = float
 
@@ -347,7 +354,7 @@ class JsonDecoder:
         try:
             return json.loads(value, parse_float=self.parse_float)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"it isn't JSON: {error}") from error
+            raise ValueError(f"the value isn't JSON: {error}") from error
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -365,7 +372,7 @@ def _day(days: int) -> date:
 def _time_of_day(nanoseconds: int) -> str:
     seconds, fraction = divmod(nanoseconds, _NANOS)
     if not 0 <= seconds < 86400:
-        raise ValueError(f"a day hasn't {seconds} seconds")
+        raise ValueError(f"a day doesn't have {seconds} seconds")
     return f"{(_EPOCH + timedelta(seconds=seconds)).time()}{_fraction(fraction)}"
 
 
@@ -374,17 +381,16 @@ def _instant(seconds: int, nanoseconds: int) -> str:
 
 
 def _fraction(nanoseconds: int) -> str:
-    """Nanoseconds as digits after a dot, which Python's times don't have."""
+    """Nanoseconds as digits after a dot; Python's times don't have nanoseconds."""
     return f".{nanoseconds:09}".rstrip("0") if nanoseconds else ""
 
 
 def as_it_is(value: Any) -> Any:
-    """The value."""
     return value
 
 
-#: Pulsar's primitive types, as its Java client writes them: format of ``struct``, and the value of what is unpacked.
-#: "" is UTF-8 text; "s" are bytes.
+#: Pulsar's primitive types, as its Java client writes them: format of ``struct``, and the conversion of the unpacked
+#: value. "" is UTF-8 text; "s" are bytes.
 _UNPACKED: dict[str, tuple[str, Callable[..., Any]]] = {
     "STRING": ("", as_it_is),
     "BYTES": ("s", as_it_is),
@@ -417,15 +423,15 @@ class _Primitive:
                 return value
             return self.value_of(*struct.unpack(self.form, value)) if self.form else value.decode()
         except (struct.error, ValueError, OverflowError) as error:
-            raise ValueError(f"it isn't {self.kind}: {error}") from error
+            raise ValueError(f"the value isn't {self.kind}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValueDecoder:
-    """Pairs of a key and a value, each of its own schema.
+    """Pairs of a key and a value, each with its own schema.
 
     Attributes:
-        is_separated: the key is the message's; else both are in the value, each with its length in front.
+        is_separated: the key is the message's key; otherwise both are in the value, each with a length prefix.
     """
 
     key: ValueDecoder
@@ -459,16 +465,16 @@ def _split_pair(data: bytes) -> tuple[bytes | None, bytes | None]:
         length = int.from_bytes(data[at : at + 4], "big", signed=True)
         at += 4
         if at > len(data) or length < -1 or at + length > len(data):
-            raise ValueError(f"it isn't a pair of key and value: it ends at byte {len(data)}")
+            raise ValueError(f"the value isn't a pair of key and value: it ends at byte {len(data)}")
         parts.append(None if length < 0 else data[at : at + length])
         at += max(length, 0)
     if at < len(data):
-        raise ValueError(f"it isn't a pair of key and value: {len(data) - at} bytes are left over")
+        raise ValueError(f"the value isn't a pair of key and value: {len(data) - at} bytes are left over")
     return parts[0], parts[1]
 
 
 def key_value_parts(schema: MessageSchema, what: str) -> list[tuple[str, MessageSchema]]:
-    """The schemas of ``key`` and ``value`` of a pair. Raises ``InvalidCall``: it isn't one of pairs."""
+    """The schemas of ``key`` and ``value`` of a pair. Raises ``InvalidCall`` if it is not a schema of pairs."""
     try:
         parts = json.loads(schema.data)
         kinds = {name: schema.properties[f"{name}.schema.type"] for name in ("key", "value")}
@@ -476,7 +482,7 @@ def key_value_parts(schema: MessageSchema, what: str) -> list[tuple[str, Message
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InvalidCall(
             f"{what} isn't a schema of pairs: {type(error).__name__}: {error}",
-            hint='give the answer of the admin interface with its "properties"',
+            hint='give the response of the admin interface, with its "properties"',
         ) from error
     return [(name, MessageSchema(kinds[name], texts[name])) for name in kinds]
 
@@ -484,7 +490,7 @@ def key_value_parts(schema: MessageSchema, what: str) -> list[tuple[str, Message
 class ProtobufDecoder:
     """Decodes values of one protobuf message type, by its descriptors.
 
-    Raises ``InvalidCall``: they are none, or don't have that type.
+    Raises ``InvalidCall``: invalid descriptors, or descriptors without that type.
     """
 
     def __init__(self, data: str, what: str) -> None:
@@ -495,15 +501,15 @@ class ProtobufDecoder:
             for file in files.file:
                 pool.Add(file)
             self._name = told["rootMessageTypeName"]
-            #: The message type's.
+            #: Class of the message type.
             self.descriptor: Any = pool.FindMessageTypeByName(self._name)
             self._type = message_factory.GetMessageClass(self.descriptor)
         except KeyError as error:
             raise InvalidCall(
-                f"{what} has no protobuf message {error}", hint="--message-type PACKAGE.MESSAGE"
+                f"{what} has no protobuf message {error}", hint="give --message-type PACKAGE.MESSAGE"
             ) from error
         except (TypeError, ValueError, DecodeError) as error:
-            raise InvalidCall(f"{what} is no schema of protobuf: {error}") from error
+            raise InvalidCall(f"{what} is not a protobuf schema: {error}") from error
         self._pool = pool
 
     def parsed(self, value: bytes) -> Any:
@@ -511,7 +517,7 @@ class ProtobufDecoder:
         try:
             return self._type.FromString(value)
         except DecodeError as error:
-            raise ValueError(f"it isn't protobuf {self._name}: {error}") from error
+            raise ValueError(f"the value isn't protobuf {self._name}: {error}") from error
 
     def decode(self, value: bytes) -> Any:
         """The message in JSON's types. Raises ``ValueError``."""
@@ -519,10 +525,10 @@ class ProtobufDecoder:
         try:
             return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=self._pool)
         except (json_format.Error, TypeError) as error:  # a time out of range; an Any of an unknown type
-            raise ValueError(f"it has no form in JSON: {error}") from error
+            raise ValueError(f"the value has no JSON form: {error}") from error
 
 
-#: Of a schema's number, as Pulsar's registry writes it; messages of other registries may have another form.
+#: The format of a schema's number in Pulsar's registry; messages of other registries may have another format.
 _VERSION_BYTES = 8
 
 _Decoder = TypeVar("_Decoder")
@@ -532,8 +538,8 @@ class VersionedDecoders(Generic[_Decoder]):
     """The decoder of each version of a schema.
 
     Args:
-        given: decoders by version; of ``None``: of every version that has none of its own.
-        ask: the decoder of a version that isn't there; ``None``: there is nobody to ask.
+        given: decoders by version; key ``None``: for every version without a separate decoder.
+        ask: returns the decoder of an unknown version; ``None``: unknown versions are errors.
     """
 
     def __init__(
@@ -543,18 +549,18 @@ class VersionedDecoders(Generic[_Decoder]):
 
     @property
     def known(self) -> list[_Decoder]:
-        """Those that were given, or asked for so far."""
+        """The given decoders, and those requested so far."""
         return list(self._known.values())
 
     def of(self, version: bytes | None) -> _Decoder:
-        """The decoder of a message's version. Raises ``ValueError``: it isn't known."""
+        """The decoder of a message's version. Raises ``ValueError`` if it is unknown."""
         number = int.from_bytes(version, "big") if version and len(version) == _VERSION_BYTES else None
         decoder = self._known.get(number) or self._known.get(None)
         if decoder is None and self._ask is not None:
             decoder = self._known[number] = self._ask(number)
         if decoder is None:
             known = ", ".join(map(str, sorted(each for each in self._known if each is not None)))
-            raise ValueError(f"its schema version is {number}, and schemas were given for {known}")
+            raise ValueError(f"its schema version is {number}, but schemas were given only for {known}")
         return decoder
 
 
@@ -566,10 +572,10 @@ class VersionedDecoder(VersionedDecoders[ValueDecoder]):
         return isinstance(self.of(version), KeyValueDecoder)
 
     def decode(self, value: bytes, version: bytes | None, key: bytes | None = None) -> Any:
-        """The value. Raises ``ValueError``: it isn't of its schema, or its schema isn't known.
+        """Decode a value. Raises ``ValueError`` if it does not match its schema, or its schema is unknown.
 
         Args:
-            key: the message's, which may be half of a pair.
+            key: the message's, which may be one half of a pair.
         """
         decoder = self.of(version)
         return decoder.decode(value, key) if isinstance(decoder, KeyValueDecoder) else decoder.decode(value)

@@ -160,7 +160,7 @@ def test_stream_of_other_entries_is_refused_with_messages_option(offloader: Offl
     code, line, hint = offloader.refuses("read", "orders", "--messages")
     assert code == 2
     assert line.startswith("stream orders, entry 3:0 isn't a message of Pulsar's: message metadata at byte 0: expected")
-    assert hint.startswith("read the entries as they are, without decoding messages; or --on-bad-message null")
+    assert hint.startswith("read the entries without decoding messages, or --on-bad-message null")
     assert offloader.refuses("read", "orders", "--messages", "--count")[0] == 2
 
 
@@ -277,8 +277,8 @@ def test_wrong_key_files_are_refused(offloader: Offloader, tmp_path: Path, write
     form = serialization.PrivateFormat.PKCS8
     (tmp_path / "ed").write_bytes(ed_key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
     for name, code, said in (
-        ("none", 3, "can't be read"),
-        ("text", 2, "is no private key"),
+        ("none", 3, "cannot read key"),
+        ("text", 2, "is not a private key"),
         ("ed", 2, "neither an RSA nor an EC"),
     ):
         found, line, hint = offloader.refuses("read", "orders", "--messages", "--private-key", str(tmp_path / name))
@@ -320,7 +320,9 @@ def test_avro_values_are_decoded_by_the_schema_of_their_version(
     assert "message 7:0: the value can't be decoded: it isn't Avro of the schema" in wrong.err
     assert "is that the topic's schema?" in wrong.err
     shown = offloader("read", "orders", "--messages", "--on-bad-message", "null", "--schema", f"1={tmp_path}/1.json")
-    assert "(error: the value can't be decoded: its schema version is 0, and schemas were given for 1)" in shown.out
+    assert (
+        "(error: the value can't be decoded: its schema version is 0, but schemas were given only for 1)" in shown.out
+    )
     assert shown.code == 0
 
 
@@ -357,7 +359,7 @@ def test_protobuf_values_are_decoded_by_descriptors(offloader: Offloader, writer
     (tmp_path / "shop.desc").write_bytes(files)
     of_file = ("--schema", f"{tmp_path}/shop.desc")
     code, line, hint = offloader.refuses("read", "orders", "--messages", *of_file)
-    assert (code, "which message" in line, "shop.Order" in hint) == (2, True, True)
+    assert (code, "the message type of the values is missing" in line, "shop.Order" in hint) == (2, True, True)
     told = {"fileDescriptorSet": base64.b64encode(files).decode(), "rootMessageTypeName": "shop.Order"}
     (tmp_path / "native.json").write_text(json.dumps({"type": "PROTOBUF_NATIVE", "data": json.dumps(told)}))
     for arguments in ((*of_file, "--message-type", "shop.Order"), ("--schema", f"{tmp_path}/native.json")):
@@ -389,7 +391,7 @@ def test_protobuf_value_without_a_form_in_json_is_a_bad_one(
     rows = offloader(*arguments, "--message-type", "shop.Order", "--on-bad-message", "null").rows
     assert [row["value"] for row in rows] == [None, None, {}]
     for row, said in zip(rows, ("Timestamp is not valid", "shop.Other"), strict=False):
-        assert row["error"].startswith("the value can't be decoded: it has no form in JSON: ")
+        assert row["error"].startswith("the value can't be decoded: the value has no JSON form: ")
         assert said in row["error"]
 
 

@@ -187,11 +187,11 @@ def test_missing_and_different_ledgers_are_named_and_the_others_written(export: 
     done = export([export.recorded(3), different], "--json")
     assert (done.code, [each["state"] for each in done.rows]) == (6, ["written", "left"])
     assert "1 of 2 ledgers aren't exported: 5 (" in done.err
-    assert "40 entries have 1 bytes, those in the cold tier 771" in done.err
+    assert "40 entries have 1 bytes, those in the cold tier have 771" in done.err
     done = export([export.recorded(3), export.recorded(4), PulsarLedger(ledger_id=9, entries=2, context=context_of(9))])
     assert done.code == 3
     assert "2 of 3 ledgers aren't exported: 4 (" in done.err
-    assert "gone on purpose" in done.err
+    assert "was deliberately deleted" in done.err
     assert "; 9 (" in done.err
     assert len(export.objects) == 2
 

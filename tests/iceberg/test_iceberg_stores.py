@@ -82,7 +82,7 @@ def test_stream_that_cannot_be_exported_keeps_no_other_from_its_turn(
     other.add([batch_of(1, 0, 10)])
     done = offloader("export", "t/trimmed", "t/whole", *places(lake))
     assert (done.code, done.out) == (Trimmed.kind.value, "t/whole: 10 new entries, exported up to 1:9\n")
-    assert "stream t/trimmed: exported up to 1:9, and what follows was deleted" in done.err
+    assert "stream t/trimmed: exported up to 1:9, but the following entries were deleted" in done.err
 
 
 def test_retention_keeps_what_the_subscribed_export_has_not_committed(

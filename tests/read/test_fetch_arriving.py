@@ -177,7 +177,7 @@ def test_changed_object_length_takes_precedence_over_block_damage() -> None:
 def test_oversized_blocks_are_never_fetched() -> None:
     writer = written()
     store, _ = trickling(writer)
-    with pytest.raises(LimitReached, match=r"larger than read\.block_size_max = 1024"):
+    with pytest.raises(LimitReached, match=r"exceeds read\.block_size_max = 1024"):
         Fetcher(store, ReadSettings(block_bytes_max=1024)).run(run_of(writer))
     assert store.received == 0
 

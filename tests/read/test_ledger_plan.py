@@ -168,7 +168,7 @@ def test_filled_gaps_are_part_of_the_ledger(writer: StreamWriter) -> None:
     writer.log.commit([gap(203, 203), LedgerClosed(7, 203)])
     standing = standing_of(writer, 7)
     assert (standing.missing, standing.holes, standing.is_whole) == (((0, 1), (102, 102), (203, 203)), (), False)
-    with pytest.raises(LedgerIncomplete, match=r"0\.\.1, 102\.\.102, 203\.\.203 are recorded as a gap \(4 in all\)"):
+    with pytest.raises(LedgerIncomplete, match=r"0\.\.1, 102\.\.102, 203\.\.203 are recorded as a gap \(4 in total\)"):
         require_whole(writer.stream, standing)
     sent = markers(0, 1, 102)
     fill_gaps(writer.log, sent, 0, 102)
@@ -197,7 +197,7 @@ def test_hole_is_an_error_and_says_where(writer: StreamWriter) -> None:
     writer.log.commit([LedgerClosed(7, 19)])
     standing = standing_of(writer, 7)
     assert (standing.holes, standing.last) == (((10, 19),), 19)
-    with pytest.raises(LedgerIncomplete, match=r"entries 10\.\.19 aren't there"):
+    with pytest.raises(LedgerIncomplete, match=r"entries 10\.\.19 are missing"):
         require_whole(writer.stream, standing)
 
 
@@ -260,7 +260,7 @@ def facts(**changed: object) -> BrokerFacts:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"length": 2001}, "have 2001 bytes, those in the cold tier 2000"),
+        ({"length": 2001}, "have 2001 bytes, those in the cold tier have 2000"),
         ({"last": 98, "entries": 99, "length": 1980}, "ends at entry 98, the manifest's at 99"),
         ({"last": 100, "entries": 101}, "ends at entry 100, the manifest's at 99"),
         ({"entries": 99}, "has 99 entries up to 99"),
@@ -282,7 +282,7 @@ def test_ledger_that_differs_from_the_brokers_is_refused(
 def test_ledger_that_is_longer_than_the_brokers_is_refused_before_it_is_closed(writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 100)])
     standing = standing_of(writer, 7, last=49)
-    with pytest.raises(LedgerMismatch, match="ends at entry 49, and the cold tier has entry 99"):
+    with pytest.raises(LedgerMismatch, match="ends at entry 49, but the cold tier has entry 99"):
         require_same_ledger(writer.stream, standing, facts(last=49, entries=50, length=1000))
 
 

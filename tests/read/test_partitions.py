@@ -88,7 +88,9 @@ def test_positions_of_a_topic_are_refused_with_a_partition_to_name(store: Object
         lambda: reader.position_at(0),
         lambda: reader.last_position,
     ):
-        with pytest.raises(InvalidCall, match="has 3 partitions, and a position is of one") as caught:
+        with pytest.raises(
+            InvalidCall, match="has 3 partitions, but a position belongs to a single partition"
+        ) as caught:
             call()
         assert f"{STREAM}-partition-0" in caught.value.hint
 
@@ -161,7 +163,7 @@ def test_scans_that_are_not_read_to_their_end_are_closed(store: ObjectStore, wri
 
 def test_too_many_partitions_are_refused() -> None:
     names = {number: f"x-partition-{number}" for number in range(PARTITIONS_READ_MAX + 1)}
-    with pytest.raises(InvalidCall, match="has 257 partitions, and at most 256 are read as one"):
+    with pytest.raises(InvalidCall, match="has 257 partitions; at most 256 can be read as one stream"):
         open_topic(names, "x", lambda name, settings: open_stream_reader(open_store("memory://none"), name))
 
 

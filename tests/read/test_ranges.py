@@ -46,7 +46,9 @@ def test_gap_beside_deleted_entries_does_not_hide_their_loss(writer: StreamWrite
     trim(writer, Position(5, 0), writer.uuids[2])
     assert is_lost(writer, Position(2, 9)), "ledger 4 was deleted after the gap"
     state = writer.log.state
-    with pytest.raises(Trimmed, match="exported up to 1:9, and what follows was deleted: it begins at 5:0"):
+    with pytest.raises(
+        Trimmed, match="exported up to 1:9, but the following entries were deleted: the stream now begins at 5:0"
+    ):
         is_lost_after(state, str(state.incarnation), Position(1, 9), exported_to="a table", skip_lost=False)
 
 

@@ -264,7 +264,7 @@ def test_a_closed_reader_refuses_and_its_store_stays_open(stream: StreamWriter) 
     with open_stream_reader(stream.store, stream.stream) as reader:
         assert reader.count() == len(stream.entries)
     for call in (reader.scan, reader.count, reader.refresh, lambda: reader.position_at(0)):
-        with pytest.raises(Closed, match="was closed"):
+        with pytest.raises(Closed, match="is closed"):
             call()
     assert open_stream_reader(stream.store, stream.stream).count() == len(stream.entries)
 

@@ -166,7 +166,7 @@ def test_entries_truncated_in_both_tiers_during_a_read_are_not_skipped(
     for ledger in ledgers[:3]:
         source.delete(ledger)
     writer.log.commit([Truncate(written[120].position)])
-    with pytest.raises(Trimmed, match="was deleted while it was read") as caught:
+    with pytest.raises(Trimmed, match="was deleted during the read") as caught:
         list(scan)
     assert caught.value.first_available == written[120].position
 

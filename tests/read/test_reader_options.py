@@ -224,7 +224,7 @@ def test_unreadable_lease_never_expires(store: FaultyStore, writer: StreamWriter
 
 
 def test_invalid_leases_are_refused_and_none_is_written(store: FaultyStore, writer: StreamWriter) -> None:
-    with pytest.raises(InvalidCall, match="loaded after it was written"):
+    with pytest.raises(InvalidCall, match="loaded after the lease"):
         open_stream_reader(store, writer.stream, lease_seconds=60, state=load_manifest(store, writer.stream))
     for wrong in (-1, 8 * 24 * 3600):
         with pytest.raises(InvalidCall, match="a lease of"):

@@ -37,5 +37,5 @@ def test_manifest_is_viewed_up_to_its_newest_record() -> None:
     writer.add([batch_of(1, 0, 10)])
     newest = writer.log.state.record_id
     assert load_manifest_at(store, "a/b", newest) == writer.log.state
-    with pytest.raises(InvalidCall, match=f"ends at record {newest}, {newest + 1} doesn't exist yet"):
+    with pytest.raises(InvalidCall, match=f"ends at record {newest}; record {newest + 1} does not exist yet"):
         load_manifest_at(store, "a/b", newest + 1)

@@ -286,7 +286,7 @@ def test_a_fill_that_was_damaged_replaced_or_removed_is_an_error_of_that_kind() 
         with pytest.raises(ObjectChanged, match=f"expected {len(whole)} bytes, found {len(other)}"):
             read_fill(store, writer.stream, fill)
     store.delete([key])
-    with pytest.raises(ObjectMissing, match="though the manifest has it"):
+    with pytest.raises(ObjectMissing, match="but the manifest records it"):
         read_fill(store, writer.stream, fill)
 
 

@@ -204,7 +204,9 @@ def test_entries_deleted_before_their_export_are_an_error_or_recorded(
     writer.add([batch_of(1, 30, 10)])
     third = writer.add([batch_of(1, 40, 10)])
     writer.log.commit([Truncate(Position(1, 35)), Retire((second,))])
-    with pytest.raises(Trimmed, match="exported up to 1:29, and what follows was deleted: it begins at 1:35") as caught:
+    with pytest.raises(
+        Trimmed, match="exported up to 1:29, but the following entries were deleted: the stream now begins at 1:35"
+    ) as caught:
         run(spark, writer, to)
     assert "--skip-lost" in caught.value.hint
     [done] = run(spark, writer, to, skip_lost=True)

@@ -45,7 +45,7 @@ def replace_by_another(path: Path) -> None:
     path.write_bytes(bytes(len(path.read_bytes())))
 
 
-MISSING = r"isn't in file:///.*, though the manifest has segment .* at 2:0\.\.2:99 "
+MISSING = r"is missing from file:///.*, but the manifest records segment .* at 2:0\.\.2:99 "
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ MISSING = r"isn't in file:///.*, though the manifest has segment .* at 2:0\.\.2:
         (replace_by_another, False, r"bytes \d+\.\.\d+: .* expected fbdbabcb or 26a66d32, found 00000000"),
         (Path.unlink, False, MISSING),
         (cut_to_nothing, True, r": expected \d+ bytes, found 0 "),
-        (flip, True, r"bytes 0\.\.\d+: CRC-32C expected [0-9a-f]{8} \(from the manifest\), found [0-9a-f]{8} "),
+        (flip, True, r"bytes 0\.\.\d+: expected CRC-32C [0-9a-f]{8} \(from the manifest\), found [0-9a-f]{8} "),
         (Path.unlink, True, MISSING),
     ],
 )

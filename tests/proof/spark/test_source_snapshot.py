@@ -102,5 +102,5 @@ def test_deleted_segment_fails_every_query_by_name(session: SparkSession, writer
         said = failure_of(query.collect)
         assert "Trimmed" in said
         assert f"stream shop/orders, object {writer.keys(old)[0].rpartition('/')[0]}" in said
-        assert f"segment {old} was deleted by retention" in said
+        assert f"retention deleted segment {old}" in said
     assert load(session, writer).count() == 20

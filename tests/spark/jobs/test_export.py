@@ -76,7 +76,7 @@ def test_recreated_stream_needs_a_new_folder(
     run(spark, writer, to)
     anew = StreamWriter(open_store(f"file://{tmp_path}/other"), writer.stream)
     anew.add([batch_of(1, 0, 30)])
-    with pytest.raises(InvalidCall, match="was deleted and made anew since its export"):
+    with pytest.raises(InvalidCall, match="was deleted and recreated since its export"):
         run(spark, anew, to)
 
 

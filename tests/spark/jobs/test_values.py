@@ -47,7 +47,7 @@ def as_json(value: Any) -> Sent:
     [
         ({"values": JsonValues("id NOTHING")}, InvalidCall, "isn't a schema of Spark"),
         ({"values": JsonValues("")}, InvalidCall, "isn't a schema of Spark"),
-        ({"values": AvroValues("{")}, InvalidCall, "the Avro schema isn't one"),
+        ({"values": AvroValues("{")}, InvalidCall, "the Avro schema is invalid"),
         ({"values": JsonValues(FIELDS), "content": "entries"}, InvalidCall, "only messages have values"),
         (
             {"values": JsonValues(FIELDS), "columns": "ledger_id,entry_id,batch_index,publish_time,value"},
