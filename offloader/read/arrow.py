@@ -169,7 +169,7 @@ def _snapshot(
         raise InvalidCall(f"duplicate column in: {', '.join(columns)}", hint="name each column once")
     for position, moment, what in ((start, from_time, "begin"), (end, to_time, "end")):
         if position is not None and moment is not None:
-            raise InvalidCall(f"both a position and a time are given for where to {what}", hint="give only one of them")
+            raise InvalidCall(f"{what}: both a position and a time are given", hint="give only one of them")
     # Convert once for all partitions, so that "-1h" is the same time for each.
     from_ms, to_ms = (None if each is None else moment_ms(each, what="publish time") for each in (from_time, to_time))
     reader = open_reader(store, stream, **options)

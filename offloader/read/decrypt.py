@@ -62,8 +62,8 @@ class Decryptor:
         if tried:
             raise WrongKey(
                 "encrypted payload",
-                expected=f"a payload encrypted for the given key {tried!a}",
-                found="a payload encrypted for another key",
+                expected=f"one for the given key {tried!a}",
+                found="one for another key",
             )
         return None
 

@@ -364,7 +364,7 @@ def test_stream_that_was_made_anew_is_refused(lake: Lake, writer: StreamWriter, 
     lake.export(writer)
     again = Lake(tmp_path / "again").writer(writer.stream)
     again.add([batch_of(1, 0, 10)])
-    with pytest.raises(InvalidCall, match=r"was deleted and made anew since its export to table lake\.entries"):
+    with pytest.raises(InvalidCall, match=r"was deleted and recreated since its export to table lake\.entries"):
         lake.export(again)
 
 

@@ -142,7 +142,7 @@ def test_topic_with_partitions_is_one_table_in_the_order_of_publish_times(store:
     assert table["stream"].to_pylist() == names * 200
     half = table_of(kind, store, TOPIC, to_time=BASE_MS + 100_000)
     assert half["entry_id"].to_pylist() == [each for each in range(100) for _ in range(3)]
-    with pytest.raises(InvalidCall, match="has 3 partitions, and a position is of one"):
+    with pytest.raises(InvalidCall, match="has 3 partitions, but a position belongs to a single partition"):
         table_of(kind, store, TOPIC, start=Position(0, 0))
 
 
@@ -306,9 +306,9 @@ def test_small_batches_are_joined_and_large_ones_are_not_copied() -> None:
     ("options", "kind_of_error", "text"),
     [
         ({"columns": ["value"]}, InvalidCall, "entries have no column value"),
-        ({"columns": ["payload", "payload"]}, InvalidCall, "columns names one twice: payload, payload"),
-        ({"start": Position(1, 0), "from_time": "-1h"}, InvalidCall, "both say where to begin"),
-        ({"end": Position(1, 0), "to_time": 5}, InvalidCall, "both say where to end"),
+        ({"columns": ["payload", "payload"]}, InvalidCall, "duplicate column in: payload, payload"),
+        ({"start": Position(1, 0), "from_time": "-1h"}, InvalidCall, "begin: both a position and a time are given"),
+        ({"end": Position(1, 0), "to_time": 5}, InvalidCall, "end: both a position and a time are given"),
         ({"end": Position(99, 0)}, BeyondEnd, "position 99:0 is beyond the last readable entry 5:99"),
         ({"from_time": "yesterday"}, InvalidCall, "'yesterday' is not a time"),
     ],

@@ -167,7 +167,7 @@ def test_missing_object_of_a_since_retired_segment_is_trimmed(writer: StreamWrit
         writer.log.commit([Purged((old,), writer.log.state.record_id)])
     writer.store.delete(list(writer.keys(old)))
     with pytest.raises(
-        Trimmed, match="retention deleted segment .* during the read; the stream now begins at 1:100"
+        Trimmed, match=r"retention deleted segment .* during the read; the stream now begins at 1:100"
     ) as caught:
         list(reader.scan())
     assert caught.value.first_available == Position(1, 100)

@@ -112,7 +112,7 @@ def test_messages_under_an_ec_or_rsa_key_of_the_java_client_are_decrypted(
     wrong = found.file(TOPICS[other]["key"][1])
     done = offloader("read", topic, "--store", found.store.url, "--messages", "--private-key", f"{name}={wrong}")
     assert (done.code, done.out) == (2, "")
-    assert f"expected one for the given key '{name}', found another key's" in done.err
+    assert f"expected one for the given key '{name}', found one for another key" in done.err
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 5, 11, -1])
