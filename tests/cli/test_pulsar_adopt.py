@@ -215,7 +215,7 @@ def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, ur
         (["--internal-stats", str(bad)], 2, "is no JSON"),
         (["--internal-stats", str(stats)], 2, "don't say whose they are"),
         (["--internal-stats", f"non-persistent://a/b/c={stats}"], 2, "is no persistent topic"),
-        (["--admin-url", "broker:8080"], 2, "is no admin URL"),
+        (["--admin-url", "broker:8080"], 2, "is not an admin URL"),
     ):
         found = offloader("adopt", "--store", url, *arguments)
         assert (found.code, found.out) == (code, ""), arguments

@@ -1,7 +1,7 @@
 """A Pulsar cluster's admin REST interface: topics, their ledgers, cursors and policies.
 
-Every wait has a deadline. ``trim`` and ``offload`` make a broker work, ``note`` adds to a subscription's properties;
-nothing else changes anything.
+Every wait has a deadline. ``trim`` and ``offload`` start work in a broker, ``note`` adds to a subscription's
+properties; all other calls only read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ with needs_extra("cli", "a client of Pulsar's admin interface"):
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
-#: Longest time for a response that arrives slowly.
+#: Time limit for receiving a whole response.
 ANSWER_S_MAX = 60.0
 RETRIES_MAX = 3
 #: Redirects to another broker before a request fails.
@@ -54,7 +54,7 @@ CONNECTIONS_MAX = 8
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
 ANSWER_SHOWN_CHARS = 200
 OFFLOAD_ERROR_CHARS = 500
-#: Of the error of an offload that is no failure.
+#: Part of the error message of an offload that did not fail.
 _UNDER_WAY = "already running"
 _PIECE_BYTES = 256 * 1024
 
@@ -64,13 +64,13 @@ class AdminClient:
 
     Args:
         url: of the admin interface, ``http://broker:8080``.
-        security: its token is sent as a bearer token; its TLS checks ``https``.
-        hosts: other brokers that may get the token after a redirect, with * for any letters.
+        security: its token is sent as a bearer token; its TLS settings check ``https``.
+        hosts: other brokers that may receive the token after a redirect; * matches any letters.
         retries_max: of one call; for callers that don't retry.
 
     Raises (every call):
         AccessDenied: the token isn't authorised.
-        NotFound: no such tenant, namespace or topic.
+        NotFound: the tenant, namespace or topic does not exist.
         StoreUnavailable, Throttled: retry later.
         Corrupt: the response isn't from Pulsar's admin interface.
     """
@@ -94,11 +94,11 @@ class AdminClient:
             maxsize=CONNECTIONS_MAX,
             retries=urllib3.Retry(
                 total=retries_max,
-                allowed_methods=None,  # all requests here are idempotent, whatever the method
+                allowed_methods=None,  # all requests are idempotent, whatever the method
                 backoff_factor=0.2,
                 status_forcelist=(429, 502, 503, 504),
                 raise_on_status=False,
-                respect_retry_after_header=False,  # it may ask for hours, which nothing interrupts
+                respect_retry_after_header=False,  # it may ask for hours, and this wait can't be interrupted
             ),
             timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
             ssl_context=self._security.context() if url.startswith("https://") else None,
@@ -127,7 +127,7 @@ class AdminClient:
         return self._names(f"/admin/v2/namespaces/{quote(tenant, safe='')}")
 
     def topics(self, namespace: str) -> Sequence[str]:
-        """The persistent topics of ``tenant/namespace``; of partitioned ones, the partitions."""
+        """The persistent topics of ``tenant/namespace``, with the partitions of partitioned topics."""
         return self._names(f"/admin/v2/persistent/{quote(namespace)}")
 
     def policies(self, namespace: str) -> Mapping[str, Any]:
@@ -150,7 +150,7 @@ class AdminClient:
         return stats_of(self._json(f"{_path(topic)}/stats"), topic)
 
     def schema(self, topic: str, version: int | None) -> tuple[str, str, Mapping[str, str]]:
-        """Type, definition and properties of a topic's schema, of its newest version where none is given."""
+        """Type, definition and properties of a topic's schema; default: of the newest version."""
         name = _path(topic).replace("/persistent/", "/schemas/", 1)
         found = self._json(f"{name}/schema" if version is None else f"{name}/schema/{version}")
         if not isinstance(found, dict) or not isinstance(found.get("type"), str):
@@ -162,7 +162,7 @@ class AdminClient:
         where = f"{self.url}{_path(topic)}/ledger/{position.ledger_id}/entry/{position.entry_id}"
         status, headers, body = self._exchange("GET", where)
         if (found := fate_of(status, headers, body)) is None:
-            raise StoreUnavailable(f"{where} answered {status}: {self._shown(body)}")
+            raise StoreUnavailable(f"{where} returned status {status}: {self._shown(body)}")
         return found
 
     def trim(self, topic: str) -> None:
@@ -170,8 +170,9 @@ class AdminClient:
         self._ask("POST", f"{_path(topic)}/trim")
 
     def offload(self, topic: str, before: Position) -> bool:
-        """Makes the broker offload the closed ledgers that end before a position, which it does some time after this
-        returns. False: it is at work on this topic already."""
+        """Make the broker offload the closed ledgers that end before a position.
+
+        The broker offloads them some time after this returns. False: it is already offloading this topic."""
         body = {"ledgerId": before.ledger_id, "entryId": before.entry_id, "partitionIndex": -1}
         where = f"{self.url}{_path(topic)}/offload"
         status, _, answer = self._exchange("PUT", where, body)
@@ -181,45 +182,45 @@ class AdminClient:
         return True
 
     def offload_error(self, topic: str) -> str:
-        """Why the last offload that the broker was asked for failed; empty: it didn't, or it is under way.
+        """Why the last offload that was requested from the broker failed; empty: it did not fail, or is running.
 
-        Pulsar's answer is ERROR too if it was asked while an offload that it had started itself was under way.
+        Pulsar also reports ERROR for a request during an offload that the broker had started itself.
         """
         found = self._json(f"{_path(topic)}/offload")
         if not isinstance(found, dict) or found.get("status") != "ERROR":
             return ""
-        # The names of the broker's exceptions come first, and the plugin's words last.
-        why = str(found.get("lastError") or "it gives no reason").rpartition("PluginError: ")[2]
+        # The names of the broker's exceptions come first, the plugin's message last.
+        why = str(found.get("lastError") or "the broker gives no reason").rpartition("PluginError: ")[2]
         return "" if _UNDER_WAY in why.lower() else why[:OFFLOAD_ERROR_CHARS]
 
     def properties(self, topic: str, subscription: str) -> Mapping[str, str]:
-        """Properties of a subscription; ``NotFound``: there is no such topic or subscription."""
+        """Properties of a subscription; ``NotFound``: the topic or subscription does not exist."""
         found = self._json(_properties_path(topic, subscription))
         if not isinstance(found, dict):
-            raise Corrupt(f"{self.url} didn't answer the properties of subscription {subscription} of {topic}")
+            raise Corrupt(f"{self.url}: the response has no properties of subscription {subscription} of {topic}")
         return {str(name): str(value) for name, value in found.items()}
 
     def note(self, topic: str, subscription: str, changes: Mapping[str, str]) -> None:
-        """Sets properties of a subscription, and keeps its others; ``NotFound`` as ``properties``."""
+        """Set properties of a subscription, and keep its others; ``NotFound`` as ``properties``."""
         with self._noting:
             found = self.properties(topic, subscription)
             self._ask("PUT", _properties_path(topic, subscription), {**found, **changes})
 
     def broker_settings(self) -> Mapping[str, str]:
-        """The effective settings of the broker that answers; only a superuser may ask."""
+        """The effective settings of the broker that responds; requires a superuser."""
         found = self._json("/admin/v2/brokers/configuration/runtime")
         if not isinstance(found, dict):
-            raise Corrupt(f"{self.url} didn't answer a broker's settings")
+            raise Corrupt(f"{self.url}: the response has no broker settings")
         return {str(name): "" if value is None else str(value) for name, value in found.items()}
 
     def broker_version(self) -> str:
-        """The version of the broker that answers, ``4.0.7``."""
+        """The version of the broker that responds, ``4.0.7``."""
         return self._ask("GET", "/admin/v2/brokers/version").decode(errors="replace").strip().strip('"')[:40]
 
     def _names(self, path: str) -> list[str]:
         found = self._json(path)
         if not isinstance(found, list) or not all(isinstance(name, str) and is_text(name) for name in found):
-            raise Corrupt(f"{self.url}{path} didn't answer a list of names")
+            raise Corrupt(f"{self.url}{path}: the response is not a list of names")
         return found
 
     def _json(self, path: str) -> Any:
@@ -227,7 +228,7 @@ class AdminClient:
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as cause:
-            raise Corrupt(f"{self.url}{path} didn't answer JSON: {self._shown(body)}") from cause
+            raise Corrupt(f"{self.url}{path}: the response is not JSON: {self._shown(body)}") from cause
 
     def _ask(self, method: str, path: str, document: Mapping[str, object] | None = None) -> bytes:
         where = f"{self.url}{path}"
@@ -238,22 +239,25 @@ class AdminClient:
     def _require_done(self, where: str, status: int, body: bytes) -> None:
         if status in (401, 403):
             raise AccessDenied(
-                f"{where} answered {status}",
-                hint="set a token that may do this there: OFFLOADER_ADMIN_TOKEN, or the token of the section [pulsar]",
+                f"{where} returned status {status}",
+                hint="set a token with the required permission: OFFLOADER_ADMIN_TOKEN, or the token of the section "
+                "[pulsar]",
             )
         if status == 404:
-            raise NotFound(f"{where} isn't there")
+            raise NotFound(f"{where} does not exist")
         if status not in (200, 204):
-            raise (Throttled if status == 429 else StoreUnavailable)(f"{where} answered {status}: {self._shown(body)}")
+            raise (Throttled if status == 429 else StoreUnavailable)(
+                f"{where} returned status {status}: {self._shown(body)}"
+            )
 
     def _exchange(
         self, method: str, url: str, document: Mapping[str, object] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers by names in small letters, and body, after redirects between brokers."""
+        """Status, headers by lower-case names, and body, after redirects between brokers."""
         where = url
         try:
             for _ in range(REDIRECTS_MAX + 1):
-                # Closed before its end, the response closes its connection; a whole one has returned it to the pool.
+                # A response closed before its end closes its connection; a whole response has returned it to the pool.
                 with self._pool.request(
                     method, where, preload_content=False, headers=self._headers(), redirect=False, json=document
                 ) as answer:
@@ -265,37 +269,37 @@ class AdminClient:
                     elsewhere = urljoin(where, elsewhere)
                 except ValueError as cause:
                     raise StoreUnavailable(
-                        f"{where} sends us on to {elsewhere[:200]!a}, which is no address",
-                        hint="check the brokers' own",
+                        f"{where} redirects to {elsewhere[:200]!a}, which is not a valid address",
+                        hint="check the advertised addresses of the brokers",
                     ) from cause
                 where = self._allowed(where, elsewhere)
             else:
-                raise StoreUnavailable(f"{url}: more than {REDIRECTS_MAX} brokers in a row name another one")
+                raise StoreUnavailable(f"{url}: more than {REDIRECTS_MAX} redirects between brokers")
         except urllib3.exceptions.HTTPError as cause:
             if "CERTIFICATE_VERIFY_FAILED" in str(cause):
                 raise AccessDenied(
-                    f"{self.url} shows a certificate that isn't good",
-                    hint="give the file of its certificate authority, and the name that is in its certificate",
+                    f"{self.url}: certificate verification failed",
+                    hint="configure the file of its certificate authority, and a URL whose host is in its certificate",
                 ) from cause
             raise StoreUnavailable(
-                f"{where} doesn't answer: {plain_reason(cause)}", hint="check the admin URL, or try later"
+                f"{where} does not respond: {plain_reason(cause)}", hint="check the admin URL, or retry later"
             ) from cause
         return answer.status, {name.lower(): value for name, value in answer.headers.items()}, body
 
     def _allowed(self, where: str, elsewhere: str) -> str:
-        """Follows a redirect to the owning broker, with the token only if its host is allowed."""
+        """Follow a redirect to the owning broker, with the token only if its host is allowed."""
         safe = ("https://",) if where.startswith("https://") else ("http://", "https://")
         if not elsewhere.startswith(safe):
             raise AccessDenied(
-                f"{where} sends us on to {elsewhere[:200]}, where the token could be read on the way",
+                f"{where} redirects to {elsewhere[:200]}, which is not encrypted: the token is not sent there",
                 hint="give the brokers https addresses: webServicePortTls, and advertisedListeners",
             )
         host = host_of(elsewhere)
         if self._security.token is not None and not any(matches(host, allowed) for allowed in self._hosts):
             raise AccessDenied(
-                f"{where} sends us on to {elsewhere[:200]}, and nothing here says that {host[:100]} may have the token",
-                hint=f'if that is a broker of yours: pulsar.admin_hosts = ["{host[:100]}"], with * for any letters '
-                "(adopt: OFFLOADER_ADMIN_HOSTS); or give the admin URL of a proxy",
+                f"{where} redirects to {elsewhere[:200]}, but {host[:100]} is not allowed to receive the token",
+                hint=f'if it is one of your brokers, set pulsar.admin_hosts = ["{host[:100]}"], with * for any '
+                "letters (adopt: OFFLOADER_ADMIN_HOSTS); or give the admin URL of a proxy",
             )
         return elsewhere
 
@@ -305,9 +309,9 @@ class AdminClient:
         while piece := answer.read1(_PIECE_BYTES):
             body += piece
             if len(body) > ANSWER_BYTES_MAX:
-                raise Corrupt(f"{where} answered more than {ANSWER_BYTES_MAX} bytes")
+                raise Corrupt(f"{where} returned more than {ANSWER_BYTES_MAX} bytes")
             if self._clock.monotonic_s() > deadline_s:
-                raise StoreUnavailable(f"{where} takes more than {ANSWER_S_MAX:g} s to answer", hint="try later")
+                raise StoreUnavailable(f"{where}: the response took more than {ANSWER_S_MAX:g} s", hint="retry later")
         return bytes(body)
 
     def _shown(self, body: bytes) -> str:
@@ -321,12 +325,12 @@ class AdminClient:
 
 
 def require_admin_url(url: str) -> None:
-    """Raises ``InvalidCall``: no URL of an admin interface, or it carries credentials."""
+    """Raise ``InvalidCall`` if the URL is not an admin interface's, or has credentials."""
     plain = without_credentials(url)
     if not url.startswith(("http://", "https://")):
-        raise InvalidCall(f"{plain!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
+        raise InvalidCall(f"{plain!r} is not an admin URL", hint="give http://broker:8080 or https://broker:8443")
     if plain != url:
-        raise InvalidCall(f"the admin URL of {plain} carries credentials", hint="leave them out, and set a token")
+        raise InvalidCall(f"the admin URL of {plain} contains credentials", hint="remove them, and set a token")
 
 
 def host_of(url: str) -> str:

@@ -27,11 +27,11 @@ PERMITS_MAX = 2**31 - 1
 class FlowWindow:
     """Flow control: the protocol's permits count messages, the buffer counts bytes. Not thread-safe.
 
-    A broker sends whole batches: it may exceed its permits, and the next grant is smaller by that.
+    A broker sends whole batches: it may exceed its permits, and the next grant is reduced accordingly.
 
     Args:
         messages_max: permitted or buffered.
-        bytes_max: about as much, by the largest of the last messages; may be changed.
+        bytes_max: approximate limit, by the largest of the last messages; may be changed.
 
     Attributes:
         permitted: messages that the broker may send; 0 in a new session.
@@ -44,7 +44,7 @@ class FlowWindow:
         self.permitted = self.messages = self.bytes = 0
 
     def arrived(self, messages: int, size_bytes: int, *, kept: bool) -> None:
-        """Counts an entry that arrived, and that is buffered if ``kept``."""
+        """Count an entry that arrived, and that is buffered if ``kept``."""
         self.permitted -= messages
         self._message_bytes = max(size_bytes / messages, self._message_bytes * 15 / 16, 1.0)
         if kept:
@@ -52,10 +52,10 @@ class FlowWindow:
             self.bytes += size_bytes
 
     def grant(self) -> int:
-        """How many messages to permit now, and counts them as permitted; 0: not worth a command."""
+        """Number of messages to permit now, counted as permitted; 0: too few for a command."""
         room = min(self._messages_max - self.messages, int((self.bytes_max - self.bytes) / self._message_bytes))
         if not self.messages:
-            room = max(room, 1)  # one message fits, however large
+            room = max(room, 1)  # one message is permitted, however large
         more = min(room - self.permitted, PERMITS_MAX)
         if more <= 0 or more < room // 2:
             return 0
@@ -71,7 +71,9 @@ _CUMULATIVE = 1
 
 
 class Delivery(NamedTuple):
-    """One stored entry: all after the command (CRC-32C checked), its messages, and publish time, ms since 1970 UTC."""
+    """One stored entry: all after the command (CRC-32C checked), its messages, and publish time, ms since 1970
+    UTC.
+    """
 
     position: Position
     entry: bytes
@@ -79,7 +81,7 @@ class Delivery(NamedTuple):
     publish_time_ms: int
 
 
-#: Buffer of a consumer without a limit of its own.
+#: Default buffer of a consumer.
 _BUFFER_BYTES = 16 * 1024 * 1024
 
 
@@ -88,7 +90,7 @@ class _Session:
 
     def __init__(self, consumer: Consumer, connection: Connection, begin: Position | None) -> None:
         self._consumer, self.connection = consumer, connection
-        #: Of a reader: its start position, and the last entry received.
+        #: For a reader: its start position, and the last entry received.
         self.begin = begin
         self.last: Position | None = None
         self.consumer_id = connection.attach(self)
@@ -109,14 +111,14 @@ class _Session:
         return self.is_known and not self.is_broken
 
     def leave(self) -> None:
-        """Closes the session at the broker, if that knows it and can be reached."""
+        """Close the session at the broker, if the broker knows it and is reachable."""
         if self.is_known:
             self.connection.leave(CommandType.CLOSE_CONSUMER, self.consumer_id)
 
     def abandon(self) -> None:
-        """Closes the session without waiting for a broker that didn't answer or refused.
+        """Close the session without waiting for a broker that did not respond or refused.
 
-        Commands are executed in order, so the broker forgets this session before the next one begins.
+        Commands are executed in order, so the broker closes this session before the next one begins.
         """
         with contextlib.suppress(OffloaderError):
             self.connection.send(CommandType.CLOSE_CONSUMER, consumer_id=self.consumer_id, request_id=UNASKED_REQUEST)
@@ -127,13 +129,13 @@ class Consumer:
     """Receives a topic's entries. Thread-safe, with one ``take`` at a time. Connects at the first ``take``.
 
     Args:
-        topic: ``persistent://tenant/namespace/topic``, a partition's where there are partitions.
-        subscription: its name. A durable one is created at the topic's beginning if it is missing; of several consumers
-            with one name, the broker chooses the active one.
+        topic: ``persistent://tenant/namespace/topic``, or a partition's name.
+        subscription: its name. A durable subscription is created at the topic's beginning if it is missing; of several
+            consumers with one name, the broker chooses the active one.
         start: start position of a reader, instead of a durable subscription.
-        after: the last entry that isn't needed any more; it and earlier ones are dropped on arrival.
+        after: the last entry that is no longer needed; it and earlier entries are dropped on arrival.
         messages_max: in the buffer.
-        bytes_max: returns how many bytes the buffer may have, before each grant.
+        bytes_max: returns the current byte limit of the buffer, before each grant.
         ready: called by another thread when entries are available; return quickly.
     """
 
@@ -176,16 +178,19 @@ class Consumer:
 
     @property
     def choice(self) -> int | None:
-        """Number of the broker's choice that made this consumer the active one, without a break; ``None``: it isn't."""
+        """Number of the broker's choice that made this consumer the active one, without interruption; ``None``:
+        inactive.
+        """
         with self._lock:
             session = self._session
             is_chosen = session is not None and session.is_usable and bool(self._is_active)
             return self._choices if is_chosen else None
 
     def is_chosen_since(self, since_s: float) -> bool:
-        """Whether the broker chose this consumer, and sent anything after ``since_s``, of the clock's ``monotonic_s``.
+        """Whether the broker chose this consumer, as confirmed by a command received after ``since_s``.
 
-        Commands are ordered, so a later choice would have arrived before. Pings a silent broker; doesn't wait.
+        ``since_s`` is of the clock's ``monotonic_s``.
+        Commands are ordered, so a later choice would have arrived before. Pings a silent broker; does not wait.
         """
         with self._lock:
             session = self._session
@@ -198,13 +203,13 @@ class Consumer:
         return False
 
     def attend(self) -> None:
-        """Subscribes if needed, also after ``leave``; takes no entries. Raises as ``take``."""
+        """Subscribe if needed, also after ``leave``; takes no entries. Raises as ``take``."""
         self._is_away = False
         self._raise_error()
         self._subscribed()
 
     def leave(self) -> None:
-        """Unsubscribes until ``attend``: the broker chooses another consumer of the subscription.
+        """Unsubscribe until ``attend``: the broker chooses another consumer of the subscription.
 
         Calls that need the broker are refused meanwhile: subscribing would make this consumer a candidate.
         """
@@ -213,20 +218,21 @@ class Consumer:
             self._end_session()
 
     def skip(self, position: Position) -> None:
-        """Drops everything up to ``position``: it counts as taken."""
+        """Drop everything up to ``position``: it counts as taken."""
         with self._lock:
             self._taken, self._last = newest(self._taken, position), newest(self._last, position)
             self._kept = [each for each in self._kept if each.position > position]
 
     def take(self, wait_s: float = 0.0) -> list[Delivery]:
-        """The next entries, in order; none if nothing arrived within ``wait_s``.
+        """The next entries, in order; none if no entry arrived within ``wait_s``.
 
-        Subscribes first, and again after the broker or the connection was lost, without repeating or losing entries.
+        Subscribes first, and resubscribes after the broker or the connection was lost, without repeating or losing
+        entries.
 
         Raises:
-            StoreUnavailable: no broker has the topic now, or an entry arrived damaged; retry later.
+            StoreUnavailable: no broker serves the topic now, or an entry arrived damaged; retry later.
             Corrupt: the entries of a reader don't ascend. AccessDenied, NotFound, InvalidCall: the broker refuses.
-            BeyondEnd: a reader's broker began before ``start``, as brokers do when nothing is stored from there on.
+            BeyondEnd: a reader's broker began before ``start``, as brokers do when no later entry is stored.
             Closed: this consumer was closed.
         """
         self._raise_error()
@@ -254,16 +260,16 @@ class Consumer:
         return found if min(found) >= 0 else None
 
     def acknowledge(self, position: Position) -> None:
-        """Acknowledges everything up to ``position``: the broker may delete it. Sends nothing if it was done before.
+        """Acknowledge everything up to ``position``: the broker may delete it. Sends nothing if this was done before.
 
         Raises:
             InvalidCall: it is a reader, or ``position`` is after the last taken entry.
             StoreUnavailable: retry later.
         """
         if self._start is not None:
-            raise InvalidCall(f"{self.topic}: a reader acknowledges nothing")
+            raise InvalidCall(f"{self.topic}: a reader can't acknowledge")
         if self._taken is None or position > self._taken:
-            raise InvalidCall(f"{self.topic}: {position} wasn't taken yet; that is {self._taken}")
+            raise InvalidCall(f"{self.topic}: can't acknowledge {position}, the last taken entry is {self._taken}")
         if self._acknowledged is not None and position <= self._acknowledged:
             return
         session = self._subscribed()
@@ -273,7 +279,7 @@ class Consumer:
         self._acknowledged = position
 
     def close(self) -> None:
-        """Closes the session; a durable subscription stays. Idempotent."""
+        """Close the session; a durable subscription remains. Idempotent."""
         with self._subscribing:
             self._is_closed = True
             self._end_session()
@@ -319,24 +325,24 @@ class Consumer:
         if is_new:
             self._last = position
             time_ms = signed64(metadata.publish_time)
-            # No format can hold other times; the entry's own bytes keep the producer's value.
+            # No format can hold other times; the entry itself keeps the producer's value.
             known_ms = time_ms if TIME_MS_MIN <= time_ms <= TIME_MS_MAX else TIME_UNKNOWN_MS
             self._kept.append(Delivery(position, command.entry, messages, known_ms))
 
     def _out_of_order(self, session: _Session, position: Position) -> OffloaderError | None:
-        """What is wrong with the position of a reader's next entry: readers are never sent repeats."""
+        """The error in the position of a reader's next entry: readers never receive repeats."""
         last, session.last = session.last, position
         if last is not None and position <= last:
             return Corrupt(
-                f"{self.topic}: {session.connection.name} gave {position} after {last}",
-                hint="the broker's ids can't be trusted: have the topic moved to another broker (unload)",
+                f"{self.topic}: {session.connection.name} sent {position} after {last}",
+                hint="the broker's entry ids are inconsistent: unload the topic, so that another broker serves it",
             )
         if last is None and session.begin is not None and position < session.begin:
-            return BeyondEnd(f"{self.topic}: asked for {session.begin}, its broker began at {position}")
+            return BeyondEnd(f"{self.topic}: requested {session.begin}, the broker began at {position}")
         return None
 
     def _raise_error(self) -> None:
-        """Raises a failure once, after all entries before it were taken."""
+        """Raise a failure once, after all entries before it were taken."""
         with self._lock:
             if self._error is None or self._kept:
                 return
@@ -356,9 +362,9 @@ class Consumer:
         """The current session, or a new one."""
         with self._subscribing:
             if self._is_closed:
-                raise Closed(f"the consumer of {self.topic} was closed")
+                raise Closed(f"the consumer of {self.topic} is closed")
             if self._is_away:
-                raise StoreUnavailable(f"{self.topic} is left to another process for now")
+                raise StoreUnavailable(f"{self.topic}: this process has stepped aside for another one")
             with self._lock:
                 session = self._session
                 if session is not None and session.is_usable:
@@ -380,7 +386,7 @@ class Consumer:
         begin = self._last or self._start
         session = _Session(self, connection, begin)
         # Brokers close a subscription asynchronously: a reader that reuses its name is refused, or begins at the
-        # earlier one's position.
+        # position of the earlier one.
         name = f"{self._subscription}-{os.urandom(8).hex()}" if is_reader else self._subscription
         with self._lock:
             self._session = session
@@ -408,7 +414,7 @@ class Consumer:
 
 #: Payload bytes at which a batch ends: a listener refuses whole batches.
 BATCH_BYTES = 1024 * 1024
-#: Entries of one batch, which bounds batches of small entries.
+#: Maximum number of entries in a batch, which bounds batches of small entries.
 BATCH_ENTRIES_MAX = 8192
 
 
@@ -429,7 +435,7 @@ def first_entries(
 ) -> Sequence[EntryBatch]:
     """A sample of a topic's oldest entries, of about ``bytes_max``; fewer if they don't arrive within ``wait_s``.
 
-    A reader gets them, which leaves no subscription behind.
+    It uses a reader, which leaves no subscription behind.
 
     Raises:
         StoreUnavailable, AccessDenied, NotFound, Corrupt: as ``Consumer.take``.

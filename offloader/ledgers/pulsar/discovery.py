@@ -1,4 +1,4 @@
-"""Discovers the topics of a cluster that names and patterns select."""
+"""Discover the topics of a cluster that names and patterns select."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Pattern(NamedTuple):
     def of(cls, text: str) -> _Pattern:
         levels = text.removeprefix(_DOMAIN).split("/")
         if "://" in levels[0] or len(levels) not in (2, 3) or not all(levels) or text != text.strip():
-            raise ValueError(f"{text!r} is no topic's name or pattern")
+            raise ValueError(f"{text!r} is not a topic name or pattern")
         return cls(levels[0], levels[1], levels[2] if len(levels) == 3 else "*")
 
     def has(self, topic: str) -> bool:
@@ -49,7 +49,7 @@ class TopicPatterns(NamedTuple):
     """Patterns of ``[pulsar] topics`` and ``exclude``. A partitioned topic's name selects all its partitions.
 
     Attributes:
-        topics: a topic is selected if one of these matches,
+        topics: at least one of these patterns must match,
         exclude: and none of these.
     """
 
@@ -58,7 +58,7 @@ class TopicPatterns(NamedTuple):
 
     @classmethod
     def of(cls, topics: Iterable[str], exclude: Iterable[str] = ()) -> TopicPatterns:
-        """Parses patterns. Raises ``InvalidCall``: some are invalid; names all of these."""
+        """Parse patterns. Raises ``InvalidCall``, which names all invalid patterns."""
         problems: list[str] = []
         found: dict[str, list[_Pattern]] = {"topics": [], "exclude": []}
         for name, text in [*(("topics", each) for each in topics), *(("exclude", each) for each in exclude)]:
@@ -69,7 +69,7 @@ class TopicPatterns(NamedTuple):
         if problems:
             raise InvalidCall(
                 "; ".join(problems),
-                hint="tenant/namespace/topic with * and ? in any of the three, or tenant/namespace for all its topics",
+                hint="use tenant/namespace/topic with * and ? in any part, or tenant/namespace for all its topics",
             )
         return cls(tuple(found["topics"]), tuple(found["exclude"]))
 
@@ -82,17 +82,17 @@ class TopicPatterns(NamedTuple):
 
     @property
     def namespaces(self) -> Sequence[str]:
-        """Namespaces that are named in full: ``tenant/namespace``."""
+        """Namespaces without wildcards: ``tenant/namespace``."""
         return sorted({f"{each.tenant}/{each.namespace}" for each in self.topics if each not in self._wide})
 
     @property
     def tenants(self) -> Sequence[str]:
-        """Tenants whose namespaces have to be listed."""
+        """Tenants whose namespaces must be listed."""
         return sorted({each.tenant for each in self._wide if not is_pattern(each.tenant)})
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether every tenant has to be listed."""
+        """Whether the namespaces of every tenant must be listed."""
         return any(is_pattern(each.tenant) for each in self.topics)
 
     def have_namespace(self, namespace: str) -> bool:
@@ -116,8 +116,8 @@ class Look(NamedTuple):
 
     Attributes:
         topics: namespace -> selected topics; a missing namespace has none.
-        failed: namespaces that couldn't be queried: nothing is known of them.
-        is_whole: whether all selected namespaces are in one of the two; else missing ones are unknown too.
+        failed: namespaces whose query failed: their topics are unknown.
+        is_whole: whether all selected namespaces are in one of the two; otherwise missing ones are unknown too.
     """
 
     topics: Mapping[str, frozenset[str]]
@@ -133,7 +133,7 @@ class Roster:
     _missed: dict[str, int] = field(default_factory=dict)
 
     def see(self, look: Look) -> tuple[list[str], list[str]]:
-        """Applies a survey to ``topics``; returns the new and the deleted topics, each ascending."""
+        """Apply a survey to ``topics``; returns the new and the deleted topics, each ascending."""
         shown = {topic for topics in look.topics.values() for topic in topics}
         new, missing = sorted(shown - self.topics), self.topics - shown
         self._missed = {topic: self._missed.get(topic, 0) + self._is_known(topic, look) for topic in missing}
@@ -167,7 +167,7 @@ def survey(
             found = admin.namespaces() if tenant is None else admin.namespaces_of(tenant)
             namespaces |= {each for each in found if patterns.have_namespace(each)}
         except OffloaderError as error:
-            # A tenant that doesn't exist has no topics; that there are no tenants at all is no broker's answer.
+            # A tenant that does not exist has no topics; a list without any tenant does not come from a broker.
             if tenant is None or not isinstance(error, NotFound):
                 first, is_whole = first or error, False
     topics: dict[str, frozenset[str]] = {}

@@ -22,11 +22,11 @@ READ_S_MAX = 15.0
 
 
 class InconsistentRead(StoreUnavailable):
-    """A reader was not given entries that another one gets: discard what it received and read again."""
+    """A reader skipped entries that another reader received: discard the read and repeat it."""
 
 
 class NotGiven(NamedTuple):
-    """Entries ``first`` to ``last`` of a ledger that no reader gets: ``UNDELIVERED``, ``LOST`` or ``UNKNOWN``."""
+    """Entries ``first`` to ``last`` of a ledger that no reader receives: ``UNDELIVERED``, ``LOST`` or ``UNKNOWN``."""
 
     fate: EntryFate
     first: int
@@ -36,9 +36,9 @@ class NotGiven(NamedTuple):
 class SkippedEntries:
     """Classifies the skipped entries of one topic. Thread-safe.
 
-    Asks the broker about each entry of a run. Unless all of them are undelivered, a second reader begins at the run's
-    first entry. Entries that it doesn't get either are classified by the broker's answers. After a lost entry a broker
-    also skips entries that it has; a reader that begins at them gets them.
+    Queries the broker about each entry of a run. Unless all of them are undelivered, a second reader begins at the
+    run's first entry. Entries that it does not receive either are classified by the broker's responses. After a lost
+    entry, a broker also skips existing entries; a reader that begins at them receives them.
 
     Args:
         admin: queried about single entries.
@@ -59,17 +59,18 @@ class SkippedEntries:
         self._asked_max = asked_max
 
     def look(self, ledger_id: int, first: int, last: int, following: Position) -> list[NotGiven]:
-        """The beginning of a run that no reader gets, in pieces of one fate each, ascending.
+        """The beginning of a run that no reader receives, in ascending pieces with one fate each.
 
-        Read the rest of the run, if any, from its first entry on.
+        Read the rest of the run, if any, from its first entry.
 
         Args:
-            ledger_id, first, last: entries that the broker lists and didn't deliver.
-            following: the next entry that it delivered.
+            ledger_id, first, last: entries that the broker lists and did not deliver.
+            following: the next delivered entry.
 
         Raises:
-            InconsistentRead: it delivers the first of them to a second reader.
-            StoreUnavailable: no response, or it has the first entry and doesn't deliver it: nothing was decided.
+            InconsistentRead: the broker delivers the first of them to a second reader.
+            StoreUnavailable: no response, or the broker stores the first entry but does not deliver it; nothing was
+                decided.
         """
         asked = range(first, min(last + 1, first + self._asked_max))
         fates = [self._admin.fate(self._topic, Position(ledger_id, each)) for each in asked]
@@ -78,9 +79,10 @@ class SkippedEntries:
         came = self._read_again(Position(ledger_id, first), following)
         if fates[0] is EntryFate.READABLE:
             raise StoreUnavailable(
-                f"{self._topic}: the broker has {ledger_id}:{first}, which is neither a marker nor part of an aborted "
-                f"transaction, and goes on at {following} without giving it",
-                hint="nothing is given up meanwhile; has the namespace an entry filter that works on readers?",
+                f"{self._topic}: the broker stores {ledger_id}:{first}, which is neither a marker nor part of an "
+                f"aborted transaction, but skipped it and continued at {following}",
+                hint="offloading of the topic waits; check whether the namespace has an entry filter that applies "
+                "to readers",
             )
         if came.ledger_id == ledger_id:
             last = min(last, came.entry_id - 1)
@@ -89,20 +91,20 @@ class SkippedEntries:
         return _pieces(first, last, fates)
 
     def _read_again(self, first: Position, following: Position) -> Position:
-        """The first entry after ``first`` that a second reader gets."""
+        """The first entry after ``first`` that a second reader receives."""
         with closing(self._open_reader(first)) as reader:
             deadline_s = self._clock.monotonic_s() + READ_S_MAX
             came = reader.take(READ_S_MAX)
             while not came and (left_s := deadline_s - self._clock.monotonic_s()) > 0:
                 came = reader.take(left_s)
         if not came:
-            raise StoreUnavailable(f"{self._topic}: the broker gave nothing from {first} on when it was asked again")
+            raise StoreUnavailable(f"{self._topic}: the broker delivered nothing from {first} on to a second reader")
         position = came[0].position
         if not first < position <= following:
             raise InconsistentRead(
-                f"{self._topic}: the broker went on at {following} after it was asked for {first}, and the second time "
-                f"at {position}",
-                hint="it is read again from there",
+                f"{self._topic}: the broker continued at {following} after {first} was requested, and the second "
+                f"time at {position}",
+                hint="the read is repeated from there",
             )
         return position
 
@@ -119,9 +121,9 @@ def _pieces(first: int, last: int, fates: Sequence[EntryFate]) -> list[NotGiven]
     return found
 
 
-#: Cache time of an answer, except for the newest entry, which is always queried.
+#: Cache time of a response, except for the newest entry, which is always queried.
 AGE_S_MAX = 10.0
-#: Runs of undelivered entries kept per topic and fate; evicts the oldest ledgers' first, which the manifest has by
+#: Runs of undelivered entries kept per topic and fate; evicts the oldest ledgers' first, which the manifest records by
 #: then.
 RUNS_MAX = 100_000
 
@@ -146,14 +148,14 @@ def first_from(infos: Sequence[LedgerInfo], start: Position) -> Position | None:
 
 
 class _Answer(NamedTuple):
-    """The broker's answer: its ledgers, and the newest readable position."""
+    """The broker's response: its ledgers, and the newest readable position."""
 
     asked_s: float
     doubts: int
     internals: TopicInternals
     readable: Position
     closed_before_ms: int
-    #: The last entry of an acknowledged ledger that isn't listed any more.
+    #: The last entry of an acknowledged ledger that is no longer listed.
     ended: Position | None = None
 
 
@@ -163,7 +165,7 @@ class LedgerList:
     Args:
         ask: queries the admin interface for the topic's internal statistics.
         ask_last: queries the broker for the newest entry that it delivers.
-        look: classifies entries that are listed and weren't delivered: ``SkippedEntries.look``.
+        look: classifies entries that are listed and were not delivered: ``SkippedEntries.look``.
         ended: the acknowledged position if the broker no longer lists its ledger: ``AckCursor.ended``.
     """
 
@@ -187,15 +189,15 @@ class LedgerList:
         self._runs: dict[EntryFate, _Runs] = {fate: {} for fate in _KEPT}
         self._closed_ms: dict[int, int] = {}
         self._gone: set[int] = set()
-        #: The last computed list, the answer and position it was computed from, and the version of what is added.
+        #: The last computed list, the response and position it was computed from, and the version of the added runs.
         self._built: tuple[_Answer, tuple[Position, int], list[LedgerInfo]] | None = None
         self._changes = 0
 
     def infos(self) -> list[LedgerInfo]:
         """All ledgers, ascending, except those whose hot copies were released.
 
-        A ledger counts as open, with the readable part as its length, until its last entry or a later ledger's was
-        readable: entries that aren't readable yet (an undecided transaction) may become so.
+        A ledger counts as open, with the readable part as its length, until its last entry or a later ledger's entry
+        was readable: entries that aren't readable yet (an undecided transaction) may become so.
 
         Raises: as the admin interface and the broker.
         """
@@ -217,21 +219,21 @@ class LedgerList:
             return list(self._built[2])
 
     def internals(self) -> TopicInternals:
-        """The broker's answer itself, as old as ``infos`` may be."""
+        """The broker's response itself, as old as ``infos`` may be."""
         return self._current().internals
 
     def doubt(self) -> None:
-        """Invalidates the cached answer: the next call queries again."""
+        """Invalidate the cached response: the next call queries again."""
         with self._lock:
             self._doubts += 1
 
     def delivered(self, position: Position) -> None:
-        """Notes a delivered entry, so that no query is needed for it."""
+        """Note a delivered entry, so that no query is needed for it."""
         with self._lock:
             self._delivered = max(self._delivered, position)
 
     def gave_up(self, ledger_id: int) -> None:
-        """Stops listing a ledger: its hot copy may be deleted at any time."""
+        """Stop listing a ledger: its hot copy may be deleted at any time."""
         with self._lock:
             self._changes += 1
             self._gone.add(ledger_id)
@@ -240,15 +242,15 @@ class LedgerList:
             self._closed_ms.pop(ledger_id, None)
 
     def follow(self, before: Position | None, begin: Position) -> list[LedgerInfo]:
-        """Accounts for the entries between two that a reader got in sequence (``None``: the topic's beginning).
+        """Account for the entries between two that a reader received in sequence (``None``: the topic's beginning).
 
-        No reader gets what the broker lists there and didn't deliver; ``infos`` give the reason.
+        No reader receives the entries that the broker lists there and did not deliver; ``infos`` give the reason.
 
         Returns:
             The closed ledgers from ``before`` on that end before ``begin``.
 
         Raises:
-            Corrupt: the broker delivered an entry that it doesn't list.
+            Corrupt: the broker delivered an entry that it does not list.
             InconsistentRead: it delivers skipped entries to others; read again from ``first_from`` on.
             Errors of the queries: retry.
         """
@@ -273,9 +275,9 @@ class LedgerList:
                     self._add(self._runs[piece.fate], ledger_id, piece.first, piece.last)
             if pieces[-1].last < last:
                 raise InconsistentRead(
-                    f"{self.topic}: the broker has {ledger_id}:{pieces[-1].last + 1}, and passed over it with the "
+                    f"{self.topic}: the broker stores {ledger_id}:{pieces[-1].last + 1}, but skipped it with the "
                     "entries before it",
-                    hint="it is read again from there",
+                    hint="the read is repeated from there",
                 )
         with self._lock:
             self._delivered = max(self._delivered, begin)
@@ -289,31 +291,34 @@ class LedgerList:
                 readable = self._ask_last() or _NO_LEDGER
                 listed = answer.internals.ledgers.ledgers
                 newest_ledger = listed[-1].ledger_id if listed else _NO_LEDGER.ledger_id
-                # An answer may be older than its ``readable``: ledgers may have begun between its two queries.
+                # A response may be older than its ``readable``: ledgers may have begun between its two queries.
                 if readable == answer.readable and readable.ledger_id <= newest_ledger:
                     return answer
                 if listed and readable.ledger_id == newest_ledger:
                     self._answer = answer = answer._replace(readable=readable)
                     return answer
-            # In this order: what the first lists and the second doesn't reach can't be read now.
+            # In this order: entries that the first lists beyond the second's position can't be read now.
             internals = self._ask()
             readable = self._ask_last() or _NO_LEDGER
             if not internals.ledgers.ledgers and readable != _NO_LEDGER:
                 # Nothing was deleted: a topic keeps its newest ledger.
                 raise StoreUnavailable(
-                    f"{self.topic}: the admin interface lists no ledger, and the broker has {readable}",
-                    hint="nothing is decided meanwhile; it is asked again",
+                    f"{self.topic}: the admin interface lists no ledger, but the broker has entry {readable}",
+                    hint="nothing is decided until a retry returns consistent responses",
                 )
             created_ms, now_ms = internals.newest_ledger_created_ms, self._clock.now_ms()
-            # All but the newest ledger were closed when that was opened, or before.
+            # All but the newest ledger were closed when the newest was opened, or before.
             closed_ms = now_ms if created_ms is None else min(created_ms, now_ms)
             ended = self._trimmed_end(answer, internals)
             self._answer = answer = _Answer(now_s, doubts, internals, readable, closed_ms, ended)
             return answer
 
     def _trimmed_end(self, before: _Answer | None, internals: TopicInternals) -> Position | None:
-        """The end of a ledger that the broker trimmed as soon as it was closed: its last entry was acknowledged, and
-        nothing is known of a later one. Without that, the next entries would follow an unknown number of lost ones."""
+        """The end of a ledger that the broker trimmed as soon as it was closed.
+
+        Its last entry was acknowledged, and no later entry is known.
+
+        Without that, the next entries would follow an unknown number of lost entries."""
         ended = self._ended(internals)
         if ended is None or before is None:
             return None
@@ -338,7 +343,7 @@ class LedgerList:
                     size_bytes=0,
                     created_ms=0,
                     closed_ms=answer.closed_before_ms,
-                    undelivered=((0, last),),  # not any more
+                    undelivered=((0, last),),  # no longer
                     is_exact=False,
                 )
             )
@@ -385,22 +390,24 @@ class LedgerList:
     def _require_listed(
         self, before: Position | None, begin: Position, answer: _Answer, listed: dict[int, LedgerInfo]
     ) -> None:
-        hint = "the broker's ids can't be trusted: have the topic moved to another broker (unload), then start again"
+        hint = (
+            "the broker's entry ids are inconsistent: unload the topic, so that another broker serves it, then restart"
+        )
         confirmed = answer.internals.last_confirmed
         # An earlier ledger may have been deleted since.
         end = listed[begin.ledger_id].entries if begin.ledger_id in listed else 2**63
         beyond = begin.entry_id >= end or begin.ledger_id > max(listed, default=-1)
         if beyond or (confirmed is not None and begin > confirmed):
-            raise Corrupt(f"{self.topic}: the broker gave {begin}, which it doesn't list", hint=hint)
+            raise Corrupt(f"{self.topic}: the broker delivered {begin}, which it does not list", hint=hint)
         own = None if before is None or before.ledger_id == begin.ledger_id else listed.get(before.ledger_id)
         if before is not None and own is not None and own.last_entry_id < before.entry_id:
             raise Corrupt(
-                f"{self.topic}: the broker gave {before} of a ledger that it says ends at {own.last_entry_id}",
+                f"{self.topic}: the broker delivered {before} of a ledger that ends at {own.last_entry_id} by its list",
                 hint=hint,
             )
 
     def _add(self, kind: _Runs, ledger_id: int, first: int, last: int) -> None:
-        """Adds a run, merged with adjacent ones."""
+        """Add a run, merged with adjacent ones."""
         self._changes += 1
         runs = sorted([*kind.get(ledger_id, ()), (first, last)])
         joined = [runs[0]]

@@ -1,7 +1,7 @@
-"""Makes brokers with the offloader plugin offload ledgers that are committed here.
+"""Make brokers with the offloader plugin offload ledgers that are committed to the store.
 
-A broker starts an offload when a ledger is closed, and forgets it when the topic is unloaded before it is done: so what
-it lists as closed and not offloaded is asked for again.
+A broker starts an offload when a ledger is closed, and forgets it when the topic is unloaded before the offload ends.
+So this module requests the offload of ledgers that the broker lists as closed and not offloaded.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from offloader.runtime.clock import Clock
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
-#: Topics that one poll asks about; the next one goes on with the others.
+#: Topics queried in one poll; the next poll continues with the others.
 TOPICS_MAX = 200
-#: Offloads that one poll starts.
+#: Offloads started in one poll.
 TRIGGERS_MAX = 50
-#: Times that the first ledger is noted while a broker goes on trimming.
+#: Attempts to note the first ledger while a broker is trimming.
 NOTES_MAX = 3
-#: First and longest wait before a topic is asked about again, after an error or while its ledgers stay where they are.
+#: First and longest wait before a topic is queried again, after an error or without progress.
 WAIT_S_MIN, WAIT_S_MAX = 10.0, 600.0
 
-#: Wait for a ledger after which the broker is asked why it isn't offloaded; and the longest one while it fails, so that
-#: the problem ends soon after its cause.
+#: Time without progress on a ledger after which the broker is queried for the reason; and the longest wait while it
+#: fails, so that the problem ends soon after its cause.
 FAILING_WAIT_S = 40.0
 
 
 class OffloadTarget(NamedTuple):
-    """What a broker is to offload: the closed ledgers before ``before``, the first of which is ``first``."""
+    """The ledgers that a broker must offload: the closed ledgers before ``before``, beginning with ``first``."""
 
     first: int
     before: Position
 
 
 def due_offload(internals: TopicInternals, committed: Position | None) -> OffloadTarget | None:
-    """The ledgers that a broker lists as closed and not offloaded, and that are committed here; ``None``: none.
+    """The ledgers that a broker lists as closed and not offloaded, and that are committed to the store; ``None``: none.
 
-    No ledger that isn't committed is among them, also none that is listed before. Pure.
+    None of these, and no ledger listed before them, is uncommitted. Pure.
     """
     listed = internals.ledgers.ledgers
     if committed is None or not listed:
@@ -66,15 +66,15 @@ class ServedTopic(NamedTuple):
 
 @dataclass(slots=True)
 class _Asked:
-    """What was asked about one topic last.
+    """State of the queries about one topic.
 
     Attributes:
-        first: the first ledger that was to be offloaded.
-        wait_s: before the topic is asked about again, if nothing changes; 0: at the next poll.
+        first: the first ledger to be offloaded.
+        wait_s: before the topic is queried again, if nothing changes; 0: at the next poll.
         not_before_s: by the monotonic clock.
-        error: why it couldn't be asked.
-        failure: why the broker didn't offload that ledger, although it was asked for some time.
-        is_noted: whether the subscription says since when the list is followed.
+        error: why the query failed.
+        failure: why the broker did not offload that ledger, although it was requested for some time.
+        is_noted: whether the subscription records since when the list is followed.
     """
 
     first: int | None = None
@@ -94,11 +94,11 @@ _NEVER_ASKED = _Asked()
 
 
 class OffloadTriggers:
-    """Asks brokers to offload. One ``look`` at a time.
+    """Requests offloads from brokers. One ``look`` at a time.
 
     Args:
-        subscription: the offloader's own.
-        follows: whether to note on it since when the broker's list is followed.
+        subscription: of the offloader.
+        follows: whether to record in it since when the broker's list is followed.
     """
 
     def __init__(self, admin: AdminClient, subscription: str, clock: Clock, *, follows: bool) -> None:
@@ -107,11 +107,11 @@ class OffloadTriggers:
         self._next = ""
 
     def changed(self, topic: str) -> None:
-        """Asks about a topic at the next poll: it was unloaded, or this process became its leader."""
+        """Query a topic at the next poll: it was unloaded, or this process became its leader."""
         self._topics.pop(topic, None)
 
     def problems(self) -> list[tuple[str, OffloaderError]]:
-        """Topics that can't be asked about or triggered, and those whose brokers fail to offload, with the error."""
+        """Topics that can't be queried or triggered, and those whose brokers fail to offload, with the error."""
         found = ((topic, each.error or each.failure) for topic, each in sorted(self._topics.copy().items()))
         return [(topic, error) for topic, error in found if error is not None]
 
@@ -120,9 +120,9 @@ class OffloadTriggers:
         return [topic for topic, each in self._topics.copy().items() if each.failure is not None]
 
     def look(self, topics: Sequence[ServedTopic], *, is_stopped: Callable[[], bool] = lambda: False) -> int:
-        """Asks about the topics once, as many as are due; returns the number of offloads that brokers started.
+        """Query the due topics once; returns the number of offloads that brokers started.
 
-        An error of one topic is kept for ``problems``; it is asked about again after a while.
+        An error of one topic is kept for ``problems``; the topic is queried again later.
         """
         for gone in self._topics.copy().keys() - {each.topic for each in topics}:
             self._topics.pop(gone, None)
@@ -157,7 +157,7 @@ class OffloadTriggers:
             asked.first, asked.wait_s, asked.failure = None, 0.0, None
             return False
         if target.first == asked.first:
-            # Asked before: the broker is at work, or fails at this ledger.
+            # Requested before: the broker is offloading, or fails at this ledger.
             if asked.wait_s >= FAILING_WAIT_S:
                 self._see_failure(served.topic, asked)
             asked.back_off(self._clock.monotonic_s())
@@ -166,15 +166,17 @@ class OffloadTriggers:
         return self._admin.offload(served.topic, target.before)
 
     def _see_failure(self, topic: str, asked: _Asked) -> None:
-        """Notes why the broker failed to offload the ledger that it was asked for."""
-        with suppress(OffloaderError):  # it is asked about the topic next, and that error is kept
+        """Record why the broker failed to offload the requested ledger."""
+        with suppress(OffloaderError):  # the next query of this topic records its error
             why, before = self._admin.offload_error(topic), asked.failure
             if not why:
                 asked.failure = None
                 return
             asked.failure = StoreUnavailable(
-                f"the broker doesn't offload ledger {asked.first}, which is committed here, and keeps it: {why}",
-                hint="look at the broker's log; `offloader doctor` checks the plugin's settings and its way here",
+                f"the broker does not offload ledger {asked.first}, which is committed to the store, and keeps its "
+                f"copy: {why}",
+                hint="check the broker's log; `offloader doctor` checks the plugin's settings and its connection "
+                "to this process",
             )
             if str(before) != str(asked.failure):
                 extra = {
@@ -186,9 +188,9 @@ class OffloadTriggers:
                 _log.error("%s: %s", topic, asked.failure.message, extra=extra)
 
     def _note(self, topic: str) -> bool:
-        """Notes the first listed ledger, once in the life of the subscription; whether it is noted.
+        """Record the first listed ledger, once per subscription; returns whether it is recorded.
 
-        What is noted is compared with the list once more: in between the topic may have been created again.
+        The recorded ledger is compared with the list once more: the topic may have been recreated in between.
         """
         if (found := self._admin.stats(topic).subscriptions.get(self._subscription)) is None:
             return False
@@ -204,11 +206,11 @@ class OffloadTriggers:
 
 
 def _report(failed: Sequence[tuple[str, OffloaderError]], extra: Mapping[str, str]) -> None:
-    """One line, however many topics a broker had."""
+    """Log one line, however many topics a broker had."""
     if failed:
         (topic, first), more = failed[0], len(failed) - 1
         others = f" (and for {more} more topics)" if more else ""
-        _log.warning("%s: the broker isn't asked to offload: %s%s", topic, first, others, extra=extra)
+        _log.warning("%s: no offload is requested from the broker: %s%s", topic, first, others, extra=extra)
 
 
 def _first_listed(internals: TopicInternals) -> str | None:

@@ -1,7 +1,7 @@
-"""Producer of one topic: sends entries as they are to be stored, and reports which of them are.
+"""Producer of one topic: sends entries in their stored form, and reports which of them are stored.
 
-Never resends: after an error the outcome is unknown, and the caller has to check what was stored before it continues
-with another producer.
+Never resends: after an error the outcome is unknown, and the caller must check which entries were stored before it
+continues with another producer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from offloader.errors import Closed, InvalidCall, OffloaderError, StoreUnavailab
 from offloader.ledgers.pulsar.protocol import Connection, PulsarClient, refusal
 from offloader.runtime.clock import Clock, SystemClock
 
-#: Margin below the broker's size limit: parts of large messages are as large as it allows, and longer under another
+#: Margin below the broker's size limit: parts of large messages have the maximum size, and become longer under another
 #: name. Brokers and bookies allow frames 10 KiB above that.
 SPARE_BYTES = 4096
 
@@ -39,8 +39,8 @@ class ProducerLimits:
     """Limits of unacknowledged entries.
 
     Attributes:
-        entries_max, bytes_max: how much may be in flight.
-        store_s: how long the broker may take to store an entry.
+        entries_max, bytes_max: limits of entries in flight.
+        store_s: time limit for the broker to store an entry.
     """
 
     entries_max: int = 1000
@@ -52,12 +52,12 @@ class Producer:
     """Thread-safe, except that one thread at a time sends; entries are stored in that order.
 
     Args:
-        topic: ``persistent://tenant/namespace/topic``, a partition's where there are partitions.
-        name: by which a broker recognises duplicates; a topic admits one producer of a name.
+        topic: ``persistent://tenant/namespace/topic``, or a partition's name.
+        name: by which a broker recognises duplicates; a topic admits one producer per name.
 
     Raises:
         AccessDenied, NotFound, InvalidCall: the broker refuses.
-        StoreUnavailable: no broker has the topic now, or a producer of that name is connected; retry later.
+        StoreUnavailable: no broker serves the topic now, or a producer of that name is connected; retry later.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class Producer:
         try:
             body = self._connection.request(CommandType.PRODUCER, topic=topic, producer_id=self._id, producer_name=name)
         except BaseException:
-            # The broker may have accepted the producer anyway, and would keep the name taken.
+            # The broker may have accepted the producer anyway, which would reserve the name.
             self._connection.leave(CommandType.CLOSE_PRODUCER, self._id)
             raise
-        #: Of the newest entry that a producer of this name has stored; -1: none, or the topic doesn't deduplicate.
+        #: The newest entry that a producer of this name has stored; -1: none, or the topic does not deduplicate.
         self.last_sequence_id: int = body.last_sequence_id
 
     def send(self, sequence_id: int, entry: bytes, messages: int) -> None:
-        """Sends an entry; waits while too much is in flight.
+        """Send an entry; waits while too much is in flight.
 
         Args:
-            sequence_id: above that of the entry before.
+            sequence_id: above that of the previous entry.
             entry: metadata, payload and their checksum; the metadata has the same name and sequence id.
-            messages: how many are in it.
+            messages: number of messages in it.
 
         Raises:
             InvalidCall: the entry is above the broker's limit; nothing was sent.
@@ -104,8 +104,8 @@ class Producer:
         most = self._connection.message_bytes_max + SPARE_BYTES
         if len(entry) > most:
             raise InvalidCall(
-                f"{self._connection.name} takes entries of at most {most} bytes, this one has {len(entry)}",
-                hint="raise maxMessageSize of the broker",
+                f"the entry has {len(entry)} bytes; {self._connection.name} accepts at most {most}",
+                hint="increase maxMessageSize of the broker",
             )
         bytes_max = max(self._limits.bytes_max - len(entry), 0)  # one entry is sent, however large
         self._wait(lambda: len(self._waiting) < self._limits.entries_max and self._bytes <= bytes_max)
@@ -121,10 +121,10 @@ class Producer:
         self._wait(lambda: not self._waiting)
 
     def close(self) -> None:
-        """Releases the name at the broker; doesn't wait for entries in flight. Idempotent."""
+        """Release the name at the broker, without waiting for entries in flight. Idempotent."""
         with self._lock:
             was_closed = isinstance(self._error, Closed)
-            self._error = self._error or Closed(f"the producer of {self.topic} was closed")
+            self._error = self._error or Closed(f"the producer of {self.topic} is closed")
             self._changed.set()
         if not was_closed:
             self._connection.leave(CommandType.CLOSE_PRODUCER, self._id)
@@ -138,7 +138,7 @@ class Producer:
             case CommandType.SEND_ERROR:
                 self.lost(refusal(self._connection.name, CommandType.SEND.name, body.error, body.message))
             case CommandType.CLOSE_PRODUCER:
-                self.lost(StoreUnavailable(f"{self._connection.name} gave {self.topic} up"))
+                self.lost(StoreUnavailable(f"{self._connection.name} closed the producer for {self.topic}"))
 
     def lost(self, error: OffloaderError) -> None:
         """Handles the loss of the connection."""
@@ -149,7 +149,7 @@ class Producer:
     def _stored(self, sequence_id: int, position: Position | None) -> None:
         with self._lock:
             if not self._waiting or sequence_id < self._waiting[0][0]:
-                return  # reported before
+                return  # already reported
             if sequence_id != self._waiting[0][0]:
                 self._error = self._error or StoreUnavailable(
                     f"{self._connection.name} stored {sequence_id} of {self.topic} before {self._waiting[0][0]}"
@@ -160,7 +160,7 @@ class Producer:
             self._changed.set()
 
     def _wait(self, is_enough: Callable[[], bool]) -> None:
-        """Waits for room; fails after ``store_s`` without a receipt."""
+        """Wait until ``is_enough``; fails after ``store_s`` without a receipt."""
         while True:
             with self._lock:
                 if self._error is not None:

@@ -116,7 +116,7 @@ def test_without_a_token_any_broker_may_be_asked(server: Server) -> None:
 
 def test_endless_redirects_are_given_up(server: Server, client: AdminClient) -> None:
     server.answers = {LEDGERS: (307, b"", {"Location": LEDGERS})}
-    with pytest.raises(StoreUnavailable, match="in a row"):
+    with pytest.raises(StoreUnavailable, match="redirects between brokers"):
         client.ledgers("persistent://t/n/a b")
     assert len(server.asked) == admin.REDIRECTS_MAX + 1
 
@@ -142,7 +142,7 @@ def test_token_is_not_sent_on_redirect_from_https_to_http(server: Server, tmp_pa
     security = Security(lambda: "secret", ssl.create_default_context(cafile=str(authority.ca_file)))
     with (
         AdminClient(f"https://127.0.0.1:{server.server_port}", security=security) as client,
-        pytest.raises(AccessDenied, match="could be read on the way"),
+        pytest.raises(AccessDenied, match="is not encrypted"),
     ):
         client.ledgers("persistent://t/n/a b")
     assert [path for path, _ in server.asked] == [LEDGERS]
@@ -160,7 +160,7 @@ def test_a_broker_that_wants_to_be_left_alone_for_hours_does_not_hold_the_caller
     slept: list[float] = []
     monkeypatch.setattr("urllib3.util.retry.time.sleep", slept.append)
     server.answers = {LEDGERS: (503, b"", {"Retry-After": "20000"})}
-    with pytest.raises(StoreUnavailable, match="answered 503"):
+    with pytest.raises(StoreUnavailable, match="returned status 503"):
         client.ledgers("persistent://t/n/a b")
     assert max(slept, default=0.0) < 60
 
@@ -246,7 +246,7 @@ def test_silent_server_runs_into_a_deadline(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_only_http_admin_urls_are_accepted() -> None:
-    with pytest.raises(InvalidCall, match="no admin URL"):
+    with pytest.raises(InvalidCall, match="not an admin URL"):
         AdminClient("pulsar://broker:6650")
 
 

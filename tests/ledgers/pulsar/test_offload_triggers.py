@@ -131,7 +131,7 @@ def test_broker_that_fails_to_offload_is_a_problem_until_it_does(
     look_for(600)
     [(topic, error)] = asking.triggers.problems()
     assert topic == TOPIC
-    assert "doesn't offload ledger 1, which is committed here, and keeps it: HTTP 404 not_found" in error.message
+    assert "does not offload ledger 1, which is committed to the store, and keeps its copy: HTTP 404 not_found" in error.message
     assert asking.triggers.failing() == [TOPIC]
     [line] = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert line.__dict__["event"] == "broker_offload_failed"
@@ -262,6 +262,6 @@ def test_outage_of_a_broker_with_many_topics_is_one_line(
     asking.look(*topics)
     assert len(asking.triggers.problems()) == 30
     [record] = [each for each in caplog.records if each.name == "offloader.ledgers.pulsar"]
-    assert "isn't asked to offload" in record.getMessage()
+    assert "no offload is requested from the broker" in record.getMessage()
     assert record.getMessage().endswith("(and for 29 more topics)")
     assert record.__dict__["event"] == "retry", "a process tells of the outage itself"

@@ -162,7 +162,7 @@ def test_refusals_are_named(place: Place) -> None:
 
 def test_an_entry_above_the_brokers_limit_is_refused_here(place: Place) -> None:
     producer = place.open()
-    with pytest.raises(InvalidCall, match="at most 8192 bytes"):
+    with pytest.raises(InvalidCall, match="accepts at most 8192"):
         producer.send(1, b"x" * 8193, 1)
     send(producer, 1)
     producer.flush()
