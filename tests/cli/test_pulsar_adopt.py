@@ -190,7 +190,7 @@ def test_adopt_sends_the_admin_token(
 ) -> None:
     put_golden(bucket, without=["managedledgername"])
     code, line, hint = offloader.refuses("adopt", "--store", url, "--admin-url", admin_url)
-    assert (code, line) == (8, f"{admin_url}/admin/v2/tenants answered 401")
+    assert (code, line) == (8, f"{admin_url}/admin/v2/tenants returned status 401")
     assert "OFFLOADER_ADMIN_TOKEN" in hint
     monkeypatch.setenv("OFFLOADER_ADMIN_TOKEN", "let-me-in")
 

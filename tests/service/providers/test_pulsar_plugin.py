@@ -101,7 +101,7 @@ def test_refused_trigger_is_a_problem_by_name_and_offloading_goes_on(cluster: Cl
     cluster.admin.answers["/admin/v2/persistent/t/n/one/offload"] = 403, b"no"
     with cluster.serve(offload=LAG, broker_plugin=True) as assembled:
         offload(cluster, assembled, "one")
-        eventually(lambda: "/persistent/t/n/one/offload answered 403" in whats(assembled))
+        eventually(lambda: "/persistent/t/n/one/offload returned status 403" in whats(assembled))
         assert assembled.view.readiness().ready
         cluster.fill("one", 3)
         offload(cluster, assembled, "one")
@@ -186,5 +186,5 @@ def test_retention_keeps_what_the_broker_lists_and_follows_its_trim(cluster: Clu
         assert load_manifest(cluster.store, S + "one").head == Position(first, 0)
         # A topic that is deleted and created again lists nothing of what is here.
         cluster.admin.remove(topic.name)
-        assert "isn't there, so nothing goes" in assembled.view.retention(S + "one")["broker"][0]
+        assert "does not exist, so nothing goes" in assembled.view.retention(S + "one")["broker"][0]
         assert cycle.run(S + "one").truncations == {}
