@@ -13,7 +13,9 @@ import formats as _formats
 if TYPE_CHECKING:
     from formats.entries import Entry, EntryBatch, Position
     from offloader import errors, spark
+    from offloader.groups.group_reader import Checkpoint
     from offloader.groups.group_service import open_reader_groups
+    from offloader.groups.reader_groups import GroupConfig, RetentionType
     from offloader.managed_ledger import ManagedLedger, open_managed_ledger
     from offloader.read.arrow import read_arrow, to_duckdb, to_pandas, to_polars
     from offloader.read.partitions import open_reader
@@ -27,14 +29,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
     "Entries",
     "Entry",
     "EntryBatch",
+    "GroupConfig",
     "LedgerOffloader",
     "ManagedLedger",
     "OffloadHandle",
     "Position",
     "Reader",
+    "RetentionType",
     "Settings",
     "__version__",
     "errors",
@@ -52,14 +57,17 @@ __all__ = [
 
 #: Public name -> its module; an empty attribute is the module itself.
 _HOMES = {
+    "Checkpoint": ("offloader.groups.group_reader", "Checkpoint"),
     "Entries": ("offloader.read.reader", "Entries"),
     "Entry": ("formats.entries", "Entry"),
     "EntryBatch": ("formats.entries", "EntryBatch"),
+    "GroupConfig": ("offloader.groups.reader_groups", "GroupConfig"),
     "LedgerOffloader": ("offloader.write.offloader", "LedgerOffloader"),
     "ManagedLedger": ("offloader.managed_ledger", "ManagedLedger"),
     "OffloadHandle": ("offloader.write.segment", "OffloadHandle"),
     "Position": ("formats.entries", "Position"),
     "Reader": ("offloader.read.reader", "Reader"),
+    "RetentionType": ("offloader.groups.reader_groups", "RetentionType"),
     "Settings": ("offloader.settings", "Settings"),
     "errors": ("offloader.errors", ""),
     "open_managed_ledger": ("offloader.managed_ledger", "open_managed_ledger"),

@@ -236,11 +236,13 @@ def acknowledgeable(
     if end is None or with_gaps:
         return end, None
     head, gone = state.head, state.deleted_ledgers
+    listed = list(listed_ranges(ledgers))
     doubtful = (
         gap
         for gap in state.gaps
-        if GapReason.of(gap).keeps_hot_copy
-        and (not GapReason.of(gap).may_be_filled or _is_listed(ledgers, gap))
+        if (reason := GapReason.of(gap)).keeps_hot_copy
+        # Only a hot tier that lists the entries can fill it.
+        and (not reason.may_be_filled or any(low <= gap.last and high >= gap.first for low, high in listed))
         and gap.first <= end
         and gap.first.ledger_id not in gone
         and (head is None or gap.last >= head)
@@ -253,12 +255,6 @@ def acknowledgeable(
         hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
     )
     return listed_before(ledgers, first.first), why
-
-
-def _is_listed(ledgers: Sequence[LedgerInfo], gap: Gap) -> bool:
-    """Whether the hot tier lists entries of a gap."""
-    ends = ((Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)) for info in ledgers)
-    return any(first <= gap.last and last >= gap.first for first, last in ends)
 
 
 class CommitAck:
