@@ -201,4 +201,4 @@ def test_unknown_stream_is_an_error_with_a_hint_to_ls(
     assert main([*words, "nobody", "--store", f"file://{tmp_path}/store"]) == 3
     error = capsys.readouterr().err
     assert "stream nobody isn't in" in error
-    assert "`offloader ls` lists the streams" in error
+    assert "`offloader ls`" in error

@@ -213,7 +213,7 @@ def test_broker_with_another_driver_is_a_problem_with_a_hint(bench: PulsarBench)
 def test_settings_that_only_a_superuser_may_read_are_a_warning(bench: PulsarBench, status: int) -> None:
     bench.admin.answers["/admin/v2/brokers/configuration/runtime"] = status, b""
     [(outcome, what, hint)] = [each for each in plugin_findings(bench) if each[0] is not Outcome.OK]
-    assert (outcome, f"answered {status}" in what, "only a superuser" in hint) == (Outcome.WARNING, True, True)
+    assert (outcome, f"returned status {status}" in what, "only a superuser" in hint) == (Outcome.WARNING, True, True)
 
 
 def test_policy_of_a_namespace_with_another_driver_is_a_problem(bench: PulsarBench) -> None:

@@ -113,7 +113,7 @@ def test_first_signal_completes_the_open_segment(place: Place) -> None:
         (
             '[serve]\nmaintenance = false\nledgers = "x://"\n[http]\nlisten = "x"\n[pulsar]\ntopics = ["a"]',
             2,
-            "no store is named; pulsar.topics: 'a' is no topic's name or pattern; ledgers 'x://': not the URL of an",
+            "no store is named; pulsar.topics: 'a' is not a topic name or pattern; ledgers 'x://': not the URL of an",
         ),
         ('[serve]\nstore = "file:///proc/nowhere"', 3, "/proc/nowhere"),
     ],

@@ -359,7 +359,7 @@ def test_reload_applies_settings_to_a_running_stream(store: FaultyStore, databas
 def test_reload_with_a_pattern_that_fits_no_topic_changes_nothing(store: FaultyStore) -> None:
     file = settings_file(pulsar__topics=("public/default",))
     with serving(store, file) as assembled:
-        with pytest.raises(InvalidCall, match=r"pulsar\.topics: 'public default' is no topic's name or pattern"):
+        with pytest.raises(InvalidCall, match=r"pulsar\.topics: 'public default' is not a topic name or pattern"):
             assembled.process.reload(settings_file(pulsar__topics=("public default",), serve__log_level="debug"))
         assert assembled.process.streams.settings_of("") == file.settings_of("")
 

@@ -282,7 +282,7 @@ class AdminClient:
                     hint="configure the file of its certificate authority, and a URL whose host is in its certificate",
                 ) from cause
             raise StoreUnavailable(
-                f"{where} does not respond: {plain_reason(cause)}", hint="check the admin URL, or retry later"
+                f"{where} doesn't answer: {plain_reason(cause)}", hint="check the admin URL, or retry later"
             ) from cause
         return answer.status, {name.lower(): value for name, value in answer.headers.items()}, body
 

@@ -193,7 +193,7 @@ def test_undelivered_stored_entry_stops_the_topic_until_it_arrives(bench: Pulsar
     heard = told_to(source)
     bench.topic.skips[Position(1, 3)] = 10**9
     bench.fill(5)
-    said = "the broker has 1:3, which is neither a marker nor part of an aborted transaction"
+    said = "the broker stores 1:3, which is neither a marker nor part of an aborted transaction"
     eventually(lambda: isinstance(source.problem, StoreUnavailable) and said in str(source.problem))
     assert [position.entry_id for position, _ in heard] == [1, 2]
     assert runs(source) == [((), ())]
