@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from formats.entries import Entry, EntryBatch, Position
     from offloader import errors, spark
     from offloader.groups.group_reader import Checkpoint
-    from offloader.groups.group_service import open_reader_groups
+    from offloader.groups.group_service import ReaderGroups
     from offloader.groups.reader_groups import GroupConfig, RetentionType
-    from offloader.managed_ledger import ManagedLedger, open_managed_ledger
-    from offloader.read.arrow import read_arrow, to_duckdb, to_pandas, to_polars
-    from offloader.read.partitions import open_reader
+    from offloader.inspect.verify import Finding
+    from offloader.library import Store, Stream, open_store
+    from offloader.managed_ledger import ManagedLedger
+    from offloader.manifest.segment_table import SegmentRecord
     from offloader.read.reader import Entries, Reader
-    from offloader.retention.subscribers import open_retention
+    from offloader.read.scan import Scan
+    from offloader.retention.subscribers import StreamRetention
     from offloader.settings import Settings
-    from offloader.store.open import open_store
     from offloader.write.offloader import LedgerOffloader
     from offloader.write.segment import OffloadHandle
 
@@ -33,26 +34,25 @@ __all__ = [
     "Entries",
     "Entry",
     "EntryBatch",
+    "Finding",
     "GroupConfig",
     "LedgerOffloader",
     "ManagedLedger",
     "OffloadHandle",
     "Position",
     "Reader",
+    "ReaderGroups",
     "RetentionType",
+    "Scan",
+    "SegmentRecord",
     "Settings",
+    "Store",
+    "Stream",
+    "StreamRetention",
     "__version__",
     "errors",
-    "open_managed_ledger",
-    "open_reader",
-    "open_reader_groups",
-    "open_retention",
     "open_store",
-    "read_arrow",
     "spark",
-    "to_duckdb",
-    "to_pandas",
-    "to_polars",
 ]
 
 #: Public name -> its module; an empty attribute is the module itself.
@@ -61,25 +61,24 @@ _HOMES = {
     "Entries": ("offloader.read.reader", "Entries"),
     "Entry": ("formats.entries", "Entry"),
     "EntryBatch": ("formats.entries", "EntryBatch"),
+    "Finding": ("offloader.inspect.verify", "Finding"),
     "GroupConfig": ("offloader.groups.reader_groups", "GroupConfig"),
     "LedgerOffloader": ("offloader.write.offloader", "LedgerOffloader"),
     "ManagedLedger": ("offloader.managed_ledger", "ManagedLedger"),
     "OffloadHandle": ("offloader.write.segment", "OffloadHandle"),
     "Position": ("formats.entries", "Position"),
     "Reader": ("offloader.read.reader", "Reader"),
+    "ReaderGroups": ("offloader.groups.group_service", "ReaderGroups"),
     "RetentionType": ("offloader.groups.reader_groups", "RetentionType"),
+    "Scan": ("offloader.read.scan", "Scan"),
+    "SegmentRecord": ("offloader.manifest.segment_table", "SegmentRecord"),
     "Settings": ("offloader.settings", "Settings"),
+    "Store": ("offloader.library", "Store"),
+    "Stream": ("offloader.library", "Stream"),
+    "StreamRetention": ("offloader.retention.subscribers", "StreamRetention"),
     "errors": ("offloader.errors", ""),
-    "open_managed_ledger": ("offloader.managed_ledger", "open_managed_ledger"),
-    "open_reader": ("offloader.read.partitions", "open_reader"),
-    "open_reader_groups": ("offloader.groups.group_service", "open_reader_groups"),
-    "open_retention": ("offloader.retention.subscribers", "open_retention"),
-    "open_store": ("offloader.store.open", "open_store"),
-    "read_arrow": ("offloader.read.arrow", "read_arrow"),
+    "open_store": ("offloader.library", "open_store"),
     "spark": ("offloader.spark", ""),
-    "to_duckdb": ("offloader.read.arrow", "to_duckdb"),
-    "to_pandas": ("offloader.read.arrow", "to_pandas"),
-    "to_polars": ("offloader.read.arrow", "to_polars"),
 }
 
 if getattr(_formats, "DISTRIBUTION", None) != "offloader":

@@ -49,7 +49,7 @@ LAYERS = [
         "offloader.owner_client",
         "offloader.replay",
     },
-    {"offloader.spark", "pyspark_offloader", "offloader.service"},
+    {"offloader.library", "offloader.spark", "pyspark_offloader", "offloader.service"},
     {"offloader.demo"},
     {"offloader.cli", "offloader.__main__"},
 ]

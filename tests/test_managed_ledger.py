@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import offloader
 from formats.entries import EntryBatch, Position
 from offloader.errors import BeyondEnd, Closed, Fenced, InvalidCall, LimitReached, StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
+from offloader.read.partitions import open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
@@ -137,7 +137,7 @@ def test_ledger_and_streaming_methods_make_one_stream(bench: Bench) -> None:
 
         assert {s.layout for s in load_manifest(bench.store, STREAM).offloaded()} == {1, 2}
         assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
-    with offloader.open_reader(bench.store, STREAM) as reader:
+    with open_reader(bench.store, STREAM) as reader:
         scanned = [(entry.position, entry.payload) for batch in reader.scan() for entry in batch.entries()]
         assert scanned == bench.expected
 

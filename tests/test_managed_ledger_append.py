@@ -20,7 +20,8 @@ import offloader
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.errors import Corrupt, InvalidCall, LimitReached
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.managed_ledger import ManagedLedger
+from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.read.partitions import open_reader
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
@@ -43,7 +44,7 @@ def store() -> ObjectStore:
 @pytest.fixture
 def topic(store: ObjectStore) -> Iterator[ManagedLedger]:
     settings = offloader.Settings.of({"offload": {"drain_seconds_max": 1}})
-    made = offloader.open_managed_ledger("orders", ledgers="sqlite://:memory:", store=store, settings=settings)
+    made = open_managed_ledger("orders", ledgers="sqlite://:memory:", store=store, settings=settings)
     yield made
     made.close(drain=False)
 
@@ -111,7 +112,7 @@ def test_a_position_may_have_numpy_integers(topic: ManagedLedger, store: ObjectS
     topic.append_batch([b"a", b"b", b"c"], publish_times_ms=1)
     topic.offload()
     assert answer(lambda: topic.truncate(second).head) == Position(1, 1)
-    with closing(offloader.open_reader(store, "orders")) as reader:
+    with closing(open_reader(store, "orders")) as reader:
         assert answer(reader.position_at, np.int64(1)) == Position(1, 1)
 
 
@@ -200,7 +201,7 @@ def test_first_append_does_not_wait_for_the_store(store: ObjectStore, method: st
     """Appends return while every request hangs; the entries are offloaded when the store answers again."""
     hanging = HangingStore(store)
     settings = offloader.Settings.of({"offload": {"method": method}, "ledgers": {"ledger_entries_max": 2}})
-    made = offloader.open_managed_ledger("orders", ledgers="sqlite://:memory:", store=hanging, settings=settings)
+    made = open_managed_ledger("orders", ledgers="sqlite://:memory:", store=hanging, settings=settings)
     try:
         hanging.hang()
         positions = [made.append(b"one"), made.append(b"two"), made.append(b"three")]
@@ -223,7 +224,7 @@ from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.runtime.clock import SystemClock
 
-made = offloader.open_managed_ledger("a", ledgers="sqlite://:memory:", store=MemoryStore("a", "", SystemClock()))
+made = open_managed_ledger("a", ledgers="sqlite://:memory:", store=MemoryStore("a", "", SystemClock()))
 made.append_batch([b"one", b"two"])
 made.offload()
 made.close()

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-import offloader
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from offloader.errors import Fenced, SourceMismatch, Unsupported
-from offloader.managed_ledger import ManagedLedger
+from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.read.partitions import open_reader
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.independent_reader import read_segment
 from tests.support.server_fixtures import S3Place
 from tests.support.waiting import eventually
@@ -35,7 +36,7 @@ Open = Callable[[], ObjectStore]
 
 @pytest.fixture
 def open_local(tmp_path: Path) -> Open:
-    return lambda: offloader.open_store(f"file://{tmp_path}/store")
+    return lambda: open_store(f"file://{tmp_path}/store")
 
 
 @pytest.fixture
@@ -49,9 +50,7 @@ def run_whole_path(open_store: Open, ledgers: Path) -> None:
     store = open_store()
 
     for round_number in range(2):
-        with offloader.open_managed_ledger(
-            STREAM, ledgers=f"sqlite:///{ledgers}", store=store, settings=SETTINGS
-        ) as topic:
+        with open_managed_ledger(STREAM, ledgers=f"sqlite:///{ledgers}", store=store, settings=SETTINGS) as topic:
             for _ in range(8):
                 payloads = [random.randbytes(random.randint(0, 20_000)) for _ in range(100)]
                 for batch in topic.append_batch(payloads, 1_700_000_000_000 + round_number):
@@ -60,7 +59,7 @@ def run_whole_path(open_store: Open, ledgers: Path) -> None:
     store.close()
 
     store = open_store()
-    with offloader.open_reader(store, STREAM) as reader:
+    with open_reader(store, STREAM) as reader:
         assert [(e.position, e.payload) for batch in reader.scan() for e in batch.entries()] == expected
         first, last = expected[310][0], expected[1200][0]
         assert [(e.position, e.payload) for e in reader.read(first, last)] == expected[310:1201]
@@ -97,7 +96,7 @@ def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_pat
 
     def opened(store: ObjectStore, name: str) -> ManagedLedger:
         ledgers = f"sqlite:///{tmp_path}/{name}.db"
-        return offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=settings)
+        return open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=settings)
 
     first = opened(stores[0], "shared")
     payloads = [b"x" * 100] * 10
@@ -119,7 +118,7 @@ def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_pat
         opened(stores[0], "other")
     second.append_batch(payloads)
     second.offload()
-    with offloader.open_reader(stores[1], STREAM) as reader:
+    with open_reader(stores[1], STREAM) as reader:
         assert reader.count() == 50
     topics = [first, second]
     for topic in topics:
@@ -134,14 +133,14 @@ def test_store_without_conditional_creates_is_refused_before_any_write(servers: 
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
 
     with pytest.raises(Unsupported, match="can't be written safely"):
-        offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store)
+        open_managed_ledger(STREAM, ledgers=ledgers, store=store)
     assert list(store.list("").objects) == []
     assert list(tmp_path.iterdir()) == []
 
     alone = Settings.of({"store": {"single_writer": True}})
-    with offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=alone) as topic:
+    with open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=alone) as topic:
         topic.append(b"on one's own risk")
-    with offloader.open_reader(store, STREAM) as reader:
+    with open_reader(store, STREAM) as reader:
         assert reader.count() == 1
     store.close()
 

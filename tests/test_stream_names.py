@@ -15,9 +15,11 @@ from offloader.cli.main import main
 from offloader.errors import InvalidCall, OffloaderError
 from offloader.ledgers.pushed import PushedLedgers, PushMemory
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.managed_ledger import open_managed_ledger
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.testing.memory_ledgers import MemoryLedgers
 from tests.support.flight_door import APPEND_SCHEMA, flight_door
 from tests.support.http_process import ask, http_process
@@ -41,7 +43,7 @@ def append_once(stream: str, ledgers: str, store: ObjectStore) -> object:
     """What a program hears that appends one entry and goes away."""
     settings = offloader.Settings.of({"offload": {"drain_seconds_max": 1}})
     try:
-        topic = offloader.open_managed_ledger(stream, ledgers=ledgers, store=store, settings=settings)
+        topic = open_managed_ledger(stream, ledgers=ledgers, store=store, settings=settings)
     except OffloaderError as error:
         return type(error)
     try:
@@ -135,7 +137,7 @@ def test_topic_with_an_unstorable_name_gets_no_subscription() -> None:
 def test_stream_named_like_the_stores_own_folder_does_not_hide_others_from_ls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = offloader.open_store(f"file://{tmp_path}/store")
+    made = open_store(f"file://{tmp_path}/store")
     StreamWriter(made, "orders").add([batch_of(1, 0, 5)])
     # What a release left that took the name and could never offload an entry of it.
     entry = made.get("_catalog/orders")[0]

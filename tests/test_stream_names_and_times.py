@@ -21,7 +21,10 @@ from offloader.cli.main import VERBS, place_of
 from offloader.errors import InvalidCall
 from offloader.groups.reader_groups import GroupConfig
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.library import Store
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import list_streams
+from offloader.read.partitions import open_reader
 from offloader.retention.cuts import Cut, partition_segment
 from offloader.runtime.clock import SystemClock
 from offloader.service.http.routes import stream_routes
@@ -52,54 +55,56 @@ def store(tmp_path: Path) -> ObjectStore:
 
 
 def _read(store: ObjectStore, _: Path) -> object:
-    with offloader.open_reader(store, TOPIC) as reader:
+    with Store(store).stream(TOPIC).open_reader() as reader:
         return reader.count()
 
 
 def _written(store: ObjectStore, folder: Path) -> object:
-    with closing(offloader.open_managed_ledger(NEW_TOPIC, ledgers=str(folder / "new.db"), store=store)) as ledger:
+    with closing(Store(store).stream(NEW_TOPIC).open_ledger(str(folder / "new.db"))) as ledger:
         ledger.append(b"x")
         ledger.offload(timeout_s=PATIENCE_S)
-    with offloader.open_reader(store, NEW) as reader:
+    with open_reader(store, NEW) as reader:
         return reader.count() * 20
 
 
-#: Public function -> 20, the entries of both partitions, for the topic's name.
+#: Method of ``Stream`` -> 20, the entries of both partitions, for the topic's name.
 FUNCTIONS: Mapping[str, Callable[[ObjectStore, Path], object]] = {
     "open_reader": _read,
-    "read_arrow": lambda store, _: offloader.read_arrow(store, TOPIC).read_all().num_rows,
-    "to_pandas": lambda store, _: len(offloader.to_pandas(store, TOPIC)),
-    "to_polars": lambda store, _: len(offloader.to_polars(store, TOPIC)),
-    "to_duckdb": lambda store, _: offloader.to_duckdb(store, TOPIC).aggregate("count(*)").fetchall()[0][0],
-    "open_retention": lambda store, _: 10 * len(offloader.open_retention(store, TOPIC).scope().partitions),
-    "open_managed_ledger": _written,
+    "scan": lambda store, _: Store(store).stream(TOPIC).scan().count(),
+    "segments": lambda store, _: sum(each.content.entries for each in Store(store).stream(TOPIC).segments()),
+    "verify": lambda store, _: 20 + len(list(Store(store).stream(TOPIC).verify())),
+    "partitions": lambda store, _: 10 * len(Store(store).stream(TOPIC).partitions()),
+    "retention": lambda store, _: 10 * len(Store(store).stream(TOPIC).retention().scope().partitions),
+    "open_ledger": _written,
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_function_takes_a_topics_name(store: ObjectStore, tmp_path: Path, name: str) -> None:
+def test_stream_of_a_topics_name_has_all_partitions(store: ObjectStore, tmp_path: Path, name: str) -> None:
     assert FUNCTIONS[name](store, tmp_path) == 20
 
 
 #: Methods that take a stream's name, tested below.
 METHODS = {
+    "SegmentRecord": {"object_keys"},  # of stored names
     "LedgerOffloader": {
         *("streaming_offload", "offload", "read_offloaded", "delete_offloaded"),
         *("offload_stream", "offload_ledgers", "offload_closed_ledgers"),
-    }
+    },
 }
 #: These take one in Spark, tested in tests/spark/test_options_names.py by the option `stream`.
 SPARK_FUNCTIONS = {"entries", "messages"}
 
 
-def test_every_public_function_that_takes_a_stream_is_tested() -> None:
+def test_every_public_way_to_name_a_stream_is_tested() -> None:
     def takes(of: object) -> bool:
         return callable(of) and "stream" in inspect.signature(of).parameters
 
     found = {name: getattr(offloader, name) for name in offloader.__all__}
-    functions = {name for name, value in found.items() if inspect.isfunction(value) and takes(value)}
-    assert functions == set(FUNCTIONS)
+    assert not {name for name, value in found.items() if inspect.isfunction(value) and takes(value)}
+    methods_of_stream = {name for name in vars(offloader.Stream) if not name.startswith("_")}
+    assert methods_of_stream - {"read"} == set(FUNCTIONS), "read takes positions, which are of a single stream"
     classes = {name: value for name, value in found.items() if inspect.isclass(value)}
     methods = {
         name: {each for each, method in inspect.getmembers(value) if not each.startswith("_") and takes(method)}
@@ -141,7 +146,7 @@ def test_offloads_of_a_topics_ledgers_are_below_its_streams_name(store: ObjectSt
         finally:
             made.close()
     assert set(list_streams(store)) == {NEW, *PARTITIONS}
-    with offloader.open_reader(store, NEW) as reader:
+    with open_reader(store, NEW) as reader:
         assert [entry.payload for batch in reader.scan() for entry in batch.entries()] == [b"a", b"b"]
 
 
@@ -150,14 +155,14 @@ def test_managed_ledger_isnt_created_over_a_topics_partitions(store: ObjectStore
     """A stream of the topic's name would come before them for every reader."""
     for name in (TOPIC, STREAM):
         with pytest.raises(InvalidCall, match="is a topic with 2 partitions here") as caught:
-            offloader.open_managed_ledger(name, ledgers=str(tmp_path / "ledgers.db"), store=store)
+            open_managed_ledger(name, ledgers=str(tmp_path / "ledgers.db"), store=store)
         assert PARTITIONS[0] in caught.value.hint
     assert list(list_streams(store)) == PARTITIONS
     ledgers = str(tmp_path / "ledgers.db")
-    offloader.open_managed_ledger(f"{TOPIC}-partition-2", ledgers=ledgers, store=store).close()
+    open_managed_ledger(f"{TOPIC}-partition-2", ledgers=ledgers, store=store).close()
     # Of a stream that exists, its partitions don't matter.
     StreamWriter(store, STREAM).add([batch_of(3, 0, 1)])
-    offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store).close()
+    open_managed_ledger(STREAM, ledgers=ledgers, store=store).close()
 
 
 def test_reader_group_reads_topics(store: ObjectStore) -> None:
@@ -252,14 +257,14 @@ def test_python_takes_every_form_of_a_time(store: ObjectStore, form: str) -> Non
     before_ms = SystemClock().now_ms()
     found = moment_ms(form, what="publish time")
     assert found == FORMS[form] if FORMS[form] is not None else before_ms - found <= 86_400_000
-    with offloader.open_reader(store, PARTITIONS[0]) as reader:
+    with open_reader(store, PARTITIONS[0]) as reader:
         assert (
             sum(len(batch) for batch in reader.scan_published(form))
             + sum(len(batch) for batch in reader.scan_published(None, form))
             == reader.count()
         )
     later, earlier = (
-        offloader.read_arrow(store, TOPIC, from_time=form).read_all(),
-        offloader.read_arrow(store, TOPIC, to_time=form).read_all(),
+        Store(store).stream(TOPIC).scan(since=form).to_table(),
+        Store(store).stream(TOPIC).scan(until=form).to_table(),
     )
     assert later.num_rows + earlier.num_rows == 20

@@ -24,7 +24,7 @@ from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import open_security
 from offloader.read.decrypt import Decryptor, WrongKey
-from offloader.read.reader import decode_messages
+from offloader.read.messages import decode_messages
 from offloader.read.values import MessageSchema, VersionedDecoder, schema_of, value_decoder
 from offloader.stream_names import partition_of
 

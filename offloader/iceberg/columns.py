@@ -17,7 +17,7 @@ from formats.entries import EntryBatch, repeated_text
 from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
 from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
 from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
-from offloader.read.reader import decode_messages
+from offloader.read.messages import decode_messages
 from offloader.read.typed_values import TypedDecoder, fitting_column, merged_type, plain_type
 from offloader.read.values import VersionedDecoders
 from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN

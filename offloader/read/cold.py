@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -19,9 +19,10 @@ from formats.frames import decode_fill
 from formats.keys import fill_key
 from formats.manifest import GapFilled
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
+from offloader.manifest.segment_table import SegmentSlice
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher, SegmentObjects, Sized, block_runs, newest_view, request_sizes
-from offloader.read.ranges import readable_segments, segments_between, whole_range
+from offloader.read.ranges import Run, consecutive, readable_segments, segments_between, whole_range
 from offloader.settings import Pairs
 from offloader.store.base import ByteRange, ObjectStore
 
@@ -31,6 +32,9 @@ CACHED_READ_SEGMENTS_MAX = 2
 INDEX_AHEAD_BYTES_MAX = 1024 * 1024
 #: Number of segments remembered for short reads.
 RECENT_SEGMENTS_MAX = 8
+#: A filter that matches more separate parts of a range is not narrowed by the blocks' statistics: that would fetch
+#: two indexes for each part, one after the other.
+NARROWED_PARTS_MAX = 16
 #: A read of more than this fraction of the cache is also a scan.
 CACHED_READ_CACHE_SHARE = 4
 
@@ -38,6 +42,8 @@ CACHED_READ_CACHE_SHARE = 4
 NOT_MOVED = Pairs()
 
 _T = TypeVar("_T")
+_Range = tuple[Position, Position]
+_MayMatch = Callable[[Sequence[Run]], Sequence[bool]]
 _PLACE = ("managedLedgerOffloadDriver", "bucket", "serviceEndpoint")
 #: Number of endpoints whose canonical form is cached.
 _ENDPOINTS_MAX = 64
@@ -180,6 +186,84 @@ class ColdTier:
         low = np.where(ledger == first.ledger_id, np.maximum(low, first.entry_id), low)
         high = np.where(ledger == last.ledger_id, np.minimum(high, last.entry_id), high)
         return int(np.maximum(high - low + 1, 0).sum())
+
+    def narrowed(self, first: Position, last: Position, may_match: _MayMatch) -> list[_Range]:
+        """The parts of a range that may match, by the statistics of segments, then of the blocks at each part's ends.
+
+        Args:
+            may_match: for each run of entries, whether one of them may match.
+        """
+        records = segments_between(self.segments, first, last)
+        facts = (record.content for record in records)
+        runs = [Run(each.begin, each.end, each.publish_time_min_ms, each.publish_time_max_ms) for each in facts]
+        kept = itertools.groupby(zip(range(len(runs)), may_match(runs), strict=True), key=lambda numbered: numbered[1])
+        parts = [[number for number, _ in numbers] for is_kept, numbers in kept if is_kept]
+        if len(parts) > NARROWED_PARTS_MAX:
+            return [(max(first, runs[part[0]].first), min(last, runs[part[-1]].last)) for part in parts]
+        found = (self._trimmed(records[part[0] : part[-1] + 1], first, last, may_match) for part in parts)
+        return [each for each in found if each is not None]
+
+    def _trimmed(self, records: SegmentSlice, first: Position, last: Position, may_match: _MayMatch) -> _Range | None:
+        """From the first block to the last one that may match; ``None``: there is none."""
+        matching = (self._matching(record, first, last, may_match) for record in records)
+        if (begin := next((each for each in matching if each is not None), None)) is None:
+            return None
+        matching = (self._matching(record, first, last, may_match) for record in reversed(records))
+        end = next(each for each in matching if each is not None)
+        return begin[0], end[1]
+
+    def _matching(self, record: SegmentRecord, first: Position, last: Position, may_match: _MayMatch) -> _Range | None:
+        """The part of one segment from its first block to its last one that may match; all of a plain segment."""
+        objects = self._objects(record)
+        segment_map = self._unless_missing(objects, partial(self._fetcher.index, objects))
+        if segment_map is None:
+            return None
+        begin, end = max(first, record.content.begin), min(last, record.content.end)
+        if not segment_map.has_extension:
+            return begin, end
+        blocks, numbers = segment_map.blocks, segment_map.find(begin, end)
+        columns = (
+            blocks.ledger_id,
+            blocks.first_entry_id,
+            blocks.last_entry_id,
+            blocks.publish_time_min_ms,
+            blocks.publish_time_max_ms,
+        )
+        rows = zip(*(column[numbers].tolist() for column in columns), strict=True)
+        runs = [Run(Position(row[0], row[1]), Position(row[0], row[2]), row[3], row[4]) for row in rows]
+        kept = list(itertools.compress(runs, may_match(runs)))
+        return (max(begin, kept[0].first), min(end, kept[-1].last)) if kept else None
+
+    def entry_ranges(self, first: Position, last: Position) -> Generator[_Range, None, None]:
+        """The positions of a range that hold entries, as ranges inside one ledger; reads data of plain segments only.
+
+        The manifest is enough for a segment whose entry ids have no gap; otherwise the index is read.
+        """
+        for record in segments_between(self.segments, first, last):
+            spans = record.content.ledgers
+            if all(span.entries == span.last_entry_id - span.first_entry_id + 1 for span in spans):
+                held: Iterable[_Range] = (
+                    (Position(span.ledger_id, span.first_entry_id), Position(span.ledger_id, span.last_entry_id))
+                    for span in spans
+                )
+            else:
+                held = self._indexed_ranges(self._objects(record), first, last)
+            for begin, end in held:
+                if begin <= last and end >= first:
+                    yield max(begin, first), min(end, last)
+
+    def _indexed_ranges(self, objects: SegmentObjects, first: Position, last: Position) -> Iterator[_Range]:
+        segment_map = self._fetcher.index(objects)
+        blocks, numbers = segment_map.blocks, segment_map.find(first, last)
+        if segment_map.has_extension:  # entry ids in such blocks are consecutive
+            columns = (blocks.ledger_id, blocks.first_entry_id, blocks.last_entry_id)
+            for ledger, low, high in zip(*(column[numbers].tolist() for column in columns), strict=True):
+                yield Position(ledger, low), Position(ledger, high)
+            return
+        runs = block_runs(objects, segment_map, numbers, self._fetcher.settings.request_bytes)
+        with closing(self._fetcher.runs(runs)) as results:
+            for batch in itertools.chain.from_iterable(results):
+                yield from consecutive(batch)
 
     def position_at(self, publish_time_ms: int) -> Position | None:
         """Earliest position published at or after that time; statistics select the blocks to fetch."""

@@ -6,15 +6,26 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from formats.entries import Position
+import numpy as np
+
+from formats.entries import EntryBatch, Position
 from offloader.coverage import holes
 from offloader.errors import InvalidCall, Trimmed
 from offloader.manifest.segment_table import SegmentSlice
 from offloader.manifest.state import ManifestState
 
 _T = TypeVar("_T")
+
+
+class Run(NamedTuple):
+    """Adjacent entries: first and last position, and the known publish times (ms; ``TIME_UNKNOWN_MS``: none)."""
+
+    first: Position
+    last: Position
+    time_min_ms: int
+    time_max_ms: int
 
 
 def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
@@ -42,6 +53,14 @@ def segments_between(segments: SegmentSlice, first: Position, last: Position) ->
     """
     start = bisect_left(segments, first, key=attrgetter("end"))
     return segments[start : bisect_right(segments, last, lo=start, key=attrgetter("begin"))]
+
+
+def consecutive(batch: EntryBatch) -> Iterator[tuple[Position, Position]]:
+    """The positions of a batch as ranges without a missing entry id."""
+    ids = batch.entry_ids
+    cuts = np.flatnonzero(np.diff(ids) != 1)
+    for low, high in zip(ids[[0, *(cuts + 1)]].tolist(), ids[[*cuts, -1]].tolist(), strict=True) if len(ids) else ():
+        yield Position(batch.ledger_id, low), Position(batch.ledger_id, high)
 
 
 def grouped(items: Iterable[_T], size_of: Callable[[_T], int], size_max: int) -> Iterator[list[_T]]:

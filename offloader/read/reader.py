@@ -10,15 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
-from formats.errors import ChecksumMismatch, FormatError, LimitExceeded, UnsupportedVersion, one_line
+from formats.entries import Entry, EntryBatch, Position
 from formats.index import LedgerGroup
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
 from formats.segment_map import SegmentMap
@@ -28,7 +26,6 @@ from offloader.errors import (
     Closed,
     Corrupt,
     InvalidCall,
-    LimitReached,
     NotFound,
     Trimmed,
     Unsupported,
@@ -45,13 +42,11 @@ from offloader.manifest.source_identity import CheckedLedgers
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import CACHED_READ_CACHE_SHARE, ColdTier, first_at, require_same_place
 from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs, newest_view, process_cache
+from offloader.read.ranges import Run, consecutive
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore, require_open_store
 from offloader.times import moment_ms
-
-if TYPE_CHECKING:
-    from formats.pulsar.messages import MessageDecoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +92,6 @@ class Entries:
 NO_INCARNATION = UUID(int=0)
 #: Number of stream names suggested in an error about an unknown stream.
 SUGGESTIONS_MAX = 3
-#: Number of entries of a batch that decide whether the entries are Pulsar's.
-FOREIGN_ENTRIES_MAX = 100
 
 
 def load_stream(
@@ -386,6 +379,39 @@ class Reader:
             total += sum(map(len, self._hot(self._source, first, last)))
         return total
 
+    def narrowed(
+        self, first: Position, last: Position, may_match: Callable[[Sequence[Run]], Sequence[bool]]
+    ) -> list[tuple[Position, Position]]:
+        """The parts of a range that may match, from the manifest and from the indexes at the ends of each part.
+
+        Args:
+            first, last: inside the stream, both included.
+            may_match: for each run of entries, whether one of them may match.
+        """
+        self._require_open()
+        ends = self._cold.ends
+        if self._prefers_hot:
+            return [(first, last)]
+        found = [] if ends is None or first > ends[1] else self._cold.narrowed(first, min(last, ends[1]), may_match)
+        if self._source is not None and (ends is None or last > ends[1]):
+            found.append((first if ends is None else max(first, ends[1].next()), last))
+        return found
+
+    def entry_ranges(self, first: Position, last: Position) -> Generator[tuple[Position, Position], None, None]:
+        """The positions from ``first`` to ``last`` that hold entries, as ranges inside one ledger, in order.
+
+        Reads the manifest, and the index of a segment with missing entry ids. Data is read from plain Pulsar segments
+        with missing ids and from the hot tier.
+        """
+        self._require_open()
+        ends = self._cold.ends
+        if ends is not None and first <= ends[1]:
+            yield from self._cold.entry_ranges(first, min(last, ends[1]))
+            first = ends[1].next()
+        if self._source is not None and first <= last:
+            for batch in self._hot(self._source, first, last):
+                yield from consecutive(batch)
+
     def position_at(self, publish_time_ms: int | str | datetime) -> Position | None:
         """Earliest position whose publish time is ``publish_time_ms`` or later; ``None`` when there is none.
 
@@ -557,65 +583,6 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
             hint="pin a later record",
         )
     return state
-
-
-def decode_messages(batch: EntryBatch, decoder: MessageDecoder, *, remedy: str) -> Iterator[pa.RecordBatch]:
-    """Messages of ``batch``: see ``MessageDecoder.decode``. ``remedy``: the errors' hint on skipping damaged entries.
-
-    Raises:
-        InvalidCall: the entries are not Pulsar's: none of the first ones is a message, not even a damaged one.
-        Corrupt: an entry is damaged.
-        LimitReached: a decompressed entry exceeds the limit in the options.
-        Unsupported: this release does not know the compression.
-    """
-    try:
-        yield from decoder.decode(batch)
-    except LimitExceeded as error:
-        raise LimitReached(str(error), hint=remedy) from error
-    except UnsupportedVersion as error:
-        raise Unsupported(str(error), hint=f"use a newer release; {remedy}") from error
-    except FormatError as error:
-        if _is_foreign(batch):
-            raise InvalidCall(
-                one_line(f"{error.object_name} isn't a message of Pulsar's: {error.described()}"),
-                hint=f"read the entries without decoding messages, or {remedy}",
-            ) from error
-        raise Corrupt(str(error), hint=f"check that Pulsar wrote these entries, or {remedy}") from error
-
-
-def _is_foreign(entries: EntryBatch) -> bool:
-    """Whether none of the first entries was stored by Pulsar, not even a damaged one."""
-    from formats.pulsar.entry import decode_frame  # protobuf, which most readers don't need
-
-    for entry in entries.slice(0, min(len(entries), FOREIGN_ENTRIES_MAX)).entries():
-        try:
-            decode_frame(entry.payload)
-        except ChecksumMismatch:
-            return False
-        except FormatError:
-            continue
-        return False
-    return True
-
-
-def published_between(batch: EntryBatch, start_ms: int | None, end_ms: int | None) -> NDArray[np.bool_]:
-    """Select the entries published in an interval, by the entry's recorded time, else by its metadata.
-
-    The bounds are milliseconds since 1970 UTC, the end excluded; ``None`` = no bound.
-
-    Returns:
-        bool, shape (n,); also true for unreadable metadata, so that damage is not hidden.
-    """
-    from formats.pulsar.messages import publish_times_ms  # protobuf and codecs, which most readers don't need
-
-    times = publish_times_ms(batch)
-    mask = np.ones(len(times), dtype=bool)
-    if start_ms is not None:
-        mask &= times >= start_ms
-    if end_ms is not None:
-        mask &= times < end_ms
-    result: NDArray[np.bool_] = mask | (times == TIME_UNKNOWN_MS)
-    return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)

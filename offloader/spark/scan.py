@@ -32,8 +32,9 @@ from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
 from offloader.read.cold import objects_of
 from offloader.read.fetch import BlockRun, Cache, Fetcher, SegmentObjects, Sized, block_runs, request_sizes
+from offloader.read.messages import decode_messages, published_between
 from offloader.read.ranges import readable_segments, segments_between, whole_range
-from offloader.read.reader import decode_messages, load_manifest_at, load_stream, published_between, require_inside
+from offloader.read.reader import load_manifest_at, load_stream, require_inside
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.spark.options import US_PER_MS, Needs, Projection, SourceOptions

@@ -30,9 +30,13 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.library import Store
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
+from offloader.read.partitions import open_reader
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.store_suite import all_keys
 from offloader.write.segment import OffloadHandle
 from tests.support.readback import stored_entries
@@ -61,13 +65,13 @@ class Place:
             return [(info.ledger_id, info.entries) for info in database.view_stream(STREAM).ledgers()]
 
     def open(self) -> Any:
-        return offloader.open_managed_ledger(STREAM, ledgers=self.ledgers, store=self.store, settings=SETTINGS)
+        return open_managed_ledger(STREAM, ledgers=self.ledgers, store=self.store, settings=SETTINGS)
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     url, ledgers = f"file://{tmp_path}/store", f"sqlite:///{tmp_path}/ledgers.db"
-    made = Place(tmp_path, url, ledgers, offloader.open_store(url))
+    made = Place(tmp_path, url, ledgers, open_store(url))
     with made.open() as topic:
         topic.append_batch([b"entry %d" % n for n in range(40)])
         topic.offload(timeout_s=WAIT_S)
@@ -153,11 +157,11 @@ def test_wrong_offer_is_refused_and_leaves_the_segment_unchanged(
 
 
 STORE_TAKERS: dict[str, Callable[[Any], object]] = {
-    "open_managed_ledger": lambda store: offloader.open_managed_ledger(STREAM, ledgers="ledgers.db", store=store),
-    "open_reader": lambda store: offloader.open_reader(store, STREAM),
-    "open_reader_groups": offloader.open_reader_groups,
-    "open_retention": lambda store: offloader.open_retention(store, STREAM),
-    "read_arrow": lambda store: offloader.read_arrow(store, STREAM),
+    "open_ledger": lambda store: Store(store).stream(STREAM).open_ledger("ledgers.db"),
+    "open_reader": lambda store: Store(store).stream(STREAM).open_reader(),
+    "reader_groups": lambda store: Store(store).reader_groups(),
+    "retention": lambda store: Store(store).stream(STREAM).retention(),
+    "scan": lambda store: Store(store).stream(STREAM).scan(),
     "LedgerOffloader": offloader.LedgerOffloader,
 }
 
@@ -178,7 +182,7 @@ def test_closed_handle_and_reader_refuse_calls(place: Place, handle: OffloadHand
     with pytest.raises(Closed):
         handle.offer_batch(_batch(7, 3, 2))
     assert not handle.can_offer(1)
-    reader = offloader.open_reader(place.store, STREAM)
+    reader = open_reader(place.store, STREAM)
     reader.close()
     with pytest.raises(Closed):
         reader.read(Position(1, 0), Position(1, 0))
@@ -188,7 +192,7 @@ def test_closed_handle_and_reader_refuse_calls(place: Place, handle: OffloadHand
 def test_an_entry_above_the_limit_is_not_appended_nor_is_any_of_its_batch(place: Place) -> None:
     hot = place.hot()
     small = Settings.of({"offload": {"entry_bytes_max": 1000}})
-    with offloader.open_managed_ledger(STREAM, ledgers=place.ledgers, store=place.store, settings=small) as topic:
+    with open_managed_ledger(STREAM, ledgers=place.ledgers, store=place.store, settings=small) as topic:
         with pytest.raises(LimitReached, match="entry_size_max") as refused:
             topic.append_batch([b"fine", bytes(1001)])
         assert refused.value.hint == "nothing of the batch was appended"
@@ -266,7 +270,7 @@ def test_every_wrong_setting_is_reported_with_file_and_key_before_any_work(place
         assert len(problems) == len(BAD_KEYS)
         assert all(problem.startswith(key) for problem, key in zip(problems, BAD_KEYS, strict=True))
     with pytest.raises(InvalidCall, match="blok_bytes"):
-        offloader.open_managed_ledger(STREAM, ledgers=place.ledgers, store=place.store, settings=config)
+        open_managed_ledger(STREAM, ledgers=place.ledgers, store=place.store, settings=config)
     with pytest.raises(InvalidCall, match=r"offload\.x: no such setting; y: no such section"):
         Settings.of({"offload": {"x": 1}, "y": {}})
     assert (place.objects(), place.hot()) == (before, hot)
@@ -322,7 +326,7 @@ def _requires_repair(place: Place, command: Command, named: str) -> None:
         assert (totals["ok"], totals["damage"], totals["notes"]) == (False, damage, 1 + len(others) - damage)
         assert {row["problem"] for row in others} <= {"manifest", "lost records", "orphan"}, "every object is there"
     with pytest.raises(Corrupt, match=named):
-        offloader.open_reader(place.store, STREAM)
+        open_reader(place.store, STREAM)
     with pytest.raises(Corrupt, match=named):
         place.open()
     assert place.objects() == before
@@ -366,7 +370,7 @@ def test_a_store_without_conditional_creates_is_not_written_to(
 
     require_refused("offload", STREAM)
     with pytest.raises(Unsupported, match="can't be written safely"):
-        offloader.open_managed_ledger(STREAM, ledgers=place.ledgers, store=store)
+        open_managed_ledger(STREAM, ledgers=place.ledgers, store=store)
     assert all_keys(store) == []
     assert place.hot() == hot
     # A verb that changes only what is there, of a stream that a single writer has brought.

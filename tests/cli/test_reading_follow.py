@@ -13,6 +13,7 @@ import pytest
 
 import offloader as package
 from offloader.settings import Settings
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.ctrl_c import heed_ctrl_c
 from tests.support.streams import StreamWriter, batch_of
@@ -23,7 +24,7 @@ from tests.support.waiting import PATIENCE_S
 def test_entries_that_are_not_offloaded_are_followed_from_the_ledger_database(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    ledgers, store = f"sqlite:///{tmp_path}/ledgers.db", package.open_store(f"file://{tmp_path}/store", create=True)
+    ledgers, store = f"sqlite:///{tmp_path}/ledgers.db", open_store(f"file://{tmp_path}/store", create=True)
     settings = Settings.of({"offload": {"method": "streaming"}})
     with package.open_managed_ledger("orders", ledgers=ledgers, store=store, settings=settings) as topic:
         topic.append_batch([b"a", b"b"])
@@ -44,9 +45,9 @@ def test_entries_that_are_not_offloaded_are_followed_from_the_ledger_database(
 def test_entries_of_another_ledger_database_are_not_read_as_the_streams(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    store = package.open_store(f"file://{tmp_path}/store", create=True)
+    store = open_store(f"file://{tmp_path}/store", create=True)
     for name, place, entries in (("own", store.url, 2), ("other", f"file://{tmp_path}/else", 5)):
-        other = package.open_store(place, create=True)
+        other = open_store(place, create=True)
         with package.open_managed_ledger("orders", ledgers=f"sqlite:///{tmp_path}/{name}.db", store=other) as topic:
             topic.append_batch([b"%d of %s" % (number, name.encode()) for number in range(entries)])
             topic.offload()
@@ -69,7 +70,7 @@ def follower(url: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    writer = StreamWriter(package.open_store(f"file://{tmp_path}/store", create=True), "orders")
+    writer = StreamWriter(open_store(f"file://{tmp_path}/store", create=True), "orders")
     writer.add([batch_of(3, 0, 1)])
     return writer.store.url
 

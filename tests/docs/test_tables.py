@@ -27,7 +27,7 @@ from offloader.errors import ErrorKind
 from offloader.groups import reader_groups
 from offloader.iceberg.history import ExportedRange
 from offloader.ledgers.pulsar.discovery import TopicPatterns
-from offloader.read.arrow import ArrowOptions, read_arrow
+from offloader.library import Stream
 from offloader.retention import state, subscribers
 from offloader.service.auth import OPERATION_OF_ACTION, OPERATION_OF_ROUTE, OPERATIONS, Role
 from offloader.service.http.routes import DESCRIPTION
@@ -300,12 +300,8 @@ def test_reader_groups_tables_have_the_types_settings_and_limits() -> None:
 
 
 def test_arrow_and_iceberg_pages_have_the_arguments_and_the_properties_of_a_commit() -> None:
-    parameters = inspect.signature(read_arrow).parameters.values()
-    keywords = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
-    assert keywords == set(ArrowOptions.__annotations__)
-    assert {name for row in table(page("how-to/read-python.md"), "argument") for name in code(row[0])} == keywords - {
-        "clock"
-    }
+    keywords = set(inspect.signature(Stream.scan).parameters) - {"self"}
+    assert {name for row in table(page("how-to/read-python.md"), "argument") for name in code(row[0])} == keywords
     ends: dict[str, Any] = {"first": Position(1, 0), "last": Position(1, 9), "after": None}
     facts = ExportedRange(stream="s", incarnation="i", manifest=1, entries=10, rows=10, lost=False, **ends)
     assert {name for row in table(page("explanation/iceberg-export.md"), "property") for name in code(row[0])} == set(

@@ -28,6 +28,7 @@ from formats.entries import EntryBatch
 from offloader.cli.main import main
 from offloader.iceberg import export, open_table
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.managed_ledger import open_managed_ledger
 from offloader.spark import lag_of
 from offloader.store.open import open_store
 from services.pulsar.broker import start_broker
@@ -166,7 +167,7 @@ def _orders_with_days(folder: Path, *commands: str) -> World:
     ledgers = f"sqlite:///{folder}/ledgers.db"
     settings = offloader.Settings.of({"ledgers": {"ledger_entries_max": 100}})
     now = datetime.now(UTC)
-    with offloader.open_managed_ledger("orders", ledgers=ledgers, store=store, settings=settings) as topic:
+    with open_managed_ledger("orders", ledgers=ledgers, store=store, settings=settings) as topic:
         for first, days in ((0, 8), (100, 5), (200, 1)):
             published_ms = int((now - timedelta(days=days)).timestamp() * 1000)
             topic.append_batch([b"order %d" % number for number in range(first, first + 100)], published_ms)
@@ -347,9 +348,7 @@ def _pausing(folder: Path, request: pytest.FixtureRequest) -> _Made:
     store, ledgers = open_store(f"file://{folder}/store"), f"sqlite:///{folder}/ledgers.db"
     for method, numbers in (("streaming", range(1000)), ("none", range(1000, 1500))):
         settings = offloader.Settings.of({"ledgers": {"ledger_entries_max": 400}, "offload": {"method": method}})
-        with offloader.open_managed_ledger(
-            "shop/eu/persistent/orders", ledgers=ledgers, store=store, settings=settings
-        ) as topic:
+        with open_managed_ledger("shop/eu/persistent/orders", ledgers=ledgers, store=store, settings=settings) as topic:
             topic.append_batch([b"order %d" % number for number in numbers])
     yield World({"/srv/orders": str(folder)}, (UUID,))
 

@@ -21,7 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloader import open_reader, open_store
+from offloader.read.partitions import open_reader
+from offloader.store.open import open_store
 from tests.golden_store.place import STORE
 
 if TYPE_CHECKING:

@@ -32,13 +32,16 @@ from formats.documents import DeletionRecord, PartitionHead, TruncationIntent, d
 from formats.entries import EntryBatch
 from formats.manifest import Adopt, Edit, Gap, LedgerClosed, Retire, Truncate
 from formats.summary import Layout, LedgerSpan, SegmentSummary
-from offloader import Position, open_managed_ledger, open_reader, open_store
+from offloader import Position
 from offloader.coverage import GapReason
 from offloader.groups.reader_groups import GroupConfig, RetentionType
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.segment_table import AT_ROOT
+from offloader.read.partitions import open_reader
 from offloader.retention.cuts import Cut
 from offloader.runtime.clock import SystemClock
+from offloader.store.open import open_store
 from offloader.write.backfill_service import fill_gaps
 from tests.golden_store.place import Place, entries, settings
 from tests.groups.bookkept_groups import open_bookkept_groups

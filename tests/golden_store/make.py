@@ -24,8 +24,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from offloader import Position, open_reader
+from offloader import Position
 from offloader.manifest.catalog import list_streams
+from offloader.read.partitions import open_reader
 from tests.golden_store.archive import pack
 from tests.golden_store.every_kind import TOMBSTONE, write_every_kind
 from tests.golden_store.place import DATABASES, Place, entries

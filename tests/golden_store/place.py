@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offloader import Settings, open_managed_ledger, open_store
+from offloader import Settings
 from offloader.cli.main import main as offloader
+from offloader.managed_ledger import open_managed_ledger
+from offloader.store.open import open_store
 
 if TYPE_CHECKING:
     from offloader.managed_ledger import ManagedLedger

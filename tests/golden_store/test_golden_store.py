@@ -19,15 +19,16 @@ from formats.entries import Position
 from formats.keys import record_number
 from formats.manifest import EDIT_KINDS, decode_record
 from formats.summary import Layout
-from offloader import open_reader, open_store
 from offloader.cli.main import main
 from offloader.managed_ledger import ManagedLedger
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.segment_table import SegmentStatus
 from offloader.read.cold import read_fill
+from offloader.read.partitions import open_reader
 from offloader.retention.cuts import Cut
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import IfMatch
+from offloader.store.open import open_store
 from offloader.write.backfill_service import missing_runs
 from tests.golden_store import make
 from tests.golden_store.archive import ARCHIVE, into_memory, object_keys, read_digest, unpack, unpack_databases

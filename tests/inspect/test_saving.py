@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from offloader import Settings, open_managed_ledger, open_store
+from offloader import Settings
 from offloader.cli.main import main
 from offloader.doctor import SAMPLES_MAX, Outcome, check_compression
 from offloader.inspect.saving import READERS, SAMPLE_BYTES_MAX, measure_saving
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
 
 STREAM = "public/default/persistent/log"

@@ -13,11 +13,13 @@ import pytest
 from formats.checked_json import opened, sealed
 from formats.keys import record_key
 from formats.manifest import RECORD_FORMAT
-from offloader import open_managed_ledger, open_reader, open_store
 from offloader.cli.main import main
 from offloader.errors import Unsupported
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
+from offloader.read.partitions import open_reader
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 
 STREAM = "public/default/persistent/orders"
 #: Name of an edit or a field -> fields of a record with it.

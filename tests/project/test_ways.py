@@ -20,12 +20,15 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import offloader
 from offloader.gc.sweep import cleanup_all
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
+from offloader.read.partitions import open_reader
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.spark.source import OffloaderDataSource
+from offloader.store.open import open_store
 from offloader.write.stream import Mode
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
@@ -99,10 +102,10 @@ def entry_in(tmp_path: Path) -> Way:
         "_BlockBuilder.take": "it becomes part of a block",
         "LocalStore._put": "data, index and record go into the store",
     }
-    store = offloader.open_store(f"file://{tmp_path}/store")
+    store = open_store(f"file://{tmp_path}/store")
     with traced(moments) as way:
         ledgers = f"sqlite:///{tmp_path}/ledgers.db"
-        with offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store) as topic:
+        with open_managed_ledger(STREAM, ledgers=ledgers, store=store) as topic:
             topic.append(b"first")
             topic.offload()  # takes the stream over
             # Before that, entries are read from the hot tier.
@@ -117,8 +120,8 @@ def entry_in(tmp_path: Path) -> Way:
 def range_out(tmp_path: Path) -> Way:
     """From ``read`` to the decoded blocks."""
     entry_in(tmp_path)
-    store = offloader.open_store(f"file://{tmp_path}/store")
-    reader = offloader.open_reader(store, STREAM)
+    store = open_store(f"file://{tmp_path}/store")
+    reader = open_reader(store, STREAM)
     moments = {
         "LocalStore._get": "index and blocks are fetched",
         "decode_block": "a block is checked and decoded",
@@ -140,7 +143,7 @@ def deletion(tmp_path: Path) -> Way:
             "cleanup": {"delete": True, "grace_hours": 0, "allow_large_delete": True},
         }
     )
-    store = offloader.open_store(f"file://{tmp_path}/store")
+    store = open_store(f"file://{tmp_path}/store")
     writer = StreamWriter(store, STREAM)
     for ledger in (1, 2):
         writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
@@ -165,7 +168,7 @@ def deletion(tmp_path: Path) -> Way:
 
 def spark_row(tmp_path: Path) -> Way:
     """From the plan over a loaded manifest to an executor's Arrow batch; both in this process."""
-    store = offloader.open_store(f"file://{tmp_path}/store")
+    store = open_store(f"file://{tmp_path}/store")
     StreamWriter(store, STREAM).add([batch_of(1, 0, 10)])
     moments = {
         "plan_slices": "the driver plans slices",

@@ -11,10 +11,16 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-import offloader
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.errors import InvalidCall, NotFound
-from offloader.read.partitions import PARTITIONS_READ_MAX, TopicReader, follow_all, merge_published, open_topic
+from offloader.read.partitions import (
+    PARTITIONS_READ_MAX,
+    TopicReader,
+    follow_all,
+    merge_published,
+    open_reader,
+    open_topic,
+)
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
@@ -56,7 +62,7 @@ MERGED = ["1:0", "2:0", "2:1", "1:1", "3:0", "1:2", "2:2", "3:1"]
 @pytest.mark.usefixtures("writers")
 @pytest.mark.parametrize("name", [TOPIC, STREAM])
 def test_topic_name_reads_all_partitions_by_publish_time(store: ObjectStore, name: str) -> None:
-    with offloader.open_reader(store, name) as reader:
+    with open_reader(store, name) as reader:
         assert isinstance(reader, TopicReader)
         assert text_of(list(reader.scan())) == MERGED
         assert reader.count() == 8
@@ -66,12 +72,12 @@ def test_topic_name_reads_all_partitions_by_publish_time(store: ObjectStore, nam
 
 @pytest.mark.usefixtures("writers")
 def test_times_may_be_numbers_texts_or_moments(store: ObjectStore) -> None:
-    reader = offloader.open_reader(store, TOPIC)
+    reader = open_reader(store, TOPIC)
     assert text_of(list(reader.scan_published(2000, 8000))) == MERGED[1:6]
     assert text_of(list(reader.scan_published("1970-01-01T00:00:07Z"))) == MERGED[5:]
     assert text_of(list(reader.scan_published(end=datetime(1970, 1, 1, 0, 0, 4, tzinfo=UTC)))) == MERGED[:3]
     assert text_of(list(reader.scan_published("-1h"))) == []
-    one = offloader.open_reader(store, f"{TOPIC}-partition-1")
+    one = open_reader(store, f"{TOPIC}-partition-1")
     assert one.position_at("1970-01-01T00:00:03") == Position(2, 2)
     assert text_of(list(one.scan_published("1970-01-01", 8000))) == ["2:0", "2:1"]
     with pytest.raises(InvalidCall, match="publish time: 'yesterday' is not a time"):
@@ -80,7 +86,7 @@ def test_times_may_be_numbers_texts_or_moments(store: ObjectStore) -> None:
 
 @pytest.mark.usefixtures("writers")
 def test_positions_of_a_topic_are_refused_with_a_partition_to_name(store: ObjectStore) -> None:
-    reader = offloader.open_reader(store, TOPIC)
+    reader = open_reader(store, TOPIC)
     for call in (
         lambda: reader.read(Position(1, 0), Position(1, 1)),
         lambda: reader.scan(Position(1, 0)),
@@ -97,12 +103,12 @@ def test_positions_of_a_topic_are_refused_with_a_partition_to_name(store: Object
 
 def test_name_that_is_neither_stream_nor_topic_is_not_found(store: ObjectStore) -> None:
     with pytest.raises(NotFound, match=f"stream {STREAM} isn't in"):
-        offloader.open_reader(store, TOPIC)
+        open_reader(store, TOPIC)
 
 
 def test_stream_of_that_name_comes_before_partitions(store: ObjectStore, writers: list[StreamWriter]) -> None:
     StreamWriter(store, STREAM).add([batch(9, 0, [1])])
-    assert text_of(list(offloader.open_reader(store, TOPIC).scan())) == ["9:0"]
+    assert text_of(list(open_reader(store, TOPIC).scan())) == ["9:0"]
 
 
 @pytest.mark.parametrize("seed", range(20))

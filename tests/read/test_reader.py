@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import offloader
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.manifest import Gap, LedgerClosed, StreamDeleted, Truncate
 from formats.segment import Codec
 from formats.summary import Layout
 from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, Trimmed
+from offloader.read.partitions import open_reader
 from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
@@ -65,7 +65,7 @@ def test_scan_returns_every_entry_of_every_layout_in_order(stream: StreamWriter,
 
 
 def test_the_public_name_is_the_same_function(stream: StreamWriter) -> None:
-    assert entries_of(offloader.open_reader(stream.store, stream.stream).scan()) == stream.entries
+    assert entries_of(open_reader(stream.store, stream.stream).scan()) == stream.entries
 
 
 def test_the_ends_are_the_first_and_the_last_entry(stream: StreamWriter, reader: Reader) -> None:

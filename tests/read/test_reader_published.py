@@ -8,7 +8,8 @@ import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
 from offloader.errors import InvalidCall
-from offloader.read.reader import load_manifest_at, published_between
+from offloader.read.messages import published_between
+from offloader.read.reader import load_manifest_at
 from offloader.runtime.clock import SystemClock
 from offloader.store.memory import MemoryStore
 from tests.support.streams import StreamWriter, batch_of

@@ -11,11 +11,11 @@ from threading import Event
 
 import pytest
 
-import offloader
 from formats.entries import Position
 from offloader.errors import SourceMismatch
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.read.partitions import follow_all
+from offloader.managed_ledger import open_managed_ledger
+from offloader.read.partitions import follow_all, open_reader
 from offloader.read.reader import Reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings, Settings
@@ -41,9 +41,7 @@ READS: dict[str, Callable[[Reader], object]] = {
 def write(folder: Path, store: ObjectStore, database: str, *texts: bytes, hot: bytes = b"") -> None:
     """Offloads ``texts``; ``hot`` stays in the database only."""
     settings = Settings.of({"offload": {"method": "streaming"}})
-    topic = offloader.open_managed_ledger(
-        STREAM, ledgers=str(folder / f"{database}.db"), store=store, settings=settings
-    )
+    topic = open_managed_ledger(STREAM, ledgers=str(folder / f"{database}.db"), store=store, settings=settings)
     topic.append_batch(list(texts))
     topic.offload()
     if hot:
@@ -80,7 +78,7 @@ def test_another_database_is_refused_by_every_read(
 ) -> None:
     source, settings = databases("other").view_stream(STREAM), ReadSettings(read_priority=priority)
     with (
-        offloader.open_reader(store, STREAM, source=source, settings=settings) as reader,
+        open_reader(store, STREAM, source=source, settings=settings) as reader,
         pytest.raises(SourceMismatch, match="isn't the one its manifest knows: it is another database") as caught,
     ):
         READS[read](reader)
@@ -90,7 +88,7 @@ def test_another_database_is_refused_by_every_read(
 def test_own_database_is_read_after_the_offloaded_entries(
     store: ObjectStore, databases: Callable[[str], EmbeddedLedgers]
 ) -> None:
-    with offloader.open_reader(store, STREAM, source=databases("own").view_stream(STREAM)) as reader:
+    with open_reader(store, STREAM, source=databases("own").view_stream(STREAM)) as reader:
         found = [entry.payload for batch in reader.scan() for entry in batch.entries()]
     assert found == [b"0 of own", b"1 of own", b"2 of own"]
 
@@ -101,7 +99,7 @@ def test_older_copy_of_the_database_is_refused(store: ObjectStore, tmp_path: Pat
     write(tmp_path, store, "own", b"3 of own")
     with (
         closing(EmbeddedLedgers(str(tmp_path / "copy.db"))) as copy,
-        offloader.open_reader(store, STREAM, source=copy.view_stream(STREAM)) as reader,
+        open_reader(store, STREAM, source=copy.view_stream(STREAM)) as reader,
         pytest.raises(SourceMismatch, match="it is an older copy"),
     ):
         list(reader.scan())

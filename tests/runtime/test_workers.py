@@ -147,7 +147,8 @@ def test_nothing_runs_after_close(clock: ManualClock) -> None:
 
 LEFT_OPEN = """
 import sys
-from offloader import open_managed_ledger, open_store
+from offloader.managed_ledger import open_managed_ledger
+from offloader.store.open import open_store
 from offloader.settings import Settings
 
 small = {"offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64}}

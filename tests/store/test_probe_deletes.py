@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-import offloader
 from offloader.errors import AccessDenied, Unsupported
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.boundary import delete_keys
+from offloader.read.partitions import open_reader
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, PROBE_PREFIX, DeleteFailure, PutMode
 from offloader.store.open import open_store
@@ -79,10 +80,10 @@ def test_writer_that_may_not_delete_offloads_and_is_read(tmp_path: Path) -> None
     store = Denying(raises=False)
     settings = Settings.of({"manifest": {"checkpoint_records": 1}})
     for number in range(2):
-        with offloader.open_managed_ledger(
+        with open_managed_ledger(
             STREAM, ledgers=f"sqlite:///{tmp_path}/ledgers.db", store=store, settings=settings
         ) as topic:
             topic.append(b"%d" % number)
             topic.offload()
-    with offloader.open_reader(store, STREAM) as reader:
+    with open_reader(store, STREAM) as reader:
         assert [entry.payload for batch in reader.scan() for entry in batch.entries()] == [b"0", b"1"]

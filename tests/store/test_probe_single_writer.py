@@ -10,6 +10,8 @@ import pytest
 
 import offloader
 from offloader.errors import AccessDenied, PreconditionFailed, Unsupported
+from offloader.managed_ledger import open_managed_ledger
+from offloader.read.partitions import open_reader
 from offloader.settings import Settings, StoreSettings
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, PutMode, StoreOptions
 from offloader.store.memory import MemoryStore
@@ -106,7 +108,7 @@ def test_single_writer_offloads_restarts_and_is_read(tmp_path: Path) -> None:
     settings = Settings.of({"store": {"single_writer": True}})
     with FakeS3(not_implemented) as server:
         for number in range(2):
-            with offloader.open_managed_ledger(
+            with open_managed_ledger(
                 STREAM,
                 ledgers=f"sqlite:///{tmp_path}/ledgers.db",
                 store=server.open(settings=StoreSettings()),
@@ -114,5 +116,5 @@ def test_single_writer_offloads_restarts_and_is_read(tmp_path: Path) -> None:
             ) as topic:
                 topic.append(b"%d" % number)
                 topic.offload()
-        with offloader.open_reader(server.open(), STREAM) as reader:
+        with open_reader(server.open(), STREAM) as reader:
             assert [entry.payload for batch in reader.scan() for entry in batch.entries()] == [b"0", b"1"]

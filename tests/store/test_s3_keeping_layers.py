@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import offloader
 from offloader.errors import InvalidCall
+from offloader.managed_ledger import open_managed_ledger
+from offloader.read.partitions import open_reader
 from offloader.settings import StoreSettings
 from offloader.settings.layered import SettingsFile, parse_settings
 from offloader.store.open import open_store
@@ -105,12 +106,12 @@ def test_stream_is_offloaded_with_its_own_key(tmp_path: Path) -> None:
     file.write_text(FILE + '[offload]\nmethod = "streaming"\n')
     with FakeS3() as server:
         store = server.open(settings=read().settings_of("").store)
-        with offloader.open_managed_ledger(
+        with open_managed_ledger(
             ORDERS, ledgers=f"sqlite:///{tmp_path}/ledgers.db", store=store, settings=file
         ) as topic:
             topic.append(b"bytes")
             topic.offload()
         kept = {key: each.headers[KEY] for key, each in server.objects.items()}
         assert {each for key, each in kept.items() if key.startswith(f"root/{ORDERS}/")} == {"of-orders"}
-        with offloader.open_reader(store, ORDERS) as reader:
+        with open_reader(store, ORDERS) as reader:
             assert reader.count() == 1

@@ -18,6 +18,7 @@ import boto3
 import pytest
 
 import offloader
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import ManifestLog
 from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import SystemClock
@@ -83,7 +84,7 @@ def sound(servers: Any, one_server: str, tmp_path_factory: pytest.TempPathFactor
     database = tmp_path / "ledgers.db"
     with (
         closing(place.open()) as store,
-        offloader.open_managed_ledger(STREAM, ledgers=f"sqlite:///{database}", store=store, settings=settings) as topic,
+        open_managed_ledger(STREAM, ledgers=f"sqlite:///{database}", store=store, settings=settings) as topic,
     ):
         for first in range(0, COUNT, 50):
             numbers = range(first, first + 50)
@@ -233,7 +234,7 @@ def test_object_of_purged_segment_is_leaked_and_marked_purged(ran: Ran) -> None:
 def test_independent_reader_sees_head_of_truncated_stream(servers: Any, one_server: str, tmp_path: Path) -> None:
     place = servers.place(one_server)
     with closing(place.open()) as store:
-        with offloader.open_managed_ledger(STREAM, ledgers=f"sqlite:///{tmp_path}/l.db", store=store) as topic:
+        with open_managed_ledger(STREAM, ledgers=f"sqlite:///{tmp_path}/l.db", store=store) as topic:
             topic.append_batch([payload_of(STREAM, number) for number in range(20)])
             topic.offload()
         log = ManifestLog(store, STREAM, clock=SystemClock())

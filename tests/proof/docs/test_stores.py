@@ -14,10 +14,11 @@ from typing import Any
 import boto3
 import pytest
 
-import offloader
 from offloader.cli.main import main
 from offloader.errors import AccessDenied
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.boundary import listed
+from offloader.read.partitions import open_reader
 from offloader.settings import Settings
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 from offloader.store.open import open_store
@@ -80,10 +81,10 @@ def test_documented_permissions_are_sufficient(place: S3Place, tmp_path: Path) -
     store = permitted(place)
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
     payloads = [bytes([number]) * 1_000_000 for number in range(12)]
-    with offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=settings) as topic:
+    with open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=settings) as topic:
         topic.append_batch(payloads)
         topic.offload()
-    with offloader.open_reader(store, STREAM) as reader:
+    with open_reader(store, STREAM) as reader:
         assert [entry.payload for batch in reader.scan() for entry in batch.entries()] == payloads
         assert any(segment.summary and segment.summary.data_bytes > PART_BYTES for segment in reader.segments())
     changed = store.put("changing", b"one", mode=CREATE)

@@ -155,11 +155,11 @@ def test_base_install_appends_offloads_and_reads_without_spark(base: BaseInstall
     program = f"""
 import offloader
 store = offloader.open_store("file://{base.folder}/store")
-topic = offloader.open_managed_ledger("a/b", ledgers="sqlite:///{base.folder}/ledgers.db", store=store)
+topic = store.stream("a/b").open_ledger("sqlite:///{base.folder}/ledgers.db")
 topic.append_batch([b"one", b"two"])
 topic.offload()
 topic.close()
-print([batch.to_arrow().column("payload").to_pylist() for batch in offloader.open_reader(store, "a/b").scan()])
+print([batch.column("payload").to_pylist() for batch in store.stream("a/b").scan().to_batches()])
 """
     assert base.prints(base.python, "-c", program).strip() == "[[b'one', b'two']]"
 

@@ -7,7 +7,7 @@ import pytest
 from formats.entries import EntryBatch
 from formats.pulsar.messages import MessageDecoder, MessageOptions
 from offloader.errors import Corrupt, InvalidCall
-from offloader.read.reader import FOREIGN_ENTRIES_MAX, decode_messages
+from offloader.read.messages import FOREIGN_ENTRIES_MAX, decode_messages
 from tests.formats.pulsar_entries import Sent, single_entry
 
 GOOD = single_entry(Sent(value=b"a"))

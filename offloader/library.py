@@ -1,0 +1,347 @@
+"""The objects of a program that uses offloader: a store, and the streams in it.
+
+A method imports the packages that it needs: opening a store takes milliseconds, without protobuf or pandas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from uuid import UUID
+
+from formats.entries import Position
+from offloader.manifest.names import stream_name
+from offloader.settings import LimitSettings, ReadSettings, Settings, StoreSettings
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store as open_objects
+from offloader.store.rate_limit import Limiter
+from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from offloader.groups.group_service import ReaderGroups
+    from offloader.inspect.verify import Finding
+    from offloader.ledgers.base import ReadableLedgers
+    from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+    from offloader.managed_ledger import ManagedLedger
+    from offloader.manifest.segment_table import SegmentRecord
+    from offloader.read.reader import Entries, Reader
+    from offloader.read.scan import Moment, Scan
+    from offloader.retention.scope import ReadableOf
+    from offloader.retention.subscribers import StreamRetention
+
+
+def open_store(
+    url: str,
+    *,
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    session_token: str | None = None,
+    settings: StoreSettings | None = None,
+    read_only: bool = False,
+    create: bool = True,
+    limits: Limiter | LimitSettings | None = None,
+    recorder: Recorder = NO_TELEMETRY,
+) -> Store:
+    """Open the store at ``url``. Its requests are limited, measured and retried.
+
+    Args:
+        url: ``s3://bucket/root``, ``gs://bucket/root``, ``az://container/root``, ``file:///directory``,
+            ``memory://name``, ``catalogue:///directory`` (objects of another offloader), or any URL that fsspec
+            supports (for reading).
+        endpoint_url: the S3 server when it isn't AWS; default: the environment (``AWS_ENDPOINT_URL``).
+        region: default: the environment's, else ``us-east-1``.
+        access_key, secret_key, session_token: default: the SDK's own chain (environment, profile, web identity, role).
+        settings: deadlines, retries, connections.
+        read_only: methods that write raise ``Unsupported``; nothing is created, not even a local directory.
+        create: create a missing local directory, unless ``read_only``; buckets are never created.
+        limits: of bandwidth and request rate; default: only the store's own throttling. A ``Limiter`` applies to all
+            stores that share it.
+        recorder: takes measurements of requests, for example ``offloader.telemetry.recorder.Metrics``.
+
+    Raises:
+        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials or more than a location;
+            settings of S3 for another store.
+        BucketMissing: opened for reading, or with ``create`` off, and the local directory does not exist.
+        AccessDenied: the local directory can't be created or written.
+        Unsupported: a package that the scheme needs is not installed.
+    """
+    objects = open_objects(
+        url,
+        endpoint_url=endpoint_url,
+        region=region,
+        access_key=access_key,
+        secret_key=secret_key,
+        session_token=session_token,
+        settings=settings,
+        read_only=read_only,
+        create=create,
+        limits=limits,
+        recorder=recorder,
+    )
+    return Store(objects)
+
+
+class Store:
+    """A place with streams: a bucket or a directory. Thread-safe. Made by ``open_store``.
+
+    Attributes:
+        objects: the object store, for ``LedgerOffloader`` and for your own requests.
+    """
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self.objects = objects
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """Its URL, without secrets."""
+        return self.objects.url
+
+    def list_streams(self) -> list[str]:
+        """The names of its streams, ascending."""
+        from offloader.manifest.log import list_streams
+
+        return list_streams(self.objects)
+
+    def stream(self, name: str) -> Stream:
+        """A stream or topic by name. Sends no request: the stream need not exist yet.
+
+        Args:
+            name: levels separated by ``/``, or a topic's name: ``persistent://tenant/ns/topic``. The name of a topic
+                with partitions stands for all of them.
+
+        Raises:
+            InvalidCall: an invalid name.
+        """
+        return Stream(self, name)
+
+    def reader_groups(self, *, source_of: ReadableOf | None = None) -> ReaderGroups:
+        """The reader groups of the store, which must be open for writing.
+
+        Args:
+            source_of: the hot tier by a stream's name, for entries that are not offloaded yet.
+        """
+        from offloader.groups.group_service import open_reader_groups
+
+        return open_reader_groups(self.objects, source_of=source_of)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.objects.close()
+
+
+class Stream:
+    """A stream of a store, or a topic with all its partitions. Holds no connection and no state.
+
+    Attributes:
+        store: where it is.
+        name: its name, levels separated by ``/``.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store = store
+        self.name = stream_name(name)
+
+    def __repr__(self) -> str:
+        return f"Stream({self.store.url!r}, {self.name!r})"
+
+    def partitions(self) -> list[str]:
+        """The names of the partitions of a topic; else the name of the stream.
+
+        Raises:
+            NotFound: the stream does not exist (the hint names similar ones).
+        """
+        from offloader.read.reader import existing_streams
+
+        named = existing_streams(self.store.objects, self.name)
+        return list(named.partitions.values()) or [named.name]
+
+    def open_ledger(
+        self,
+        ledgers: str | EmbeddedLedgers,
+        *,
+        settings: Settings | str | Path | None = None,
+        new_source: bool = False,
+    ) -> ManagedLedger:
+        """Open the stream for appends to an embedded ledger database, and offload its entries as they are written.
+
+        Takes over the stream: a previous owner is fenced at its next append. With offloading, appends wait until the
+        manifest has recorded this start.
+
+        Args:
+            ledgers: ``sqlite:///path/ledgers.db``, a path, or an open ``EmbeddedLedgers``.
+            settings: sizes and limits, or a settings file; ``offload.method`` selects the offload method.
+            new_source: accept this database although the manifest knows another one, or it is an older copy: missing
+                entries become a gap, and contradicting ledgers are skipped.
+
+        Raises:
+            SourceMismatch: the database is not the one in the manifest, or has lost entries.
+            InvalidCall: the store can't take the name; unknown or contradictory settings, or without effect.
+            Unsupported: the store lacks create-if-absent, and ``store.single_writer`` is not set.
+            StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
+        """
+        from offloader.managed_ledger import open_managed_ledger
+
+        return open_managed_ledger(
+            self.name, ledgers=ledgers, store=self.store.objects, settings=settings, new_source=new_source
+        )
+
+    def open_reader(
+        self,
+        *,
+        settings: ReadSettings | None = None,
+        source: ReadableLedgers | None = None,
+        on_missing: Literal["error", "skip"] = "error",
+        lease_seconds: int = 0,
+    ) -> Reader:
+        """A reader of the current manifest, for many reads of single entries or short ranges.
+
+        Args:
+            settings: sizes and limits of requests.
+            source: the hot tier, for entries that are not offloaded yet. Only for a single stream; each read compares
+                it with the manifest.
+            on_missing: ``skip`` leaves out segments with a missing object, and lists them in ``Reader.skipped``.
+            lease_seconds: how long a lease protects the entries from cleanup; reads renew it and closing the reader
+                ends it. 0: no lease. The store must be open for writing.
+
+        Raises:
+            NotFound: the stream, bucket or directory does not exist (the hint names similar streams).
+            InvalidCall: a topic with more partitions than one reader merges.
+            Corrupt: the manifest is damaged.
+            SourceMismatch: raised by reads: the hot tier is not the one that the manifest records.
+        """
+        from offloader.read.partitions import open_reader
+
+        return open_reader(
+            self.store.objects,
+            self.name,
+            settings=settings,
+            source=source,
+            on_missing=on_missing,
+            lease_seconds=lease_seconds,
+        )
+
+    def read(self, start: Position, stop: Position, *, source: ReadableLedgers | None = None) -> Entries:
+        """The entries with ``start <= position < stop``, in memory.
+
+        Args:
+            source: the hot tier, for entries that are not offloaded yet.
+
+        Raises:
+            as ``scan``.
+        """
+        from offloader.read.reader import Entries
+
+        return Entries(tuple(self.scan(start=start, stop=stop, source=source).entries()))
+
+    def scan(
+        self,
+        *,
+        start: Position | None = None,
+        stop: Position | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        segments: Sequence[UUID] = (),
+        columns: Sequence[str] = (),
+        filter: pc.Expression | None = None,  # noqa: A002 - Arrow's name
+        limit: int | None = None,
+        settings: ReadSettings | None = None,
+        source: ReadableLedgers | None = None,
+        lease_seconds: int = 0,
+    ) -> Scan:
+        """The entries as a lazy table of Arrow, DuckDB, Polars or pandas.
+
+        This call loads and pins the manifest: later commits are not visible. Entries are read when the table is used.
+
+        Args:
+            start, stop: positions, ``start <= position < stop``. Only for a single stream.
+            since, until: instead of ``start`` and ``stop``: start at the earliest entry published at or after
+                ``since``, and stop before the earliest entry published at or after ``until``. Milliseconds since 1970
+                UTC, a ``datetime``, or a text: ``"2026-11-25T08:00:00Z"``, ``"2026-11-25"``, ``"-1h"``.
+            segments: only the entries of these segments. Only for a single stream.
+            columns: any of stream, ledger_id, entry_id, publish_time (ms, UTC, null = unknown, or outside of the years
+                1 to 9999) and payload, in the wanted order; default: all.
+            filter: a condition on these columns, for example ``pyarrow.compute.field("entry_id") < 10``.
+            limit: maximum number of rows.
+            settings, source, lease_seconds: as for ``open_reader``. The lease ends when the table is dropped.
+
+        Raises:
+            NotFound: the stream or a segment does not exist (the hint names similar streams).
+            InvalidCall: an unknown column, a filter that does not fit the columns, two bounds for the same end, or a
+                position or segment in a topic with partitions.
+            Trimmed, BeyondEnd: a position is outside of the stream.
+            Corrupt: the manifest is damaged. Using the table raises the same errors as ``Reader.scan``.
+        """
+        from offloader.read.scan import open_scan
+
+        return open_scan(
+            self.store.objects,
+            self.name,
+            start=start,
+            stop=stop,
+            since=since,
+            until=until,
+            segments=segments,
+            columns=columns,
+            filter=filter,
+            limit=limit,
+            settings=settings,
+            source=source,
+            lease_seconds=lease_seconds,
+        )
+
+    def segments(self) -> list[SegmentRecord]:
+        """The offloaded segments with readable entries, partition by partition, in stream order.
+
+        Raises:
+            NotFound, Corrupt: as ``open_reader``.
+        """
+        with self.open_reader() as reader:
+            return reader.segments()
+
+    def retention(self, *, source_of: ReadableOf | None = None) -> StreamRetention:
+        """Subscribers and their positions. The store must be open for writing, for every change.
+
+        Args:
+            source_of: the hot tier by a stream's name, for subscribers that read entries before they are offloaded;
+                without it a stream ends at its committed end.
+
+        Raises:
+            NotFound: the stream does not exist.
+            InvalidCall: one partition of a topic.
+        """
+        from offloader.retention.subscribers import open_retention
+
+        return open_retention(self.store.objects, self.name, source_of=source_of)
+
+    def verify(self, *, deep: bool = False, settings: ReadSettings | None = None) -> Iterator[Finding]:
+        """Deviations of the stored objects from the manifest; none: the stream is complete.
+
+        Args:
+            deep: also read and decode every block.
+            settings: sizes and limits of requests.
+
+        Raises:
+            NotFound: the stream does not exist.
+            Corrupt: the manifest is damaged.
+            StoreUnavailable, AccessDenied: the store can't be used.
+        """
+        from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
+        from offloader.read.fetch import Fetcher
+        from offloader.read.reader import load_stream
+
+        for name in self.partitions():
+            state = load_stream(self.store.objects, name)
+            fetcher = Fetcher(self.store.objects, settings or ReadSettings())
+            yield from check_order(state)
+            yield from chain.from_iterable(check.findings for check in check_segments(fetcher, state, deep=deep))
+            yield from check_fills(self.store.objects, state, deep=deep)
+            yield from find_unexpected(self.store.objects, state)

@@ -1,0 +1,70 @@
+"""The objects of a program: a store and its streams."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+import offloader
+from formats.entries import Position
+from formats.keys import data_key
+from offloader.errors import InvalidCall, NotFound
+from offloader.inspect.verify import Damage
+from tests.support.streams import StreamWriter, batch_of
+
+numbers = itertools.count()
+ORDERS = "shop/eu/persistent/orders"
+
+
+@pytest.fixture
+def store() -> offloader.Store:
+    return offloader.open_store(f"memory://library-{next(numbers)}")
+
+
+def test_store_lists_its_streams_and_a_stream_need_not_exist(store: offloader.Store) -> None:
+    assert store.list_streams() == []
+    orders = store.stream("persistent://shop/eu/orders")
+    assert (orders.name, repr(orders)) == (ORDERS, f"Stream({store.url!r}, {ORDERS!r})")
+    with pytest.raises(NotFound):
+        orders.partitions()
+    for number in range(2):
+        StreamWriter(store.objects, f"{ORDERS}-partition-{number}").add([batch_of(number, 0, 4)])
+    assert store.list_streams() == orders.partitions() == [f"{ORDERS}-partition-{number}" for number in range(2)]
+    assert store.stream(orders.partitions()[1]).partitions() == [f"{ORDERS}-partition-1"]
+    with pytest.raises(InvalidCall):
+        store.stream("non-persistent://shop/eu/orders")
+
+
+@pytest.mark.slow
+def test_appended_entries_are_read_by_position_by_scan_and_by_reader(store: offloader.Store, tmp_path: Path) -> None:
+    orders = store.stream("orders")
+    with orders.open_ledger(f"sqlite:///{tmp_path}/ledgers.db") as ledger:
+        positions = [ledger.append(payload) for payload in (b"pen", b"ink", b"paper")]
+        ledger.offload()
+    assert [each.payload for each in orders.read(positions[0], positions[2])] == [b"pen", b"ink"]
+    assert orders.scan(start=positions[1]).to_table()["payload"].to_pylist() == [b"ink", b"paper"]
+    with orders.open_reader() as reader:
+        assert (reader.count(), reader.last_position) == (3, positions[2])
+    [segment] = orders.segments()
+    assert (segment.begin, segment.end) == (positions[0], positions[2])
+
+
+def test_verify_names_a_missing_object(store: offloader.Store) -> None:
+    writer = StreamWriter(store.objects, "orders")
+    writer.add([batch_of(1, 0, 10)])
+    assert list(store.stream("orders").verify(deep=True)) == []
+    store.objects.delete([data_key("orders", writer.uuids[0])])
+    assert Damage.MISSING in [each.problem for each in store.stream("orders").verify()]
+
+
+def test_subscribers_and_groups_are_reached_from_stream_and_store(store: offloader.Store) -> None:
+    StreamWriter(store.objects, "orders").add([batch_of(1, 0, 10)])
+    retention = store.stream("orders").retention()
+    retention.add("billing")
+    retention.publish("billing", Position(1, 4))
+    assert retention.registry().names() == ["billing"]
+    groups = store.reader_groups()
+    groups.create("readers", offloader.GroupConfig(["orders"]))
+    assert list(groups.names()) == ["readers"]
