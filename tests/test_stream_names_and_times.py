@@ -230,7 +230,7 @@ def test_option_takes_every_form_of_a_time(
     said = f"{option}: {form!r} is not a time" in done.err
     assert said is (form not in FORMS)
     if verb == "replay" and form in FORMS:
-        assert "no Pulsar cluster was named" in done.err
+        assert "no Pulsar cluster was given" in done.err
     else:
         assert done.code == (0 if form in FORMS else 2), done.err
 

@@ -1,6 +1,6 @@
-"""The command line: ``main`` loads the verb; every other module is a verb or shared output and options.
+"""The command line: ``main`` loads the called command; the other modules are commands or shared output and options.
 
-Only terminal output: library users need no decision made here.
+This package only formats terminal output. Library functions make all decisions, so that library users have them too.
 
 Raises:
     Unsupported: the packages of the extra ``cli`` aren't installed.

@@ -1,4 +1,4 @@
-"""``offloader cleanup ACTION``: deletion of segments and objects that no stream needs."""
+"""``offloader cleanup ACTION``: deletion of unreferenced segments and objects."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ def audit(
     stream: Annotated[str, name_argument("The stream's name, or its topic's.", shown="every stream")] = "",
     json: Json = False,
 ) -> None:
-    """List every segment that was deleted from the store: who decided, why, which objects, how many bytes, when.
+    """List every segment that was deleted from the store, with the cause, the objects, their size and the time.
 
-    With --json one object per line, to be kept elsewhere: batches are remembered for cleanup.audit_period, at most
-    cleanup.audit_records_max of a stream, and as long as the stream exists.
+    With --json, one object per line, for an archive elsewhere. The manifest keeps batches for cleanup.audit_period, at
+    most cleanup.audit_records_max per stream, and only as long as the stream exists.
     """
     opened = given.open()
     streams = list_streams(opened)
     chosen = resolve_name(stream, streams).streams if stream else streams
     if stream and chosen[0] not in streams:
-        raise NotFound(f"stream {stream} isn't in {opened.url}", hint="`offloader ls` lists the streams")
+        raise NotFound(f"stream {stream} isn't in {opened.url}", hint="run `offloader ls` to list the streams")
     rows = (
         _audit_row(batch, segment)
         for name in chosen
@@ -89,7 +89,7 @@ def audit(
         for batch in read_batches(opened, name, done=done)
         for segment in batch.segments
     )
-    print_rows(rows, _AUDIT_COLUMNS, as_json=json, empty="nothing was deleted")
+    print_rows(rows, _AUDIT_COLUMNS, as_json=json, empty="no deletions are recorded")
 
 
 def _audit_row(batch: DeletionRecord, segment: DeletedSegment) -> Mapping[str, object]:
@@ -117,17 +117,18 @@ def _audit_row(batch: DeletionRecord, segment: DeletedSegment) -> Mapping[str, o
 def hold(
     given: StoreArguments,
     stream: Annotated[str, name_argument("The stream's name, or its topic's.")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="All deletion in the store.")] = False,
-    off: Annotated[bool, typer.Option("--off", help="Lift it.")] = False,
-    reason: Annotated[str, option("--reason", "Why, for people.", metavar="TEXT", shown="none")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Stop all deletion in the store.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Remove the hold.")] = False,
+    reason: Annotated[str, option("--reason", "Reason, shown to operators.", metavar="TEXT", shown="none")] = "",
     json: Json = False,
 ) -> int:
-    """Keep everything of a stream, or of the whole store, until the hold is lifted.
+    """Stop all deletion from a stream, or from the whole store, until the hold is removed.
 
-    Nothing is truncated, retired, purged or deleted meanwhile; what is under way ends before its next step.
+    While the hold is in force, entries are not truncated and segments are not retired, purged or deleted. A deletion in
+    progress stops before its next step.
     """
     if bool(stream) == everything:
-        raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
+        raise InvalidCall("give either a stream or --all", hint="name a STREAM, or give --all for the whole store")
     # A wrong name is refused before the store is probed with a write.
     named = existing_streams(given.open(), stream) if stream else NamedStreams("")
     opened, clock = given.open(read_only=False), SystemClock()
@@ -140,10 +141,10 @@ def hold(
             lift_global_hold(opened)
         else:
             set_global_hold(opened, by=user_at_host(), reason=reason or "no reason given", now_ms=clock.now_ms())
-        what = name or f"everything in {opened.url}"
-        text = f"nothing of {what} is deleted until `offloader cleanup hold {name or '--all'} --off`"
+        what = f"stream {name}" if name else f"store {opened.url}"
+        text = f"deletion from {what} is stopped until `offloader cleanup hold {name or '--all'} --off`"
         if off:
-            text = f"no hold on {what} any more" if changed else f"there was no hold on {what}"
+            text = f"removed the hold on {what}" if changed else f"{what} had no hold"
         print_result({"stream": name or None, "held": not off, "changed": changed}, text, as_json=json)
 
     return run_on_each(named.streams, one, as_json=json)
@@ -152,16 +153,16 @@ def hold(
 def orphans(
     given: StoreArguments,
     stream: Annotated[str, name_argument("The stream's name, or its topic's; without one: the whole store.")] = "",
-    delete: Annotated[bool, typer.Option("--delete", help="Delete what may be deleted.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, which is the default.")] = False,
-    ours: Annotated[bool, typer.Option("--ours", help="Leave out what is foreign; the sums still count it.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete unreferenced objects.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing (the default).")] = False,
+    ours: Annotated[bool, typer.Option("--ours", help="Hide foreign objects; the totals still count them.")] = False,
     json: Json = False,
 ) -> int:
-    """Find objects and unfinished uploads that no manifest needs, and delete those that are ours and old.
+    """Find objects and unfinished uploads that no manifest references, and delete old ones.
 
-    Ours is what its name proves to be ours; everything else is foreign: it is listed and never touched. Old is what
-    was last written orphan_age_min ago, by the earlier of this machine's clock and the store's. With --delete the
-    same list is gone through: each line says what became of it.
+    Only objects whose names this project gives can be deleted. All others are foreign: the command lists them and never
+    deletes them. An object is old when it was last written at least orphan_age_min ago, by the earlier of this
+    machine's clock and the store's clock. With --delete, each line of the same list shows the result.
     """
     if delete and dry_run:
         raise InvalidCall("--delete and --dry-run contradict each other", hint="leave out one of them")
@@ -241,20 +242,20 @@ class _Said:
         size_bytes = sum(each.size_bytes for each in needed.values())
         yield f"{sum(each.objects for each in needed.values()):,} objects ({bytes_text(size_bytes)}) are needed"
         words = {
-            Outcome.DELETABLE: "may be deleted: say --delete",
+            Outcome.DELETABLE: "can be deleted with --delete",
             Outcome.DELETED: "deleted",
-            Outcome.FAILED: "couldn't be deleted; the next run tries again",
+            Outcome.FAILED: "could not be deleted; the next run retries",
             Outcome.KEPT: "kept for now",
         }
         for (outcome, ours), tally in sorted(self.tallies.items()):
-            text = words[outcome] if ours else "foreign, left alone"
+            text = words[outcome] if ours else "foreign, never deleted"
             yield f"{tally.objects:,} ({bytes_text(tally.size_bytes)}) {text}"
         if not any(ours for _, ours in self.tallies) and not self.failures:
-            yield "nothing of ours is left over"
+            yield "no unreferenced objects of this project"
 
 
 _Stream = Annotated[str, name_argument("The stream's name, or its topic's.", shown="every stream")]
-_Prefix = Annotated[str, option("--prefix", "Only streams whose names begin with it.", metavar="TEXT")]
+_Prefix = Annotated[str, option("--prefix", "Only streams whose names begin with TEXT.", metavar="TEXT")]
 
 _PLAN_COLUMNS = [
     Column("stream", "STREAM"),
@@ -269,9 +270,9 @@ _SUM_COLUMNS = [Column("segments", "SEGMENTS", right=True) if each.key == "segme
 
 
 def plan(given: StoreArguments, stream: _Stream = "", prefix: _Prefix = "", json: Json = False) -> int:
-    """List what the next round would do, segment by segment, why, and what it waits for. Writes nothing.
+    """List the actions of the next round, segment by segment, with the reason and what each waits for. Writes nothing.
 
-    What is old is told by this machine's clock alone here; a round asks the store's clock too.
+    This command computes ages by this machine's clock; a round also uses the store's clock.
     """
     return run(given, stream, prefix, dry_run=True, json=json)
 
@@ -280,24 +281,24 @@ def run(
     given: StoreArguments,
     stream: _Stream = "",
     prefix: _Prefix = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Also when more than half of a stream would be retired.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="List every segment first, as plan does.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Allow retiring more than half of a stream.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `cleanup plan`.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="First list every segment, as `cleanup plan` does.")] = False,
     json: Json = False,
 ) -> int:
-    """Run one round: retire what nobody needs, purge what was retired and is over its grace period and readers.
+    """Run one cleanup round: retire unneeded segments, purge retired ones after the grace period and their last reader.
 
-    Prints sums by action first, with --list or --json every segment. The objects of a segment go only after the
-    manifest has recorded that it is purged. Interrupted, the next round goes on. Objects that can't be deleted are
-    tried again by later rounds, for ever.
+    Prints totals by action first; with --list or --json, every segment. The round deletes the objects of a segment only
+    after the manifest has recorded the purge. The next round continues an interrupted one. Later rounds retry objects
+    that could not be deleted, without a limit.
     """
     if stream and prefix:
-        raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
+        raise InvalidCall("--prefix and STREAM exclude each other", hint="leave out the stream's name")
     named = existing_streams(given.open(), stream) if stream else NamedStreams("")
     opened, clock, settings_of = given.open(read_only=dry_run), SystemClock(), given.settings_of()
     stop = global_hold(opened) if dry_run else None
     if stop is not None and not json:
-        print(f"all deletion is stopped by {stop.by}: {stop.reason}: nothing of this happens")
+        print(f"a hold by {stop.by} stops all deletion ({stop.reason}): this round deletes nothing")
 
     def show(planned: CleanupPlan) -> None:
         if json or dry_run or listing:
@@ -329,7 +330,7 @@ def run(
 
 
 def _print_reports(store: ObjectStore, reports: Iterable[CleanupReport], *, as_json: bool) -> None:
-    """Prints them; then raises the first error of one."""
+    """Prints the reports, then raises the first error."""
     errors = []
     for report in reports:
         planned = report.plan if report.dry_run or report.error else None
@@ -351,7 +352,7 @@ def _when(waits_for: str, until_ms: int | None) -> str:
 
 
 def _plan_sums(planned: CleanupPlan) -> Iterator[Mapping[str, object]]:
-    """The lines of a plan, summed by action and by what they wait for."""
+    """The lines of a plan, summed by action and cause of waiting."""
     groups: dict[tuple[Action, str], list[PlannedDeletion]] = {}
     for line in planned.lines():
         groups.setdefault((line.action, line.waits_for), []).append(line)
@@ -402,16 +403,16 @@ def _lines(report: CleanupReport, awaited: AwaitedApproval | None) -> Iterator[s
     for batch in report.pending:
         what = f"{counted(len(batch.segments), 'segment')} of batch {batch.name}"
         tried = f", tried {counted(batch.attempts, 'time')}: {batch.problem}"
-        yield f"{report.stream}: not deleted yet: {what}{tried if batch.attempts else ': the next round goes on'}"
+        yield f"{report.stream}: not deleted yet: {what}{tried if batch.attempts else ': the next round continues'}"
     if report.error is not None:
         done = str(report.error)
     elif report.is_deleted:
         done = "the stream is being deleted"
     elif report.held:
-        done = "on hold, nothing was done"
+        done = "on hold, nothing done"
     elif report.dry_run:
         since = "" if awaited is None or awaited.since_ms is None else f", since {time_text(awaited.since_ms)}"
-        done = "nothing was done" if awaited is None else f"more than half of it{since}: run asks for --yes"
+        done = "nothing done" if awaited is None else f"more than half would be retired{since}: run it with --yes"
     else:
         done = (
             f"{counted(swept.retired, 'segment')} retired, {swept.released:,} released, {swept.purged:,} purged; "
@@ -425,30 +426,30 @@ def undo(
     given: StoreArguments,
     segment: Annotated[
         list[str] | None,
-        option("--segment", "Only this one. May be repeated.", metavar="UUID", shown="all retired"),
+        option("--segment", "Only this segment. May be repeated.", metavar="UUID", shown="all retired"),
     ] = None,
     to: Annotated[
         str,
-        option("--to", "Where the stream begins then.", metavar="LEDGER:ENTRY", shown="where it began before"),
+        option("--to", "New start position.", metavar="LEDGER:ENTRY", shown="the start before the truncation"),
     ] = "",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:
-    """Bring back what a truncation took away, as long as it isn't purged.
+    """Undo a truncation: restore segments that are retired but not yet purged.
 
-    The stream begins where it did before. What was purged is gone, and with it everything before that. A policy that
-    truncated the stream will do so again: put a hold on it first. Of a topic with partitions each begins there again;
-    --segment and --to are of one.
+    The stream starts at its earlier position again. Purged segments can't be restored, nor can entries before them. A
+    retention policy that truncated the stream will truncate it again: put a hold on the stream first. For a partitioned
+    topic, the command restores each partition; --segment and --to need one partition.
     """
     try:
         uuids = [UUID(text) for text in segment or []]
     except ValueError as cause:
-        raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
+        raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists the segments") from cause
     head = position_of(to, option="--to") if to else None
     named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)
     if uuids or head is not None:
-        named.require_one("a segment is of one" if uuids else "a position is of one")
+        named.require_one("a segment belongs to one stream" if uuids else "a position belongs to one stream")
 
     def one(name: str) -> None:
         log = ManifestLog(opened, name, clock=SystemClock(), settings=settings.manifest)
@@ -462,7 +463,7 @@ def undo(
             "ledgers": done.ledgers,
             "record": done.record_id,
         }
-        verbs = ("would come back", "would begin") if dry_run else ("came back", "begins")
+        verbs = ("would be restored", "would start") if dry_run else ("restored", "starts")
         begins = "" if done.head == done.head_before else f"; the stream {verbs[1]} at {done.head} again"
         print_result(facts, f"{counted(len(done.segments), 'segment')} of {name} {verbs[0]}{begins}", as_json=json)
 
@@ -483,17 +484,18 @@ ACTIONS: Mapping[str, Callable[..., Any]] = {
 def delete_stream(
     stream: StreamOrTopic,
     given: StoreArguments,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     ignore_leases: Annotated[
-        bool, typer.Option("--ignore-leases", help="Also while a reader holds a lease on it.")
+        bool, typer.Option("--ignore-leases", help="Delete even if a reader holds a lease.")
     ] = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Delete a stream: all its segments, unfinished uploads, what is remembered of it, and its manifest.
+    """Delete a stream: its segments, unfinished uploads, records and manifest.
 
-    There is no undo. Writers stop at their next record. A tombstone stays for orphan_age_min, so that one that
-    stalled notices; call this again then, or let `offloader cleanup run` finish it. The hot tier isn't touched.
+    There is no undo. Writers stop at their next record. A tombstone remains for orphan_age_min, so that stalled writers
+    notice the deletion; afterwards, repeat this command or let `offloader cleanup run` finish it. The hot tier is not
+    changed.
     """
     clock, streams = SystemClock(), [stream]
     settings, opened = given.prepared(stream)
@@ -522,10 +524,12 @@ def _ask(planned: Sequence[StreamRemoval], store: ObjectStore) -> None:
     if not sys.stdin.isatty():
         raise InvalidCall(
             f"deleting {what} ({bytes_text(size_bytes)}) from {store.url} can't be undone",
-            hint="look at it with --dry-run, then say --yes",
+            hint="check the list with --dry-run, then repeat with --yes",
         )
-    if not typer.confirm(f"Delete {what}, {bytes_text(size_bytes)}, from {store.url}, for good?", err=True):
-        raise InvalidCall("nothing was deleted", hint="say --yes to be sure")
+    if not typer.confirm(f"Delete {what}, {bytes_text(size_bytes)}, from {store.url} permanently?", err=True):
+        raise InvalidCall(
+            "deletion not confirmed, nothing was deleted", hint="give --yes to delete without the question"
+        )
 
 
 def _print_removed(found: Sequence[StreamRemoval], *, as_json: bool) -> None:
@@ -551,10 +555,10 @@ def _removal_lines(each: StreamRemoval) -> Iterator[str]:
         f"{counted(each.uploads, 'unfinished upload')}"
     )
     for key in each.foreign:
-        yield f"not ours, stays: {key}"
+        yield f"foreign object, not deleted: {key}"
     if each.readers:
         yield f"read by {', '.join(each.readers)}"
     if each.adopted:
-        yield f"the objects of {counted(each.adopted, 'adopted segment')} stay: they aren't ours"
+        yield f"the objects of {counted(each.adopted, 'adopted segment')} are not deleted: another program owns them"
     if each.deletion is not None and not each.deletion.is_finished:
-        yield f"{each.stream}: its tombstone goes with a later `offloader cleanup run`, or this command again"
+        yield f"{each.stream}: a later `offloader cleanup run`, or this command again, deletes the tombstone"

@@ -41,7 +41,7 @@ _PLANNED = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentArguments:
-    """Options that say how segments are written, instead of the settings file."""
+    """Options for written segments; they override the settings file."""
 
     segment_size: Annotated[
         int | None,
@@ -89,22 +89,23 @@ def run(
     written: SegmentArguments,
     recode: Annotated[
         bool,
-        typer.Option("--recode", help="Also rewrite segments whose compression isn't the codec's, one by one."),
+        typer.Option("--recode", help="Also rewrite segments with another compression than the codec's."),
     ] = False,
     dry_run: DryRun = False,
     beside_owner: Annotated[
-        bool, typer.Option("--beside-owner", help="Also if the stream's owner is active. It continues.")
+        bool, typer.Option("--beside-owner", help="Compact even if the stream's owner is active.")
     ] = False,
     progress: ShowProgress = False,
     json: Json = False,
 ) -> int:
     """Merge a stream's small neighbouring segments into segments of the configured size.
 
-    The entries come from the store alone. The new objects are uploaded, read back and compared with the old ones; then
-    one manifest record replaces them, and cleanup deletes the old objects after the grace period. The stream's owner
-    continues; while it is active, the command needs --beside-owner. Interrupted, call it again. Segments of another
-    layout, with gaps or of truncated ledgers stay; adopted ones that would be merged are named, with exit code 2. Of a
-    topic with partitions each is compacted, one after the other.
+    The command reads entries from the store only. It uploads the new objects, reads them back and compares them with
+    the old ones. Then one manifest record replaces the old segments, and cleanup deletes their objects after the grace
+    period. The stream's owner keeps working; while it is active, the command needs --beside-owner. If interrupted,
+    repeat the command. Segments of another layout, with gaps or of truncated ledgers are not merged. Adopted segments
+    that could otherwise be merged are listed, with exit code 2. The partitions of a topic are compacted one after the
+    other.
     """
     stored = given.open()
     named = existing_streams(stored, stream)  # before the store is probed with a write
@@ -135,7 +136,7 @@ def _print_plan(
     if json:
         print(json_line({"stream": stream, "dry_run": True, "merges": rows, "adopted": _names(plan.adopted)}))
         return
-    print_rows(rows, _PLANNED, empty=f"nothing to merge of {stream}")
+    print_rows(rows, _PLANNED, empty=f"nothing to merge in {stream}")
     if rows:
         old = counted(sum(len(each.old) for each in plan.merges), "segment", "segments")
         print(f"{stream}: {old} would become {len(rows)}")
@@ -194,7 +195,7 @@ def _print_result(store: ObjectStore, stream: str, result: CompactionResult, *, 
         return
     if not rows:
         if not result.errors:
-            print(f"nothing to merge of {stream}")
+            print(f"nothing to merge in {stream}")
         return
     print_rows(rows, STORED_COLUMNS)
     waiting = counted(result.replaced, "segment awaits", "segments await")
@@ -222,5 +223,5 @@ def adopted_error(stream: str, adopted: Sequence[SegmentRecord]) -> OffloaderErr
     return Unsupported(
         f"stream {stream}: {counted(len(names), 'small segment is', 'small segments are')} adopted and can't be "
         f"merged: {', '.join(names[:NAMED_MAX])}{more}",
-        hint="another program owns their objects; all other segments were considered",
+        hint="another program owns their objects; no action is needed for the other segments",
     )

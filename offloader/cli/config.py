@@ -1,4 +1,4 @@
-"""``offloader config explain TOPIC | check | migrate FILE | sample``: effective settings, sources, all of them."""
+"""``offloader config explain TOPIC | check | migrate FILE | sample``: shows, checks and converts settings."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ _COLUMNS = [
 def explain(
     topic: Annotated[str, name_argument("The stream's name.", shown="the process")] = "",
     config: Config = "",
-    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that differ from the defaults.")] = False,
     json: Json = False,
 ) -> None:
-    """Explain the effective settings of a stream.
+    """Show the effective settings of a stream and where each value comes from.
 
-    Each with where it comes from. Layers: process, then namespace, then topic; the last one that names a setting
-    counts.
+    The layers are process, namespace and topic; the last layer that sets a value wins.
     """
     found = read_settings_file(config) if config else SettingsFile()
     found.settings_of(topic)
@@ -44,19 +43,19 @@ def explain(
         for each in sorted(found.values_of(topic).values(), key=lambda each: key_of(each.name))
         if not changed or each.source != "default"
     ]
-    print_rows(rows, _COLUMNS, as_json=json, empty="every setting has its default")
+    print_rows(rows, _COLUMNS, as_json=json, empty="all settings have their defaults")
 
 
 def check(config: Config = "", json: Json = False) -> None:
     """Check a settings file.
 
-    One with unknown, ineffective or contradictory settings is refused (exit code 2), all of them named; and so is one
-    with names or addresses that `serve` refuses. `offloader serve --check` also looks for this machine's tokens,
-    certificates and packages.
+    Rejects a file with unknown, ineffective or contradictory settings, or with names or addresses that `serve` rejects
+    (exit code 2), and lists all of them. `offloader serve --check` also checks this machine's tokens, certificates and
+    packages.
     """
     if not config:
-        raise InvalidCall("check takes a settings file", hint="give --config FILE")
-    # Imported late: the other actions need nothing of the service.
+        raise InvalidCall("no settings file was given", hint="give --config FILE")
+    # Imported late: the other actions don't need the service.
     from offloader.service.bootstrap import require_valid
 
     found = read_settings_file(config)
@@ -68,16 +67,16 @@ def check(config: Config = "", json: Json = False) -> None:
 def migrate(
     file: Annotated[str, argument("The settings file.", shown="that of --config")] = "",
     config: Config = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the difference.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the difference and write nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Rewrite the keys of earlier releases in a file.
+    """Rename the settings of earlier releases in a file.
 
-    In place; comments and order stay. A file that would not load afterwards stays as it is.
+    Edits the file in place and keeps comments and order. A file that would not load afterwards is not changed.
     """
     path = file or config
     if not path:
-        raise InvalidCall("migrate takes a settings file", hint="offloader config migrate FILE")
+        raise InvalidCall("no settings file was given", hint="offloader config migrate FILE")
     found = migrate_file(path, dry_run=dry_run)
     keys = [{"old": old, "new": new} for old, new in found.changes]
     lines: Iterable[str] = [f"{path}: {len(keys)} keys rewritten"]
@@ -87,9 +86,9 @@ def migrate(
 
 
 def sample(json: Json = False) -> None:
-    """Print a sample of a settings file.
+    """Print a sample settings file.
 
-    It has every setting with its default and what it means.
+    It lists every setting with its default and its description.
     """
     text = sample_settings()
     print_result({"sample": text}, text.removesuffix("\n"), as_json=json)

@@ -1,4 +1,4 @@
-"""``offloader demo``: the whole path once, on real data; its options, progress and result."""
+"""``offloader demo``: offload and read back real data once: options, progress and result."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from offloader.store.wrappers import VerbCount
 _LINES = 10
 #: Characters of a line with all columns.
 _WIDE = 150
-#: A day with flights, for the example of a read.
+#: A day with flights, for the example command that reads.
 _FLIGHTS_DAY = "2013-07-04"
 
 
 def run(
     given: PlaceArguments,
     directory: Annotated[
-        str, typer.Option("--dir", metavar="DIR", help="Where everything is kept.")
+        str, typer.Option("--dir", metavar="DIR", help="Directory of all files of the demo.")
     ] = "offloader-demo",
     input_path: Annotated[
         str, option("--input", "Your own events instead of the flights; may be .gz or .zst.", metavar="FILE")
@@ -46,23 +46,23 @@ def run(
         str,
         option(
             "--time-field",
-            "The field of --input with the publish time (ISO 8601, or a number of s or ms since 1970). "
-            "Default: events are published when they are imported.",
+            "Field of --input that holds the publish time (ISO 8601, or seconds or milliseconds since 1970). "
+            "Default: the time of the import.",
             metavar="NAME",
         ),
     ] = "",
-    clean: Annotated[bool, typer.Option("--clean", help="Remove an earlier run's data first.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="First remove the data of an earlier run.")] = False,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Whether to scan with Spark at the end.")] = True,
     picture: Annotated[
         bool, typer.Option("--picture/--no-picture", help="Whether to draw ledgers, segments and time.")
     ] = True,
     json: Json = False,
 ) -> int:
-    """Run the whole path once on real data: 336,776 flights, or your own events.
+    """Offload and read back real data once: 336,776 flights, or your own events.
 
-    Appends them to durable local ledgers while they are offloaded as segments into an object store (the local directory
-    DIR/store, unless --store names another), reads everything back, compares, scans it with Spark and draws a picture.
-    An interrupted run goes on where it was when the same command is given again.
+    Appends the events to durable local ledgers and meanwhile offloads them as segments to an object store (the local
+    directory DIR/store, unless --store names another one). Then reads them back, compares them, scans them with Spark
+    and draws a picture. If interrupted, repeat the command: it resumes where it stopped.
     """
     request = DemoRequest(
         directory=directory,
@@ -83,7 +83,7 @@ def run(
 
 
 class _Lines(Observer):
-    """A line per step, and one for each tenth appended or in the store."""
+    """A line for each step, and for each tenth of the events appended or stored."""
 
     _told = 0
 
@@ -140,7 +140,7 @@ def _buffer(now: Progress) -> str:
 
 @contextmanager
 def _shown(*, as_json: bool) -> Iterator[Observer]:
-    """Bars on a terminal, lines in a pipe, nothing with JSON; on Ctrl-C how to resume."""
+    """Bars on a terminal, lines in a pipe, no progress with JSON; on Ctrl-C, a note on how to resume."""
     bars = _Bars() if sys.stdout.isatty() and not as_json else None
     shown = bars or (Observer() if as_json else _Lines())
     with bars.bars if bars is not None else nullcontext():
@@ -149,7 +149,7 @@ def _shown(*, as_json: bool) -> Iterator[Observer]:
         except KeyboardInterrupt:
             if shown.now is not None and shown.now.appended and not as_json:
                 durable = f"{shown.now.appended:,} of {shown.now.total:,} events are durable"
-                print(f"\n{durable}; the same command goes on from there", file=sys.stderr)
+                print(f"\n{durable}; repeat the command to resume", file=sys.stderr)
             raise
 
 
@@ -194,7 +194,7 @@ def _print_results(result: DemoResult) -> None:
     print()
     print_rows(_segment_rows(result), _SEGMENTS)
     _print_outcome(result)
-    print("\nRequests to the store (a look for something that isn't there yet counts as failed):\n")
+    print("\nRequests to the store (a request for an object that does not exist yet counts as failed):\n")
     print_rows(_request_rows(result), _REQUESTS)
     if result.picture is not None:
         print(f"\nPicture: {result.picture}")
@@ -207,7 +207,7 @@ def _print_end(result: DemoResult) -> None:
     print(f"\nThe whole demo took {result.seconds:.1f} s")
     commands = "\n".join(f"  {command}" for command in _next_commands(result))
     python = shlex.quote(os.path.relpath(sys.executable))
-    print(f"\nType next:\n\n{commands}\n\nor, in {python}:\n\n{_python_snippet(result)}")
+    print(f"\nNext commands:\n\n{commands}\n\nor, in {python}:\n\n{_python_snippet(result)}")
     for problem in result.problems:
         failure_of(problem).print(sys.stderr)
 
@@ -217,9 +217,9 @@ def _print_outcome(result: DemoResult) -> None:
     assert found is not None
     print()
     if offload is None:
-        print(f"Appended:   nothing, all {result.events_before:,} events were there already")
+        print(f"Appended:   nothing, all {result.events_before:,} events were appended before")
     else:
-        before = f" ({result.events_before:,} were there already)" if result.events_before else ""
+        before = f" ({result.events_before:,} were appended before)" if result.events_before else ""
         seconds = max(offload.seconds, 1e-9)
         print(
             f"Appended:   {offload.appended:,} events{before}, {bytes_text(offload.appended_bytes)}, durable and "
@@ -228,7 +228,7 @@ def _print_outcome(result: DemoResult) -> None:
         )
     rate = found.payload_bytes / max(found.seconds, 1e-9) / 1e6
     print(f"Read back:  {found.events:,} events from the store alone in {found.seconds:.1f} s: {rate:.0f} MB/s")
-    verdict = f"{'equals' if found.ok else 'DIFFERS FROM'} that of what was appended"
+    verdict = f"{'equals' if found.ok else 'DIFFERS FROM'} that of the appended events"
     print(
         f"Verified:   {found.events:,} of {found.expected.events:,} events, SHA-256 {found.sha256}\n{' ' * 12}{verdict}"
     )
@@ -237,13 +237,13 @@ def _print_outcome(result: DemoResult) -> None:
 
 
 def _print_scan(scan: ScanResult, seconds: float, *, digits: int) -> None:
-    print(f"\nSpark: {scan.question}; {scan.partitions} partitions, {seconds:.1f} s with its start\n")
+    print(f"\nSpark: {scan.question}; {scan.partitions} partitions, {seconds:.1f} s including Spark's start\n")
     if "month" not in scan.columns:
         print_rows(_scan_rows(scan), [Column(name, name, right=True) for name in scan.columns])
         return
     cells: dict[str, dict[str, Any]] = {}
     for carrier, month, delay, _ in scan.rows:
-        # + 0.0 turns a rounded -0.0 into 0
+        # Adding 0.0 turns a rounded -0.0 into 0.
         cells.setdefault(carrier, {"carrier": carrier})[str(month)] = f"{round(delay, digits) + 0.0:.{digits}f}"
     months = [Column(str(month), f"{datetime(2013, month, 1, tzinfo=UTC):%b}", right=True) for month in range(1, 13)]
     print_rows(cells.values(), [Column("carrier", "carrier"), *months])

@@ -1,6 +1,6 @@
 """``offloader doctor``: checks configuration and connectivity, and finds streams that aren't offloaded.
 
-Leaves nothing behind: it removes its scratch objects.
+It removes its scratch objects.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OUTCOME_WIDTH = 9
 
 
 def report_lines(found: Finding, width: int = WIDTH_MAX) -> list[str]:
-    """A finding as lines for people, none longer than ``width``: what was found, then what to do about it."""
+    """A finding as text lines of at most ``width`` characters: the problem, then the remedy."""
 
     def wrapped(text: str, first: str, indent: int) -> list[str]:
         return textwrap.wrap(
@@ -61,10 +61,11 @@ def run(
     read_only: Annotated[bool, typer.Option("--read-only", help="Write nothing, not even scratch objects.")] = False,
     json: Json = False,
 ) -> int:
-    """Look whether the store answers, lets us do each verb and keeps its promises; at clocks, disk, memory, brokers,
-    and at streams that wait to be offloaded. Each finding says what to do about it.
+    """Check configuration, connectivity and stalled streams.
 
-    The exit code is that of the first problem; warnings have none.
+    Checks that the store answers, allows every operation and keeps its guarantees; then clocks, disk, memory, brokers
+    and streams with a backlog. Each finding names a remedy. The exit code is that of the first problem; warnings don't
+    change it.
     """
     file = given.file()
     failed: list[int] = []
@@ -87,7 +88,7 @@ def run(
 def _checks(file: SettingsFile, given: LedgerArguments, *, read_only: bool) -> Iterator[tuple[str, Iterable[Finding]]]:
     clock, settings = SystemClock(), file.settings_of("")
     serve = settings.serve
-    # Report an unresponsive store soon.
+    # Short deadlines: an unresponsive store is reported soon.
     patience = replace(settings.store, retries_max=min(settings.store.retries_max, 1))
     opened = open_chosen_store(
         given.store or serve.store,

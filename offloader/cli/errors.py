@@ -54,7 +54,7 @@ class Failure:
 
     Attributes:
         kind: name of the ``ErrorKind`` in lower case, or ``interrupted``.
-        message: one line: what, where, why.
+        message: one line: what failed, on which object, why.
         hint: one line: the remedy; may be empty.
         exit_code: of the process.
     """
@@ -76,7 +76,9 @@ def failure_of(error: BaseException) -> Failure:
     match error:
         case OffloaderError():
             kind, message, hint = error.kind, error.message, error.hint
-        case Inconsistent() if str(error).startswith("stream name"):  # of a call, as over HTTP: no data is damaged
+        case Inconsistent() if str(error).startswith(
+            "stream name"
+        ):  # an invalid argument, as over HTTP: no data is damaged
             kind, message, hint = (
                 ErrorKind.INVALID_REQUEST,
                 str(error),
@@ -84,7 +86,7 @@ def failure_of(error: BaseException) -> Failure:
             )
         case FormatError():
             kind, message = ErrorKind.DATA_CORRUPTION, str(error)
-            hint = "the bytes are damaged or not ours; every other object is unaffected"
+            hint = "the object is damaged or was written by another program; other objects are unaffected"
         case typer.TyperException():
             context = getattr(error, "ctx", None)
             kind, message = (
@@ -104,7 +106,7 @@ def failure_of(error: BaseException) -> Failure:
         case OSError() if error.errno in _NO_SPACE:
             kind, where = ErrorKind.RETRY_LATER, error.filename or "the output"
             message = f"{where} can't be written: {error.strerror}"
-            hint = "free some space, or send it elsewhere"
+            hint = "free disk space, or write to another place"
         case ModuleNotFoundError() if (error.name or "").split(".")[0] in _EXTRAS:
             package = (error.name or "").split(".")[0]
             kind, message = ErrorKind.INVALID_REQUEST, f"the package {package} is not installed"
@@ -133,10 +135,10 @@ def report(error: BaseException, stream: TextIO, *, as_json: bool = False, debug
 
 
 def run_on_each(streams: Sequence[str], run: Callable[[str], int | None], *, as_json: bool = False) -> int:
-    """Calls ``run`` with each stream; returns the exit code of the first one that failed, or 0.
+    """Calls ``run`` with each stream; returns the exit code of the first failure, or 0.
 
-    The error of the only stream is raised. Of several streams, one that fails keeps no other from its turn: its error
-    is printed on standard error with its name, and with ``as_json`` is a row of the output, too.
+    If there is only one stream, its error is raised. A failure in one of several streams does not stop the others: its
+    error is printed on standard error with the stream's name. With ``as_json`` it is also a row of the output.
 
     Args:
         run: returns ``None`` or an exit code.

@@ -1,4 +1,4 @@
-"""``offloader export STREAM...``: adds streams to an Iceberg table, once or as they grow."""
+"""``offloader export STREAM...``: adds streams to an Iceberg table, once or continuously."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from offloader.iceberg import Exported
 
 
-#: Time between two looks of --follow.
+#: Interval of --follow.
 EVERY_S = 60.0
 
 
@@ -44,25 +44,25 @@ EVERY_S = 60.0
 class TableArguments:
     """Options that name the table."""
 
-    table: Annotated[str, option("--table", "The table, created if it doesn't exist.", metavar="NAMESPACE.TABLE")] = ""
+    table: Annotated[str, option("--table", "Table; created if it does not exist.", metavar="NAMESPACE.TABLE")] = ""
     catalog: Annotated[
         str,
         option(
             "--catalog",
-            "Its catalogue: sqlite:////folder/catalog.db or another SQL database, https://... for REST, or a name in "
+            "Catalogue: sqlite:////folder/catalog.db or another SQL database, https://... for REST, or a name in "
             "~/.pyiceberg.yaml.",
             metavar="URL",
         ),
     ] = ""
     warehouse: Annotated[
-        str, option("--warehouse", "Where a new table's files are: file:///folder, s3://bucket/root.", metavar="URL")
+        str, option("--warehouse", "Location of a new table's files: file:///folder, s3://bucket/root.", metavar="URL")
     ] = ""
     catalog_option: Annotated[
         list[str] | None,
-        option("--catalog-option", "A property of the catalogue, as pyiceberg has it. May be repeated.", metavar="N=V"),
+        option("--catalog-option", "A pyiceberg property of the catalogue. May be repeated.", metavar="N=V"),
     ] = None
 
-    content: Annotated[Content, typer.Option("--content", help="What a row of the table is.")] = "entries"
+    content: Annotated[Content, typer.Option("--content", help="Content of a row.")] = "entries"
 
     def open(self, *, create: bool = True) -> Table:
         """The table, created where it doesn't exist and ``create`` is set.
@@ -71,7 +71,8 @@ class TableArguments:
         """
         if not self.table or not self.catalog:
             raise InvalidCall(
-                "where to?", hint="give --table NAMESPACE.TABLE and --catalog URL, and for a new table --warehouse URL"
+                "missing --table and --catalog",
+                hint="give --table NAMESPACE.TABLE and --catalog URL, and for a new table --warehouse URL",
             )
         example = "for example s3.endpoint=http://10.0.0.1:9000"
         options = dict(named_value(text, option="--catalog-option", hint=example) for text in self.catalog_option or [])
@@ -90,16 +91,16 @@ class TableArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeArguments:
-    """Options about what is exported."""
+    """Options for the exported rows."""
 
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Go on where retention took entries before they were exported.")
+        bool, typer.Option("--skip-lost", help="Skip entries that retention deleted before they were exported.")
     ] = False
     subscriber: Annotated[
         str,
         option(
             "--subscriber",
-            "Keep from retention what isn't exported, as this subscriber of the streams; the store is written to.",
+            "Protect unexported entries from retention as this subscriber; writes to the store.",
             metavar="NAME",
         ),
     ] = ""
@@ -107,41 +108,42 @@ class RangeArguments:
         BadEntry,
         typer.Option(
             "--on-bad-message",
-            help="At what isn't a message, or no value of its schema: fail, or add a row that says why.",
+            help="For an entry that is not a message, or a value that does not match its schema: fail, or add a row "
+            "with the reason.",
         ),
     ] = BadEntry.ERROR
     range_size: Annotated[
-        int, amount("--range-size", "Most data in one commit.", "bytes", whole=True, low=1, shown="1GiB")
+        int, amount("--range-size", "Maximum data of one commit.", "bytes", whole=True, low=1, shown="1GiB")
     ] = 1024**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepArguments:
-    """Options for what is done to the table after an export."""
+    """Options for table maintenance after an export."""
 
     join_files: Annotated[
-        bool, typer.Option("--join-files", help="Then join the small data files of each day of these streams.")
+        bool, typer.Option("--join-files", help="After the export, join small data files of each day of these streams.")
     ] = False
     expire_snapshots: Annotated[
         float | None,
         amount(
             "--expire-snapshots",
-            "Then expire the table's snapshots that are older than this.",
+            "After the export, expire snapshots of the table that are older than this.",
             "seconds",
             shown="never",
         ),
     ] = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Export nothing; print what would be joined and would expire.")
+        bool, typer.Option("--dry-run", help="Export nothing; print the files to join and snapshots to expire.")
     ] = False
 
     def require_sense(self) -> None:
-        """Raises ``InvalidCall`` for ``--dry-run`` without anything that it is for."""
+        """Raises ``InvalidCall`` for ``--dry-run`` without ``--join-files`` or ``--expire-snapshots``."""
         if self.dry_run and not self.join_files and self.expire_snapshots is None:
-            raise InvalidCall("--dry-run is for --join-files and --expire-snapshots", hint="give one of them")
+            raise InvalidCall("--dry-run requires --join-files or --expire-snapshots", hint="give one of them")
 
     def run(self, store: ObjectStore, names: list[str], table: Table, clock: Clock, *, as_json: bool) -> None:
-        """Does it, and prints what was done; raises as ``offloader.iceberg.upkeep``."""
+        """Maintains the table and prints the result; raises as ``offloader.iceberg.upkeep``."""
         from offloader.iceberg.upkeep import expire, join_files
 
         for stream in (
@@ -171,26 +173,27 @@ def run(
         ExportFormat, typer.Option("--format", help="Iceberg; Parquet needs Spark: `offloader spark export`.")
     ] = "iceberg",
     following: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is offloaded later, until interrupted.")
+        bool, typer.Option("--follow", "-f", help="Keep exporting newly offloaded entries until interrupted.")
     ] = False,
     every: Annotated[
         float | None,
-        amount("--every", "With --follow: time between two looks.", "seconds", low=0.1, shown=str(EVERY_S)),
+        amount("--every", "With --follow: interval between exports.", "seconds", low=0.1, shown=str(EVERY_S)),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Add to an Iceberg table what it doesn't have of the streams; docs/how-to/iceberg.md.
+    """Add a stream's new entries to an Iceberg table; see docs/how-to/iceberg.md.
 
-    One commit a range, with the stream's positions: run again, or killed and run again, it goes on after the last
-    commit. Several may run at once. SIGTERM ends --follow after the range that is being added. With --subscriber
-    retention keeps what the table doesn't have yet. Without --follow a stream that fails keeps no other from its turn.
+    Each range is one commit, which also records the stream's positions: repeated or restarted, the command continues
+    after the last commit. Several exports may run concurrently. SIGTERM ends --follow after the current range. With
+    --subscriber, retention keeps entries that the table does not have yet. Without --follow, a failure in one stream
+    does not stop the others.
     """
     if written != "iceberg":
         raise InvalidCall(
-            "Parquet files are written by Spark", hint=f"offloader spark export {' '.join(streams)} --to FOLDER"
+            "--format parquet needs Spark", hint=f"offloader spark export {' '.join(streams)} --to FOLDER"
         )
     if every is not None and not following:
-        raise InvalidCall("--every is for --follow", hint="add --follow, or leave it out")
+        raise InvalidCall("--every requires --follow", hint="add --follow, or leave --every out")
     if wanted.subscriber:
         require_subscriber_name(wanted.subscriber)
     upkeep.require_sense()
@@ -225,11 +228,11 @@ def run(
 
 
 def _follow(look: Callable[[], None], clock: Clock, stop: threading.Event, every_s: float) -> None:
-    """Export what is new every ``every_s`` seconds until SIGINT or SIGTERM; a retryable error is tried again then."""
+    """Exports new entries every ``every_s`` seconds until SIGINT or SIGTERM; retries after a retryable error."""
     interrupted = threading.Event()
 
     def interrupt(*_: object) -> None:
-        """A library that loses the exception, in a callback of C, doesn't lose the order to end."""
+        """Sets the event too: a library may swallow the exception in a C callback."""
         interrupted.set()
         stop.set()
         raise KeyboardInterrupt
@@ -242,7 +245,7 @@ def _follow(look: Callable[[], None], clock: Clock, stop: threading.Event, every
         except OffloaderError as error:
             if not (error.retryable or isinstance(error, OutcomeUnknown)):
                 raise
-            print(f"note: {error}; trying again in {every_s:g} s", file=sys.stderr)
+            print(f"note: {error}; retrying in {every_s:g} s", file=sys.stderr)
         if clock.wait(stop, every_s):
             break
     if interrupted.is_set():
@@ -287,13 +290,13 @@ def _exported(
 
 
 def _values(given: SchemaArguments, stream: str) -> VersionedDecoders[TypedDecoder] | None:
-    """The schemas of a stream's values; ``None``: they stay bytes."""
+    """The schemas of a stream's values; ``None``: values are bytes."""
     found = given.decoders(stream, typed_decoder)
     return None if found is None else VersionedDecoders(*found)
 
 
 def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Position]) -> None:
-    """Acknowledges what the table has of each partition; fine where another exporter of that subscriber is further."""
+    """Acknowledges the table's position of each partition; another exporter of that subscriber may be further."""
     try:
         retention.publish(subscriber, ends)
     except InvalidCall:
@@ -308,6 +311,6 @@ def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Positi
 def _print(done: Exported, *, as_json: bool) -> None:
     entries, rows = sum(each.entries for each in done.ranges), sum(each.rows for each in done.ranges)
     facts = {"stream": done.stream, "ranges": len(done.ranges), "entries": entries, "rows": rows, "end": done.end}
-    new = f"{entries:,} new entries, exported up to {done.end}" if done.ranges else "nothing new"
+    new = f"{entries:,} new entries, exported up to {done.end}" if done.ranges else "no new entries"
     print_result(facts, f"{done.stream}: {new}", as_json=as_json)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The verb ``group``: reader groups, and reading as one of a group's readers."""
+"""``offloader group``: reader groups, and reading as a member of one."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from offloader.runtime.clock import SystemClock
 Group = Annotated[str, argument("The reader group's name.", metavar="GROUP")]
 _Type = Annotated[
     RetentionType,
-    typer.Option("--type", help="none: it holds nothing back; automatic: each passed checkpoint is published."),
+    typer.Option("--type", help="none: does not hold entries back; automatic: publishes each passed checkpoint."),
 ]
 
 
 def list_groups(
     given: StoreArguments,
-    group: Annotated[str, argument("Only this one.", metavar="GROUP", shown="all")] = "",
+    group: Annotated[str, argument("Only this group.", metavar="GROUP", shown="all")] = "",
     json: Json = False,
 ) -> int:
-    """List reader groups: their streams, readers, checkpoints, and the cuts that they still have to publish."""
+    """List reader groups with their streams, readers, checkpoints and unpublished cuts."""
     groups = open_reader_groups(given.open())
     return print_each(
         [group] if group else groups.names(),
@@ -46,14 +46,14 @@ def list_groups(
         _GROUP_COLUMNS,
         is_named=bool(group),
         as_json=json,
-        empty="there are no reader groups",
+        empty="no reader groups",
     )
 
 
 def set_group(
     group: Group,
     stream: Annotated[
-        list[str], option("--stream", "A stream that it reads. May be repeated.", metavar="NAME", parser=stream_name)
+        list[str], option("--stream", "A stream of the group. May be repeated.", metavar="NAME", parser=stream_name)
     ],
     given: StoreArguments,
     retention: _Type = RetentionType.NONE,
@@ -63,11 +63,11 @@ def set_group(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Create a reader group, or change its streams, its type or its interval of checkpoints.
+    """Create a reader group, or change its streams, type or checkpoint interval.
 
-    A group that isn't of type none is a subscriber of each of its streams, under its own name.
+    A group of another type than none subscribes to each of its streams under the group's name.
     """
-    absent_group(group)  # its name, and the streams': before the store is probed with a write
+    absent_group(group)  # checks the names before the store is probed with a write
     for each in stream:
         find_scope(given.open(), each)
     checkpoint_ms = None if checkpoint_every is None else round(checkpoint_every * 1000)
@@ -91,18 +91,18 @@ def join(
         ),
     ] = None,
     retention: _Type = RetentionType.NONE,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Leave after so many entries; 0: never.")] = 0,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the payloads' bytes and nothing else.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Leave after this many entries; 0: never.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the payloads.")] = False,
     json: Json = False,
 ) -> None:
-    """Read as one of a group's readers: print the entries of its share of the partitions, until interrupted.
+    """Join a reader group and print the entries of this reader's partitions until interrupted.
 
-    A printed entry counts as consumed. A reader that is interrupted leaves the group, and the others continue where it
-    stopped. A reader that is killed loses its share after 30 seconds; entries since its last checkpoint are read again.
-    With --json, one object per entry: stream, position, publish_time, and payload (text) or payload_base64.
+    A printed entry counts as consumed. An interrupted reader leaves the group, and the other readers continue where it
+    stopped. A killed reader loses its partitions after 30 seconds; other readers repeat the entries since its last
+    checkpoint. With --json, one object per entry: stream, position, publish_time, and payload (text) or payload_base64.
     """
     if raw and json:
-        raise InvalidCall("--raw writes payloads only", hint="leave out --json")
+        raise InvalidCall("--raw and --json exclude each other", hint="leave one of them out")
     absent_group(group)
     require_reader_name(reader)
     clock, stop = SystemClock(), threading.Event()
@@ -131,7 +131,7 @@ def join(
 
 @contextmanager
 def _ending(stop: threading.Event) -> Iterator[None]:
-    """Sets ``stop`` at SIGTERM, and when the reader of standard output has gone, which raises ``BrokenPipeError``."""
+    """Sets ``stop`` at SIGTERM and when standard output's reader disconnects; the latter raises ``BrokenPipeError``."""
     terminated = threading.Event()
 
     def terminate(*_: object) -> None:
@@ -150,7 +150,7 @@ def _ending(stop: threading.Event) -> Iterator[None]:
 
 
 def _print_entries(reader: GroupReader, limit: int, line_of: Callable[[str, Entry], str] | None) -> None:
-    """Prints entries; those that were not written are left to the group."""
+    """Prints entries; unprinted ones are returned to the group."""
     left, unread = limit or sys.maxsize, None
     try:
         for item in reader:
@@ -182,14 +182,15 @@ def _json_line(name: str, entry: Entry) -> str:
 
 def start_checkpoint(
     group: Group,
-    checkpoint: Annotated[str, argument("Its name, unique in the group.")],
+    checkpoint: Annotated[str, argument("The checkpoint's name, unique in the group.")],
     given: StoreArguments,
     keep: Annotated[
-        bool, typer.Option("--keep/--no-keep", help="Keep it until it expires, so that it can be published.")
+        bool,
+        typer.Option("--keep/--no-keep", help="Keep the checkpoint until it expires, so that it can be published."),
     ] = True,
     json: Json = False,
 ) -> None:
-    """Start a checkpoint. It is complete when every reader has passed it; `group list` shows whom it waits for."""
+    """Start a checkpoint. It completes when every reader has passed it; see `group list`."""
     outcome = open_reader_groups(given.open(read_only=False)).initiate_checkpoint(group, checkpoint, keep=keep)
     _print_group(outcome, json, f"checkpoint {checkpoint} of {group} waits for {len(outcome.group.readers)} readers")
 
@@ -200,14 +201,14 @@ def publish_checkpoint(
     given: StoreArguments,
     json: Json = False,
 ) -> None:
-    """Publish a checkpoint of a group of type manual: everything before it is consumed, and retention may delete it."""
+    """Publish a checkpoint of a manual group: retention may delete the entries before it."""
     outcome = open_reader_groups(given.open(read_only=False)).update_truncation_checkpoint(group, checkpoint)
-    _print_group(outcome, json, f"{group} has consumed what lies before checkpoint {checkpoint}")
+    _print_group(outcome, json, f"{group} consumed all entries before checkpoint {checkpoint}")
 
 
 def remove_group(group: Group, given: StoreArguments, json: Json = False) -> None:
-    """Remove a reader group: its readers end, and it subscribes to nothing any more."""
-    _print_group(open_reader_groups(given.open(read_only=False)).delete(group), json, f"{group} is removed")
+    """Remove a reader group: its readers stop, and its subscriptions end."""
+    _print_group(open_reader_groups(given.open(read_only=False)).delete(group), json, f"removed group {group}")
 
 
 _GROUP_COLUMNS = [
@@ -229,7 +230,7 @@ _GROUP_COLUMNS = [
 
 
 def _print_group(outcome: GroupOutcome, as_json: bool, words: str) -> None:
-    """Prints the result, also a partial one; raises the first error of an unresponsive store."""
+    """Prints the result, even a partial one; raises the first error of an unresponsive store."""
     refused = [{"action": row.action, "stream": row.stream, "why": why} for row, why in outcome.refused]
     lines = [words, *(f"refused by {each['stream']}: {each['why']}" for each in refused)]
     print_result({**group_facts(outcome.group), "refused": refused}, lines, as_json=as_json)

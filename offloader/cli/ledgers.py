@@ -1,4 +1,4 @@
-"""Options of verbs that read a ledger database, and its streams as hot tiers."""
+"""Options of commands that read a ledger database, and its streams as hot tiers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, lost_with_databas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerArguments(StoreArguments):
-    """Options of verbs that read a ledger database."""
+    """Options of commands that read a ledger database."""
 
     ledgers: Annotated[
         str,
         option(
             "--ledgers",
-            "The ledger database: sqlite:///relative.db, sqlite:////absolute.db.",
+            "Ledger database: sqlite:///relative.db or sqlite:////absolute.db.",
             envvar="OFFLOADER_LEDGERS",
             metavar="URL",
         ),
     ] = ""
 
     def ledgers_url(self) -> str:
-        """The ledger database of the options, else the only one of the settings file; empty: none."""
+        """The URL of the ledger database in the options, else of the only one in the settings file; empty: none."""
         found = self._ledgers_of_file()
         return self.ledgers or (found[0] if len(found) == 1 else "")
 
     def has_ledgers(self) -> bool:
-        """Whether a ledger database can be read: one that the options name, or the file's if it is on this machine."""
+        """Whether a ledger database can be read: an option's, or the settings file's on this machine."""
         url = self.ledgers_url()
         return bool(self.ledgers) or (bool(url) and Path(database_path(url)).exists())
 
@@ -51,21 +51,21 @@ class LedgerArguments(StoreArguments):
         """The ledger database, as ``ledgers_url``.
 
         Raises:
-            InvalidCall: none was named, or the settings file has two.
+            InvalidCall: no database was given, or the settings file has two.
         """
         url = self.ledgers_url()
         if url:
             return url
-        where = f": {self.config} has no serve.ledgers" if self.config else ""
+        where = f": the settings file {self.config} has no serve.ledgers" if self.config else ""
         hint = "give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS, or --config FILE with serve.ledgers"
         found = self._ledgers_of_file()
         if found:
-            where = f": {self.config} has two, of serve.ledgers and of flight.ledgers"
+            where = f": the settings file {self.config} has two, serve.ledgers and flight.ledgers"
             hint = f"give --ledgers {' or --ledgers '.join(found)}"
-        raise InvalidCall(f"no ledger database was named{where}", hint=hint)
+        raise InvalidCall(f"no ledger database was given{where}", hint=hint)
 
     def open_ledgers(self, *, create: bool = False) -> EmbeddedLedgers:
-        """The ledger database; close it.
+        """The opened ledger database; the caller closes it.
 
         Raises:
             InvalidCall: as ``require_ledgers``.
@@ -79,8 +79,8 @@ class HotTiers:
     """The hot tiers of a ledger database, by the stream's name.
 
     Args:
-        path: of the database; empty: none was named.
-        database: ``None``: there is none.
+        path: of the database; empty: none was given.
+        database: ``None``: there is no database.
     """
 
     path: str = ""
@@ -94,10 +94,10 @@ class HotTiers:
         return None
 
     def require_whole(self, stream: str, committed: Position | None, last: Position | None = None) -> None:
-        """Requires that the database has every entry that it acknowledged and that isn't committed.
+        """Requires that the database has every acknowledged entry that isn't committed.
 
         Args:
-            last: the newest entry that matters; ``None``: all do.
+            last: the newest entry to check; ``None``: check all.
 
         Raises:
             SourceMismatch: entries are missing.
@@ -112,10 +112,10 @@ class HotTiers:
 
 @contextmanager
 def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[HotTiers]:
-    """The hot tiers by a stream's name; none for other streams, or without a database.
+    """The hot tier of a stream by its name; ``None`` for a stream that the database doesn't have.
 
     Args:
-        may_be_absent: a database that doesn't exist is noted on standard error, instead of an error.
+        may_be_absent: print a note on standard error if the database doesn't exist, instead of an error.
     """
     path = database_path(ledgers) if ledgers else ""
     try:
@@ -123,7 +123,7 @@ def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[Ho
     except NotFound as error:
         if not may_be_absent:
             raise
-        print(f"note: {error.message}: only what is offloaded is read", file=sys.stderr)
+        print(f"note: {error.message}; reading offloaded entries only", file=sys.stderr)
         opened = None
     with nullcontext() if opened is None else closing(opened):
         yield HotTiers(path, opened)

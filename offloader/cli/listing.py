@@ -1,4 +1,4 @@
-"""The verb ls, which loads no more than it needs: people wait for it."""
+"""``offloader ls``, which imports as little as possible for a short start time."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", ri
 
 def list_stored(
     given: StoreArguments,
-    prefix: Annotated[str, argument("Only streams whose name begins like this.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
+    prefix: Annotated[str, argument("Only streams whose names begin with PREFIX.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of streams; 0 = all.")] = 0,
     json: Json = False,
 ) -> int:
-    """List the streams of a store: what each has in the cold tier.
+    """List the streams of a store with their offloaded entries.
 
-    A damaged stream, and one with objects and without a catalogue entry, has its error in the row, and the exit code
-    isn't 0.
+    The row of a damaged stream, or of one with objects but without a catalogue entry, shows the error; the exit code is
+    then not 0.
     """
     opened = given.open()
     codes: list[int] = []
@@ -40,11 +40,11 @@ def list_stored(
 
 
 def _stream_rows(store: ObjectStore, prefix: str, codes: list[int]) -> Iterator[Mapping[str, object]]:
-    """A row for each stream that wasn't deleted; of a damaged one its error, whose exit code goes into ``codes``."""
+    """A row for each stream that isn't deleted; the exit code of a damaged stream's error goes into ``codes``."""
     for name in list_streams(store, prefix=prefix):
         try:
             state = load_manifest(store, name)
-            if state.stream_deleted:  # its entry stays until the tombstone expires
+            if state.stream_deleted:  # the catalogue keeps its entry until the tombstone expires
                 continue
             ends = whole_range(state)
             sums = readable_segments(state).sums()
@@ -59,7 +59,7 @@ def _stream_rows(store: ObjectStore, prefix: str, codes: list[int]) -> Iterator[
             }
         except OffloaderError as error:
             if error.retryable:
-                raise  # the store is unreachable, for every other stream too
+                raise  # an unreachable store fails for all streams
             yield _damaged_row(name, error, codes)
     known = list_streams(store, released=True)
     for name, lost in unlisted_streams(store, known, prefix=prefix):

@@ -1,11 +1,11 @@
-"""The command ``offloader``: loads the verb, runs it, returns its exit code.
+"""The command ``offloader``: loads the called command, runs it and returns its exit code.
 
-``offloader --help`` imports no verb, and so neither Arrow nor an SDK.
+``offloader --help`` imports no command, and so neither Arrow nor an SDK.
 
-A verb is a function whose parameters are typer's options, or dataclasses of them (``offloader.cli.options``). It
-returns ``None`` or an exit code and raises ``offloader.errors``. A verb with several actions, each with its own
+A command is a function whose parameters are typer's options, or dataclasses of them (``offloader.cli.options``). It
+returns ``None`` or an exit code and raises ``offloader.errors``. A command with several actions, each with its own
 options, is a mapping instead: action -> such a function. This module handles ``--debug`` and ``--wide``, which every
-verb has.
+command has.
 """
 
 from __future__ import annotations
@@ -29,39 +29,40 @@ from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 from offloader.errors import InvalidCall
 from offloader.runtime import system as own_process
 
-#: Verb -> its line in ``offloader --help``, in the order of the help.
+#: Command -> its line in ``offloader --help``, in the order of the help.
 VERBS = {
-    "demo": "Run the whole path once on real data.",
+    "demo": "Offload and read back real data once.",
     "ls": "List the streams of a store.",
-    "offload": "Bring what a stream's ledgers hold into the store.",
+    "offload": "Offload a stream's ledgers to the object store.",
     "pause": "Stop offloading a stream until it is resumed.",
-    "resume": "Let a paused stream go on.",
+    "resume": "Resume offloading a paused stream.",
     "segments": "List a stream's segments.",
-    "adopt": "Take over what a Pulsar offloaded, where it is.",
+    "adopt": "Import ledgers that Pulsar offloaded, in place.",
     "manifest": "Show, rebuild or checkpoint a stream's manifest.",
     "read": "Print a stream's entries.",
     "replay": "Send a stream's messages to a Pulsar topic.",
     "export": "Add streams to an Iceberg table.",
     "verify": "Check a stream's objects against its manifest.",
     "inspect": "Show one object, header by header.",
-    "accept-source": "Go on with another ledger database.",
-    "accept-loss": "Go on without entries that a ledger database has lost.",
-    "truncate": "Let a stream begin later.",
-    "retention": "Decide what may be deleted, and say why.",
-    "subscribers": "List who still needs a stream; add, acknowledge, remove.",
-    "group": "Read streams with groups of readers.",
-    "cleanup": "Delete what no stream needs any more.",
+    "accept-source": "Switch a stream to a different ledger database.",
+    "accept-loss": "Accept the loss of entries missing in the ledger database.",
+    "truncate": "Move a stream's start position forward.",
+    "retention": "Plan, run and explain retention.",
+    "subscribers": "List, add, acknowledge and remove subscribers of a stream.",
+    "group": "Read streams with reader groups.",
+    "cleanup": "Delete unreferenced segments and objects.",
     "delete-stream": "Delete whole streams.",
-    "rollback": "Make ledgers readable for a reader that knows V1 only.",
+    "rollback": "Rewrite ledgers for readers that only support V1.",
     "compact": "Merge a stream's small segments into larger ones.",
-    "config": "Explain or check settings.",
-    "status": "Show what the streams are doing.",
-    "doctor": "Find out what keeps streams from being offloaded.",
-    "serve": "Offload streams unattended, beside a broker.",
+    "config": "Explain, check or convert settings.",
+    "status": "Show mode, lag and errors of the streams.",
+    "doctor": "Check configuration, connectivity and stalled streams.",
+    "serve": "Offload streams continuously as a service.",
     "spark": "Run jobs over many streams with Spark.",
 }
 
-#: Verb -> its module, and there its function or its actions; of others the function ``run`` of the module named so.
+#: Command -> its module, and its function or its actions there. Default: the function ``run`` of the module of the same
+#: name.
 _PLACES = {
     "accept-loss": ("offload", "accept_loss"),
     "accept-source": ("offload", "accept_source"),
@@ -85,7 +86,7 @@ _PLACES = {
     "truncate": ("retention", "truncate"),
     "verify": ("reading", "verify"),
 }
-#: Verbs whose own process holds no entries up to a budget: they read from the store, or Spark's workers do, which
+#: Commands whose own process has no memory budget for entries: they read from the store, or Spark's workers do, which
 #: inherit the allocator's settings.
 _WITHOUT_BUDGET = frozenset({"export", "inspect", "read", "spark", "verify"})
 _DEBUG = "--debug"
@@ -104,10 +105,10 @@ def main(
     """Runs one command.
 
     Args:
-        arguments: without the program's name; default: ``sys.argv``.
-        verbs: verb -> its line in the help.
-        package: of the verbs' modules.
-        on_loaded: called when the verb's modules are imported.
+        arguments: the arguments after the program's name; default: ``sys.argv``.
+        verbs: command -> its line in the help.
+        package: of the commands' modules.
+        on_loaded: called after the import of the command's modules.
 
     Returns:
         The exit code: 0, an ``ErrorKind``'s value, 130 interrupted, 141 the output's reader disconnected.
@@ -123,7 +124,7 @@ def main(
     try:
         if switch := next((word for word in options if word.startswith((f"{_DEBUG}=", f"{_WIDE}="))), ""):
             name = switch.partition("=")[0]
-            raise InvalidCall(f"option {name!r} does not take a value", hint=f"say {name} alone, or leave it out")
+            raise InvalidCall(f"option {name!r} does not take a value", hint=f"give {name} without a value")
         command: Any = get_command(_app(verb, verbs, package))
         _keep_plain_values(command)
         actions = getattr(command.commands.get(verb), "commands", ())
@@ -142,11 +143,11 @@ def main(
 
 
 def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
-    """All verbs by name and help; the called one with its function."""
+    """All commands by name and help; the called one with its function."""
     app = typer.Typer(
-        help="Streaming tiered storage for log brokers: entries into an object store, and back.",
-        epilog="Every verb takes --wide, which shows all columns of a table, and --debug, which shows the traceback of "
-        "an error.",
+        help="Streaming tiered storage for log brokers: move entries to an object store and read them back.",
+        epilog="Every command takes --wide, which shows all columns of a table, and --debug, which shows the "
+        "traceback of an error.",
         rich_markup_mode="rich" if sys.stdout.isatty() else None,
         pretty_exceptions_enable=False,
         add_completion=False,
@@ -169,7 +170,7 @@ def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
 
 
 def _keep_plain_values(command: Any) -> None:
-    """Lets typer convert only what has to be: it loads pydantic for that, a quarter of what a listing takes."""
+    """Bypasses typer's conversion where possible: it loads pydantic, a quarter of the time of a listing."""
     for each in getattr(command, "commands", {}).values():
         _keep_plain_values(each)
     for parameter in (*command.params, command.get_help_option(typer.Context(command))):
@@ -177,9 +178,10 @@ def _keep_plain_values(command: Any) -> None:
 
 
 def _value_of(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
-    """The value of an option or argument; ``convert`` is typer's own way, for all but the plain cases.
+    """The value of an option or argument; ``convert`` is typer's own conversion, for all but the plain cases.
 
-    Plain are a text for a text, a default of the option's own type, none at all, and a text for the verb's own parser.
+    Plain cases: a text for a text option, a default of the option's own type, no value, and a text for the command's
+    own parser.
     """
     described = getattr(parameter, "type_descriptor", None)
     if described is None or parameter.multiple or parameter.nargs != 1 or (value is None and parameter.required):
@@ -189,14 +191,14 @@ def _value_of(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, 
         try:
             value = parse(value)
         except (ValueError, AssertionError):
-            return convert(context, value)  # typer has the words for it
+            return convert(context, value)  # typer words the error
     elif value is not None and type(value) is not described.annotation:
         return convert(context, value)
     return value if parameter.callback is None else parameter.callback(context, parameter, value)
 
 
 def _action_first(words: list[str], verb: str, actions: Collection[str]) -> list[str]:
-    """``words`` with the verb's action directly after the verb: options may precede it, as they may any argument."""
+    """``words`` with the action moved directly after the command: the user may put options before it."""
     start = words.index(verb) + 1 if actions else len(words)
     if not words[start : start + 1] or not words[start].startswith("-"):
         return words
@@ -205,7 +207,7 @@ def _action_first(words: list[str], verb: str, actions: Collection[str]) -> list
 
 
 def place_of(verb: str) -> tuple[str, str]:
-    """The module of a verb, and the name of its function or its actions there."""
+    """The module of a command, and the name of its function or its actions there."""
     return _PLACES.get(verb, (verb, "run"))
 
 
@@ -223,7 +225,7 @@ def _top(version: _Version = False) -> None:
 
 
 def _not_loaded() -> None:
-    raise AssertionError("only the verb that is called is loaded")
+    raise AssertionError("only the called command is loaded")
 
 
 def _command(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,7 +236,7 @@ def _command(run: Callable[..., Any]) -> Callable[..., Any]:
     for each in signature.parameters.values():
         if isinstance(each.annotation, type) and is_dataclass(each.annotation):
             groups[each.name] = each.annotation
-            # Each field's annotation in the terms of the module that wrote it: groups extend those of other modules.
+            # Resolve each annotation in the module that defines it: groups extend those of other modules.
             kinds = get_type_hints(each.annotation, include_extras=True)
             parameters += [
                 one.replace(annotation=kinds[one.name])
@@ -246,21 +248,21 @@ def _command(run: Callable[..., Any]) -> Callable[..., Any]:
     def command(**given: Any) -> Any:
         for name, group in groups.items():
             given[name] = group(**{option: given.pop(option) for option in inspect.signature(group).parameters})
-        # typer turns a broken pipe into exit code 1 after the command; 141 is what shells expect
+        # typer turns a broken pipe into exit code 1 after the command; shells expect 141
         try:
             return run(**given)
         except BrokenPipeError as cause:
             raise typer.Exit(EXIT_BROKEN_PIPE) from cause
 
     command.__doc__ = run.__doc__
-    # Keyword-only, in any order: options may precede a stream's name, which has no default.
+    # Keyword-only, so that order doesn't matter: options may precede a stream's name, which has no default.
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
 
 
 def _flushed(code: int) -> int:
-    """Flushes standard output; a disconnected reader is no error."""
+    """Flushes standard output; a disconnected reader is not an error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""``offloader manifest show | context | rebuild | checkpoint | expire STREAM``: the manifest itself.
+"""``offloader manifest show | context | rebuild | checkpoint | expire STREAM``: shows and maintains a manifest.
 
 ``--dry-run`` writes nothing; a rebuild requires the start position.
 """
@@ -38,16 +38,18 @@ from offloader.times import time_text
 HEAD_FIRST = "first"
 
 
-Plan = Annotated[bool, typer.Option("--dry-run", help="Only print what would be written or deleted.")]
+Plan = Annotated[bool, typer.Option("--dry-run", help="Print the planned writes and deletions; change nothing.")]
 
 
 def show(
     stream: StreamOrTopic,
     given: StoreArguments,
-    records: Annotated[int, typer.Option("--records", min=0, help="The newest records too, so many.")] = 0,
+    records: Annotated[
+        int, typer.Option("--records", min=0, help="Also show the N most recent records.", metavar="N")
+    ] = 0,
     json: Json = False,
 ) -> int:
-    """Show what a stream's manifest says, in short; of a topic with partitions one after the other."""
+    """Show a summary of a stream's manifest, or of the manifest of each partition of a topic."""
     opened = given.open()
     named = named_streams(opened, stream)
     one = partial(_show, opened, records=records, of_partition=bool(named.partitions), as_json=json)
@@ -65,20 +67,23 @@ def context(
         Numbers | None,
         option(
             "--proto",
-            "Write the protobuf message instead: with the field numbers of Pulsar's releases, or of PIP-76's text.",
+            "Write the protobuf message instead, with the field numbers of Pulsar's releases or of PIP-76.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show where a ledger's entries are, as Pulsar's OffloadContext, with its OffloadSegments.
+    """Show the location of a ledger's entries as Pulsar's OffloadContext with its OffloadSegments.
 
-    A ledger database, or a broker with the plugin, tells whether its own copy is deleted; without either, a copy counts
-    as deleted once the manifest has released it.
+    The ledger database, or a broker with the plugin, knows whether the hot copy is deleted. Without either, a copy
+    counts as deleted once the manifest has released it.
     """
     if proto is not None and sys.stdout.isatty():
-        raise InvalidCall("--proto writes binary data", hint="redirect it to a file or a program: > context.bin")
+        raise InvalidCall(
+            "--proto writes binary data, and standard output is a terminal",
+            hint="redirect it to a file or a program: > context.bin",
+        )
     opened = given.open()
-    existing_streams(opened, stream).require_one("a ledger is one stream's")
+    existing_streams(opened, stream).require_one("a ledger belongs to one stream")
     state = _load(opened, stream).state
     pulsar = given.file().settings_of("").pulsar
     with (
@@ -91,7 +96,8 @@ def context(
     found = offload_context(state, ledger, hot=hot)
     if found.uuid is None:
         raise NotFound(
-            f"stream {stream}: no segment has entries of ledger {ledger}", hint="`offloader segments` lists them"
+            f"stream {stream}: no segment has entries of ledger {ledger}",
+            hint="`offloader segments` lists the segments",
         )
     if proto is not None:
         sys.stdout.buffer.write(found.encode(proposed=proto == "pip-76"))
@@ -107,7 +113,7 @@ def rebuild(
         str,
         option(
             "--head",
-            "Where the stream begins, which no object tells; 'first' = the first entry found.",
+            "Start position of the stream, which no object records; 'first' = the first entry found.",
             metavar="LEDGER:ENTRY|first",
         ),
     ] = "",
@@ -115,7 +121,7 @@ def rebuild(
         list[str] | None,
         option(
             "--closed",
-            "That ledger ends there, where the objects don't prove it. May be repeated.",
+            "Last entry of a ledger whose end the objects don't prove. May be repeated.",
             metavar="LEDGER:ENTRY",
         ),
     ] = None,
@@ -123,33 +129,33 @@ def rebuild(
         list[str] | None,
         option(
             "--accept-loss",
-            "That these entries are missing is known, and no reason for exit code 6. May be repeated.",
+            "Accept that these entries are missing: no exit code 6 for them. May be repeated.",
             metavar="FIRST..LAST",
         ),
     ] = None,
     dry_run: Plan = False,
     json: Json = False,
 ) -> int:
-    """Make a new manifest from the objects.
+    """Rebuild a manifest from the objects in the store.
 
-    For a stream whose manifest can't be read or lost records. Objects are neither changed nor deleted. What is missing
-    is listed and recorded as gaps, and ends with exit code 6 unless it is accepted by name. Name the stream's ledger
-    database if it has one: it knows where ledgers end, and what it still has isn't missing. Of a topic with partitions
-    each is rebuilt by its own name.
+    Use it for a stream whose manifest can't be read or lost records. It neither changes nor deletes objects. Missing
+    entries are listed, recorded as gaps and end with exit code 6, unless you accept them by position. Name the stream's
+    ledger database if it has one: the database knows the ends of ledgers, and entries in it aren't missing. For a
+    partitioned topic, rebuild each partition by its own name.
     """
     if not head:
         raise InvalidCall(
-            "where does the stream begin? No object says what was truncated",
-            hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
+            "missing --head: no object records the stream's start position",
+            hint="give --head LEDGER:ENTRY, or --head first if the stream was never truncated",
         )
-    named_streams(given.open(), stream).require_one("a manifest is made anew for one stream")
+    named_streams(given.open(), stream).require_one("a rebuild needs one stream")
     accepted = [_range_of(text) for text in accept_loss or []]
     ends = [position_of(text, option="--closed") for text in closed or []]
     start = None if head == HEAD_FIRST else position_of(head, option="--head")
     with opening_sources(given.ledgers_url() if given.has_ledgers() else "") as source_of:
         source = source_of(stream)
         hot = [] if source is None else source.ledgers()
-    settings, opened = given.prepared(read_only=dry_run)  # after all of them: it probes the store with a write
+    settings, opened = given.prepared(read_only=dry_run)  # after the checks: it probes the store with a write
     done = rebuild_manifest(
         opened,
         stream,
@@ -164,12 +170,12 @@ def rebuild(
     lost = unheld(done.missing, accepted, None)
     if lost:
         names = " ".join(f"--accept-loss {first}..{last}" for first, last in lost)
-        sys.stderr.write(f"offloader: entries are missing; they are gaps from now on. Known and accepted: {names}\n")
+        sys.stderr.write(f"offloader: entries are missing and recorded as gaps; to accept them, give {names}\n")
     return ErrorKind.DATA_CORRUPTION.value if lost else 0
 
 
 def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
-    """Write a checkpoint of a stream's manifest now; of a topic with partitions of each."""
+    """Write a checkpoint of a stream's manifest now, or of each partition's manifest."""
     named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)
 
@@ -186,10 +192,11 @@ def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = Fal
 
 
 def expire(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
-    """Delete what a stream's manifest doesn't need any more.
+    """Delete records and checkpoints that a stream's manifest no longer needs.
 
-    That is: records, checkpoints and runs that a checkpoint older than orphan_age_min holds, and what dead incarnations
-    of the stream left. Never an object of a segment. Of a topic with partitions: of each.
+    Deletes records, checkpoints and runs that are covered by a checkpoint older than orphan_age_min, and the remains of
+    the stream's dead incarnations. Never deletes objects of segments. For a partitioned topic, the command handles each
+    partition.
     """
     named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)
@@ -226,7 +233,7 @@ def _expire(store: ObjectStore, stream: str, *, settings: ManifestSettings, dry_
     done = f"{stream}: {verb} {counts[0]}, {counts[1]} and {counts[2]}"
     lines = [f"{done}, and {facts['objects_of_dead_incarnations']:,} objects of {len(swept):,} dead incarnations"]
     lines += [] if expired is None else [f"records from {expired.first_kept_id:,} on are kept"]
-    lines += [f"unknown, stays: {key}" for key in unknown]
+    lines += [f"unknown object, not deleted: {key}" for key in unknown]
     print_result(facts, lines, as_json=as_json)
 
 
@@ -304,11 +311,13 @@ def _range_of(text: str) -> Range:
     begin = position_of(first, option="--accept-loss")
     end = position_of(last, option="--accept-loss") if separator else begin
     if end < begin:
-        raise InvalidCall(f"--accept-loss {text}: it ends before it begins", hint="give FIRST..LAST, as 2:0..2:39")
+        raise InvalidCall(
+            f"--accept-loss {text}: the range ends before it begins", hint="give FIRST..LAST, for example 2:0..2:39"
+        )
     return begin, end
 
 
-#: Facts that aren't printed as they are, by name.
+#: Facts with their own formatting, by name.
 _LABELLED = {
     "time_ms": Column("time_ms", "time", time_text),
     "payload_bytes": Column("payload_bytes", "payload", bytes_text),
@@ -377,7 +386,7 @@ def _print_plan(loaded: LoadedManifest, *, as_json: bool) -> None:
         "bytes": 0 if plan is None else len(plan.body) + sum(len(body) for _, body in plan.runs),
     }
     text = (
-        f"record {newest:,} has its checkpoint already: nothing would be written"
+        f"record {newest:,} already has a checkpoint: nothing to write"
         if plan is None
         else f"would write a checkpoint of record {state.record_id:,}: {facts['runs']} runs, {facts['bytes']:,} bytes"
     )
@@ -421,15 +430,15 @@ def _rebuild_lines(done: Rebuild) -> Iterator[str]:
         yield f"missing: {first}..{last}: recorded as a gap"
     for position in chosen.unproven:
         yield (
-            f"ledger {position.ledger_id} may go on after {position}: nothing is readable past it. If it ends there, "
-            f"say --closed {position}"
+            f"ledger {position.ledger_id} may have entries after {position}, but none are readable. If it ends there, "
+            f"give --closed {position}"
         )
     if done.attached is not None:
-        yield f"manifest {done.attached} can be read, only its catalogue entry was missing"
+        yield f"manifest {done.attached} is readable; only its catalogue entry was missing"
     verb = "would record" if done.state is None else "recorded"
     yield (
         f"{verb} {len(chosen.recorded):,} segments; {len(chosen.overlapping):,} overlapping, "
-        f"{len(chosen.before_head):,} before the head, {len(done.problems):,} not usable: those stay as they are"
+        f"{len(chosen.before_head):,} before the head, {len(done.problems):,} not usable: those are left unchanged"
     )
 
 
@@ -450,12 +459,12 @@ def _found_rows(done: Rebuild) -> Iterator[Mapping[str, object]]:
                 "entries": segment.summary.entries,
                 "epoch": segment.epoch,
                 "owned": segment.owned,
-                "why": "its index is made anew" if segment.index is not None else "",
+                "why": "its index is rebuilt" if segment.index is not None else "",
             }
     for key, why in done.problems:
         yield {"what": "not usable", "segment": key, "why": why}
     for key in done.unknown:
-        yield {"what": "unknown", "segment": key, "why": "not a name that this project gives"}
+        yield {"what": "unknown", "segment": key, "why": "not an object name of this project"}
 
 
 #: Action -> its function, in the order of the help.

@@ -1,4 +1,4 @@
-"""The messages of Pulsar in a stream's entries, for ``read --messages``: options, decoding, and lines of output."""
+"""Pulsar messages in a stream's entries, for ``read --messages``: options, decoding and output."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from offloader.read.values import MessageSchema, VersionedDecoder, schema_of, va
 from offloader.stream_names import partition_of
 
 _ALL = tuple(COLUMNS)
-#: Known without decompression: the number of messages in an entry.
+#: Enough to count the messages of an entry without decompression.
 _COUNTED = ("batch_index",)
-_REMEDY = "--on-bad-message null prints lines that say what is wrong"
+_REMEDY = "--on-bad-message null prints a line with the problem instead"
 #: Keys of a row besides the columns: its partition's number, and its value by the schema.
 PARTITION, DECODED = "partition", "decoded"
 _SCHEMA_BYTES_MAX = 16 * 1024 * 1024
@@ -42,25 +42,25 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaArguments:
-    """Options that say which schemas values have."""
+    """Options for the schemas of values."""
 
     schema: Annotated[
         list[str] | None,
         option(
             "--schema",
-            "Decode values by this schema: Avro as JSON, what `pulsar-admin schemas get` prints, or "
-            "descriptors of protobuf. With a number only values of that version. May be repeated.",
+            "Decode values by this schema: Avro as JSON, the output of `pulsar-admin schemas get`, or "
+            "protobuf descriptors. With VERSION, only values of that version. May be repeated.",
             metavar="[VERSION=]FILE",
         ),
     ] = None
     message_type: Annotated[
-        str, option("--message-type", "Which message of --schema with descriptors of protobuf.", metavar="NAME")
+        str, option("--message-type", "Message type in --schema with protobuf descriptors.", metavar="NAME")
     ] = ""
     admin_url: Annotated[
         str,
         option(
             "--admin-url",
-            f"Ask this Pulsar for the schemas; a token in {ADMIN_TOKEN_VARIABLE} is sent along.",
+            f"Get the schemas from this Pulsar; sends the token in {ADMIN_TOKEN_VARIABLE}.",
             metavar="URL",
         ),
     ] = ""
@@ -68,24 +68,24 @@ class SchemaArguments:
     def decoders(
         self, stream: str, make: Callable[..., _Made]
     ) -> tuple[dict[int | None, _Made], Callable[[int | None], _Made] | None] | None:
-        """What ``VersionedDecoders`` takes; ``None``: no schema was given.
+        """The arguments of ``VersionedDecoders``; ``None``: no schema was given.
 
         Args:
-            stream: whose topic's schemas are asked for.
-            make: ``value_decoder`` or another of its kind.
+            stream: of the topic with the schemas.
+            make: ``value_decoder`` or a function with the same signature.
 
         Raises:
             NotFound, InvalidCall, Unsupported: a schema can't be used.
         """
         if self.message_type and not self.schema:
-            raise InvalidCall("--message-type names a message of --schema", hint="give --schema FILE too")
+            raise InvalidCall("--message-type requires --schema", hint="give --schema FILE too")
         found: dict[int | None, _Made] = {}
         for text in self.schema or []:
             name, path = named_file(text)
             version = number_of(name)
             if name and version is None:
                 raise InvalidCall(
-                    f"--schema {text:.200}: {name!r:.80} is no number of a version", hint="for example 0=orders.avsc"
+                    f"--schema {text:.200}: {name!r:.80} isn't a version number", hint="for example 0=orders.avsc"
                 )
             what = f"--schema {path}"
             try:
@@ -109,37 +109,35 @@ class MessageArguments(SchemaArguments):
 
     messages: Annotated[
         bool,
-        typer.Option(
-            "--messages", help="Take the entries for what Pulsar stored: a line a message, its chunks joined."
-        ),
+        typer.Option("--messages", help="Decode entries as Pulsar messages: one line per message, chunks joined."),
     ] = False
     on_bad_message: Annotated[
         BadEntry,
-        typer.Option("--on-bad-message", help="With --messages: fail, or print a line that says what is wrong."),
+        typer.Option("--on-bad-message", help="With --messages: fail, or print a line with the problem."),
     ] = BadEntry.ERROR
     private_key: Annotated[
         list[str] | None,
         option(
             "--private-key",
-            "With --messages: decrypt with this RSA or EC key (PEM), of this name if one is given. May be repeated.",
+            "With --messages: decrypt with this RSA or EC key (PEM), optionally with its name. May be repeated.",
             metavar="[NAME=]FILE",
         ),
     ] = None
 
     def require_messages(self) -> None:
-        """Raises ``InvalidCall`` for an option of messages without ``--messages``."""
+        """Raises ``InvalidCall`` for an option that needs ``--messages``."""
         given = {"--schema": self.schema, "--admin-url": self.admin_url, "--private-key": self.private_key}
         wrong = [name for name, value in given.items() if value]
         if wrong and not self.messages:
-            raise InvalidCall(f"{wrong[0]} is for messages", hint="give --messages too")
+            raise InvalidCall(f"{wrong[0]} requires --messages", hint="give --messages too")
 
 
 class MessageReader:
-    """Decodes what ``read`` prints, by the options. Use it once.
+    """Decodes the messages that ``read`` prints, by the options. Use it once.
 
     Args:
-        streams: the stream of each number in ``rows``; of one stream it has no partition.
-        numbers: the partitions' numbers, in the same order; empty: no topic with partitions.
+        streams: the stream of each number in ``rows``.
+        numbers: the partitions' numbers, in the same order; empty: the topic has no partitions.
 
     Raises:
         NotFound, InvalidCall, Unsupported: a schema or a key can't be used.
@@ -189,18 +187,20 @@ class MessageReader:
                         return
             except Corrupt as error:
                 if isinstance(error.__cause__, WrongKey):
-                    raise InvalidCall(error.message, hint=f"is it the reader's private key? {_REMEDY}") from error
+                    raise InvalidCall(
+                        error.message, hint=f"check that --private-key is the reader's key; {_REMEDY}"
+                    ) from error
                 raise
 
     def _completed(self, number: int, row: dict[str, Any]) -> dict[str, Any]:
-        """A row with its partition, and its value by the schema."""
+        """A row with its partition, and its value decoded by the schema."""
         if self._numbers:
             row[PARTITION] = self._numbers[number]
         is_message = row["marker_type"] is None and not row["compacted_out"] and not row["encryption_keys"]
         if self._values is None or not is_message or (row["value"] is None and row["error"] is not None):
             return row
         try:
-            # A message without a value may be a pair without one, whose key is the message's.
+            # A message without a value may be a key-value pair that has only the message's key.
             if row["value"] is not None or self._values.is_of_pairs(row["schema_version"]):
                 row[DECODED] = plain_value(self._values.decode(row["value"], row["schema_version"], _key_bytes(row)))
         except ValueError as error:
@@ -208,7 +208,7 @@ class MessageReader:
             if self._bad is BadEntry.ERROR:
                 raise InvalidCall(
                     f"stream {self._streams[number]}, message {_id(row)}: {why}",
-                    hint=f"is that the topic's schema? {_REMEDY}",
+                    hint=f"check that --schema is the topic's schema; {_REMEDY}",
                 ) from error
             row.update(value=None, error=why)
         return row
@@ -218,13 +218,13 @@ class MessageReader:
         if incomplete:
             sys.stdout.flush()
             print(
-                f"note: left out {counted(incomplete, 'message')}, of which chunks are missing in this range",
+                f"note: left out {counted(incomplete, 'message')} with chunks outside this range",
                 file=sys.stderr,
             )
 
 
 def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:
-    """The decoder of one version, by the broker's schema."""
+    """The decoder of one version, from the broker's schema."""
     what = f"the schema of {topic}, {'the newest version' if version is None else f'version {version}'},"
     try:
         with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:
@@ -232,14 +232,14 @@ def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int 
     except NotFound as cause:
         given = "" if version is None else f"{version}="
         raise NotFound(
-            f"{what} isn't known to the broker: {cause.message}",
-            hint=f"give it with --schema {given}FILE, or leave out --admin-url",
+            f"the broker does not have {what.removesuffix(',')}: {cause.message}",
+            hint=f"give the schema with --schema {given}FILE, or leave out --admin-url",
         ) from cause
     return make(schema, what=what)
 
 
 def plain_value(value: Any) -> Any:
-    """A decoded value as ``json_line`` takes it: bytes as base64, times as text; others without a type in JSON stay."""
+    """A decoded value for ``json_line``: bytes as base64, times as text, other values unchanged."""
     match value:
         case Mapping():
             return {str(name): plain_value(each) for name, each in value.items()}
@@ -253,16 +253,16 @@ def plain_value(value: Any) -> Any:
             return value
 
 
-#: Characters of a value in a line for people.
+#: Maximum characters of a value in a text line.
 VALUE_SIGNS_MAX = 200
-#: Enough for so many UTF-8 characters.
+#: Maximum bytes of that many UTF-8 characters.
 _PREVIEW_BYTES = 4 * VALUE_SIGNS_MAX
 
 _Row = Mapping[str, Any]
 
 
 def message_text(row: _Row) -> str:
-    """``id <tab> publish time <tab> key <tab> value``, the value cut; other than an ordinary value is in brackets."""
+    """``id <tab> publish time <tab> key <tab> value``, with a long value cut; a note replaces a special value."""
     key = "-" if row["key"] is None else _one_line(row["key"])
     time = "-" if row["publish_time"] is None else _time(row["publish_time"])
     shown = _preview(json_line(row[DECODED]).encode()) if DECODED in row else _note(row) or _preview(row["value"])
@@ -311,7 +311,7 @@ def _value(value: bytes | None) -> dict[str, object]:
 
 
 def _note(row: _Row) -> str:
-    """Placeholder of a value that isn't an ordinary one, in brackets; else empty."""
+    """A note in brackets in place of a special value; else empty."""
     value, note = row["value"], ""
     if row["error"] is not None and value is None:
         note = f"error: {row['error']}"
@@ -329,7 +329,7 @@ def _note(row: _Row) -> str:
 def _preview(value: bytes) -> str:
     head = value[:_PREVIEW_BYTES]
     try:
-        # Drops a character that the cut splits.
+        # Drops a character that is split at the end.
         text = codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) == len(value))
     except UnicodeDecodeError:
         shown = "base64:" + base64_text(value[:VALUE_SIGNS_MAX])

@@ -1,6 +1,6 @@
-"""Verbs about offloading a stream: offload, pause, resume, accept-source, accept-loss.
+"""Commands about offloading a stream: offload, pause, resume, accept-source, accept-loss.
 
-Reports only objects that are verified in the store, and a pause only after its record is durable.
+They report only objects that are verified in the store, and a pause only after its record is durable.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def stored_totals(rows: list[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def totals_text(totals: Mapping[str, int], store: ObjectStore) -> str:
-    """The same for people."""
+    """The totals as text."""
     size = bytes_text(totals["payload_bytes"])
     return f"{totals['entries']:,} entries, {size}, in {totals['objects']} objects, each checked in {store.url}"
 
@@ -114,38 +114,41 @@ def offload(
     given: LedgerArguments,
     until: Annotated[str, option("--until", "Last entry.", metavar="LEDGER:ENTRY", shown="the newest")] = "",
     size_threshold: Annotated[
-        int, amount("--size-threshold", "Leave so much of the newest behind.", "bytes", whole=True, shown=True)
+        int,
+        amount(
+            "--size-threshold", "Keep this many of the newest bytes in the hot tier.", "bytes", whole=True, shown=True
+        ),
     ] = 0,
     dry_run: DryRun = False,
     take_over: TakeOver = False,
     progress: ShowProgress = False,
     json: Json = False,
 ) -> int:
-    """Offload what a stream's ledgers hold and the store doesn't, and check in the store that it is there.
+    """Offload a stream's ledgers to the object store and verify the new objects.
 
-    Where a process offloads the stream that can be asked (`offloader serve` with HTTP), that one is: it closes and
-    completes its current segment. Else from the ledger database of --ledgers, by default that of the settings file, by
-    the stream's method: streaming (V2 segments of about the segment size, up to the newest entry; one that a writer
-    left unfinished is completed) or ledger (an object pair for each closed ledger). A settings file says the method,
-    else the manifest does. Interrupted, it goes on where it was when it is called again. Of a topic with partitions
-    each is offloaded in turn; --until is of one. If the database lacks entries that it acknowledged, those before them
-    are offloaded and the exit code is 6.
+    If a process that can be reached offloads the stream (`offloader serve` with HTTP), that process closes and
+    completes its current segment. Otherwise the command reads the ledger database of --ledgers, by default that of the
+    settings file, by the stream's method: streaming (V2 segments of about the segment size, up to the newest entry,
+    including a segment left unfinished by a writer) or ledger (an object pair for each closed ledger). The settings
+    file sets the method, else the manifest does. If interrupted, repeat the command: it resumes where it stopped. The
+    partitions of a topic are offloaded one after the other; --until needs one partition. If the database lacks
+    acknowledged entries, the command offloads the entries before them and ends with exit code 6.
     """
     last = position_of(until, option="--until") if until else None
     in_database = _in_database(given)
     store = _opened(given, stream, in_database, read_only=dry_run)
     named = _to_offload(stream, store, in_database)
     if last is not None:
-        named.require_one("a position is of one")
+        named.require_one("a position belongs to one stream")
     one = partial(_offload_one, given=given, last=last, size_threshold=size_threshold, dry_run=dry_run, json=json)
-    # A stream that isn't in the database isn't written here: its owner is asked.
+    # For a stream that isn't in the database, ask its owner.
     with given.probed_meanwhile(store, at_once=not {*named.streams}.isdisjoint(in_database)) as require_probed:
         one = partial(one, store=store, require_probed=require_probed, take_over=take_over, progress=progress)
         return run_on_each(named.streams, one, as_json=json)
 
 
 def _in_database(given: LedgerArguments) -> Collection[str]:
-    """The streams of the ledger database; none without one: an owner may be asked that needs none here."""
+    """The streams of the ledger database; empty without one: an owner may offload the stream."""
     with suppress(NotFound), closing(given.open_ledgers()) if given.has_ledgers() else nullcontext() as database:
         return [] if database is None else database.streams()
     return []
@@ -164,9 +167,9 @@ def _opened(given: LedgerArguments, name: str, in_database: Collection[str], *, 
 
 
 def _to_offload(name: str, store: ObjectStore, in_database: Collection[str]) -> NamedStreams:
-    """What a name means among the streams of the store and of the ledger database."""
+    """Resolves a name among the streams of the store and of the ledger database."""
     in_ledgers = resolve_name(name, in_database)
-    if in_ledgers.name in in_database:  # whatever the store has
+    if in_ledgers.name in in_database:  # takes precedence over the store
         return in_ledgers
     in_store = named_streams(store, name)
     if not in_store.partitions and read_entry(store, in_store.name) is not None:
@@ -196,7 +199,7 @@ def _offload_one(
             _print_result(store, stream, state.method, asked, as_json=json, owner=state.owner.url)
             return
     with closing(given.open_ledgers()) as database:
-        # A view, which doesn't fence the writer.
+        # A view doesn't fence the writer.
         source = database.view_stream(stream, may_delete=not dry_run)
         whole = partial(HotTiers(database.path, database).require_whole, stream, last=last)
         method = manual_method(state, file)
@@ -235,14 +238,14 @@ def _known(store: ObjectStore, stream: str, *, has_ledgers: bool) -> ManifestSta
     try:
         return load_stream(store, stream, may_be_absent=has_ledgers)
     except NotFound as error:
-        more = "a stream that was never offloaded is in a ledger database: name it with --ledgers"
+        more = "for a stream that was never offloaded, give its ledger database with --ledgers"
         raise NotFound(error.message, hint=f"{error.hint}; {more}") from error
 
 
 def _asked_owner(
     store: ObjectStore, before: ManifestState, last: Position | None, settings: Settings, *, must: bool
 ) -> HistoryResult | None:
-    """The owner's result; ``None``: it ended, or doesn't offload the stream any more. ``must``: only it can do it."""
+    """The owner's result; ``None``: it stopped, or no longer offloads the stream. ``must``: there is no other way."""
     try:
         after = ask_owner(store, before, last, settings)
     except (OwnerUnreachable, NotFound):
@@ -276,7 +279,7 @@ def _print_planned(planned: Sequence[Any], ledgers: Sequence[LedgerInfo], stream
     if as_json:
         print(json_line({"stream": stream, "dry_run": True, "segments": rows}))
         return
-    print_rows(rows, _PLANNED, title=f"to be offloaded of {stream}", empty=f"nothing to offload of {stream}")
+    print_rows(rows, _PLANNED, title=f"to be offloaded of {stream}", empty=f"nothing to offload in {stream}")
 
 
 def _print_result(
@@ -303,25 +306,25 @@ def _print_result(
         print(json_line(facts))
         return
     for each in result.trimmed:
-        print(f"ledger {each.begin.ledger_id} left the hot tier meanwhile")
+        print(f"ledger {each.begin.ledger_id} was trimmed from the hot tier during the run")
     if not rows:
         if not result.errors:
-            print(f"nothing to offload of {stream}: committed is {result.committed or 'nothing'}")
+            print(f"nothing to offload in {stream}: committed end {result.committed or 'none'}")
         return
     print_rows(rows, STORED_COLUMNS)
-    print(f"{totals_text(totals, store)}; committed is {result.committed or 'nothing'}")
+    print(f"{totals_text(totals, store)}; committed end {result.committed or 'none'}")
     if saving is not None and saving.advice:
         print(f"compression: {saving}; {saving.advice}")
 
 
 def _saving(store: ObjectStore, stream: str, segments: Iterable[tuple[UUID, SegmentSummary]]) -> Saving | None:
-    """What compression would have saved of the largest segment; ``None``: nothing to say, or it can't be read."""
+    """The saving of compression for the largest segment; ``None``: all are compressed, or it can't be read."""
     plain = [each for each in segments if not each[1].compressed]
     if not plain:
         return None
     uuid, summary = max(plain, key=lambda each: each[1].data_bytes)
     key = data_key(stream, uuid, summary.begin.ledger_id if summary.layout is Layout.V1 else None)
-    with suppress(OffloaderError, FormatError):  # this is only advice
+    with suppress(OffloaderError, FormatError):  # only advice: no reason to fail
         return measure_saving(store, key, summary, clock=SystemClock())
     return None
 
@@ -329,25 +332,25 @@ def _saving(store: ObjectStore, stream: str, segments: Iterable[tuple[UUID, Segm
 def pause(
     stream: StreamOrTopic,
     given: StoreArguments,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for who reads the manifest.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, recorded in the manifest.")] = "",
     json: Json = False,
 ) -> int:
-    """Stop offloading a stream until it is resumed, in whichever process it runs.
+    """Stop offloading a stream until it is resumed, in every process.
 
-    A segment that is under way completes; whatever comes later stays in the hot tier. A running writer notices with its
-    next record. Appending, reading and retention go on.
+    A segment in progress completes; later entries remain in the hot tier. A running writer notices the pause with its
+    next record. Appends, reads and retention continue.
     """
     change = partial(BackfillService.pause, reason=reason)
-    return _change(stream, given, change, "is paused", "was paused already", as_json=json)
+    return _change(stream, given, change, "paused", "was already paused", as_json=json)
 
 
 def resume(stream: StreamOrTopic, given: StoreArguments, json: Json = False) -> int:
-    """Let a paused stream go on, exactly where it stopped.
+    """Resume offloading a paused stream where it stopped.
 
-    A running writer that has entries waiting looks every minute at the latest; one in the process that resumes it goes
-    on at once.
+    A running writer with a backlog checks at least once a minute; a writer in the process that resumes the stream
+    continues immediately.
     """
-    return _change(stream, given, BackfillService.resume, "goes on", "wasn't paused", as_json=json)
+    return _change(stream, given, BackfillService.resume, "resumed", "wasn't paused", as_json=json)
 
 
 def _change(
@@ -370,24 +373,24 @@ def _change(
         left, end = len(state.assigned()), state.committed_end()
         facts = {"stream": stream, "paused": state.paused, "changed": done, "assigned": left, "committed": end}
         under_way = f"; {counted(left, 'assigned segment completes', 'assigned segments complete')}" if left else ""
-        text = f"{stream} {changed if done else as_it_was}: committed is {end or 'nothing'}{under_way}"
+        text = f"{stream} {changed if done else as_it_was}: committed end {end or 'none'}{under_way}"
         print_result(facts, text, as_json=as_json)
 
     return run_on_each(named_streams(stored, name).streams, one, as_json=as_json)
 
 
-#: Why what can't be undone isn't done to several streams at once.
-_ACCEPTED = "what is accepted is of one stream"
+#: Why an irreversible command takes one stream only.
+_ACCEPTED = "this command needs one stream"
 
 
 def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
-    """Let a stream go on with this ledger database and this store, although they don't belong together.
+    """Switch a stream to a different ledger database, even if it does not match the store.
 
-    For a database that was lost, restored from an older backup, or replaced; or for a store that lacks the manifest
-    which the database was committed to, or its newest records. Nothing is deleted: complete segments that were on their
-    way are kept, what is known to be missing becomes a gap, and ledgers of the database that contradict the manifest
-    are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
-    topic with partitions each is accepted by its own name.
+    Use it for a database that was lost, restored from an older backup, or replaced; or for a store that lacks the
+    manifest to which the database was committed, or its newest records. Nothing is deleted: complete segments in
+    progress are kept, entries known to be missing become a gap, and ledgers of the database that contradict the
+    manifest are set aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo.
+    For a partitioned topic, accept each partition by its own name.
     """
     stored = given.open()
     named_streams(stored, stream).require_one(_ACCEPTED)
@@ -404,7 +407,7 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
         source = database.view_stream(stream, may_delete=not dry_run)
         log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
         done = accepting.accept_source(log, source, settings=settings.offload, clock=clock, dry_run=dry_run)
-    nothing = f"ledger database {done.source} is the one that the manifest of {stream} knows: nothing to do"
+    nothing = f"the manifest of {stream} already has ledger database {done.source}: nothing to do"
     lines = [f"{stream}: {done.why}", *_accepted_lines(done, dry_run=dry_run)] if done.why else [nothing]
     print_result(_accepted(done, dry_run=dry_run), lines, as_json=json)
 
@@ -418,12 +421,12 @@ def _is_in_ledgers(given: LedgerArguments, stream: str) -> bool:
 def accept_loss(
     stream: Stream, given: LedgerArguments, take_over: TakeOver = False, dry_run: DryRun = False, json: Json = False
 ) -> None:
-    """Open a stream again whose ledger database lacks entries that it acknowledged.
+    """Accept the loss of entries missing from the ledger database, so that the stream opens again.
 
-    Their positions stay used. What the object store doesn't have of them becomes a gap of the manifest, whatever
-    on_gap says. A segment that is on its way is taken from its writer and kept if it is complete. Restore the database
-    instead if there is a copy that has them. Stop the process that appends first. There is no undo. Of a topic with
-    partitions each is accepted by its own name.
+    The positions of these entries remain used. Entries that the object store lacks too become a gap of the manifest,
+    independent of on_gap. The command takes a segment in progress from its writer and keeps it if it is complete. If
+    you have a copy of the database with these entries, restore it instead. Stop the process that appends first. There
+    is no undo. For a partitioned topic, accept each partition by its own name.
     """
     given.require_ledgers()
     settings, opened = given.prepared(stream, read_only=dry_run)
@@ -432,7 +435,7 @@ def accept_loss(
     with closing(given.open_ledgers()) as database:
         is_offloaded = read_entry(opened, stream) is not None
         if not is_offloaded and stream not in database.streams():
-            load_stream(opened, stream)  # raises if the stream is unknown
+            load_stream(opened, stream)  # raises for an unknown stream
         lost = database.accept_loss(stream, dry_run=dry_run)
         if not dry_run and is_offloaded:
             log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
@@ -446,7 +449,7 @@ def accept_loss(
     }
     verb = "would be lost" if dry_run else "lost"
     lines = [f"{verb} from the ledger database: {each.first} up to {each.last}" for each in lost] or [
-        f"ledger database {given.ledgers_url()} has everything of {stream} that it acknowledged"
+        f"ledger database {given.ledgers_url()} has all acknowledged entries of {stream}: nothing to do"
     ]
     if recorded is not None and recorded.record_id is not None:
         lines += _accepted_lines(recorded, dry_run=dry_run)
@@ -470,12 +473,12 @@ def _accepted(done: accepting.Acceptance, *, dry_run: bool) -> Mapping[str, obje
 def _accepted_lines(done: accepting.Acceptance, *, dry_run: bool) -> Sequence[str]:
     would = "would be " if dry_run else ""
     database = "the ledger database" if str(done.source) in done.why else f"ledger database {done.source}"
-    lines = [f"missing from now on: {gap.first} up to {gap.last}: {gap.reason}" for gap in done.gaps]
-    lines += [f"ledger {each} {would}left aside: never offloaded, released or deleted" for each in done.aside]
+    lines = [f"recorded as a gap: {gap.first} up to {gap.last}: {gap.reason}" for gap in done.gaps]
+    lines += [f"ledger {each} {would}set aside: never offloaded, released or deleted" for each in done.aside]
     lines += [f"segment {each} was complete and is kept" for each in done.adopted]
     if dry_run:
-        lines += [f"segment {each} is on its way: kept if it is complete, else missing" for each in done.failed]
+        lines += [f"segment {each} is in progress: kept if complete, else recorded as a gap" for each in done.failed]
         lines.append(f"{database} would be the stream's hot tier")
     else:
-        lines.append(f"{database} is the stream's hot tier, since record {done.record_id}")
+        lines.append(f"{database} is now the stream's hot tier (record {done.record_id})")
     return lines

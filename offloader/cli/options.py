@@ -1,4 +1,4 @@
-"""Options that several verbs share: store, settings, ledger database, ranges."""
+"""Options that several commands share: store, settings, ledger database, ranges."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of a var
 
 
 def option(name: str, text: str, *, shown: str | bool = False, **more: Any) -> Any:
-    """An option with the help ``text``; ``shown``: what the help shows as its default, False: nothing."""
+    """An option with the help ``text``; ``shown``: the default as shown in the help, False: none."""
     return typer.Option(name, help=text, show_default=shown, **more)
 
 
 def argument(text: str, *, shown: str | bool = False, **more: Any) -> Any:
-    """An argument, likewise."""
+    """An argument with the help ``text``; ``shown`` as for ``option``."""
     return typer.Argument(help=text, show_default=shown, **more)
 
 
-#: Unit of a plain number -> its quantity, the unit in the quantity's first one, the most there can be of it (no clock
-#: waits for longer than a hundred years), and a text for the help.
+#: Unit of a plain number -> its quantity, the unit as a number of the quantity's smallest one, the maximum (no clock
+#: waits for more than a hundred years), and an example for the help.
 _COUNTED = {
     "seconds": (DURATION, 1000, MINUTES_MAX * 60, "30s"),
     "bytes": (SIZE, 1, 2**63 - 1, "4KiB"),
@@ -63,7 +63,7 @@ def amount(
 
     Args:
         unit: of the value, of ``low`` and of ``high``: ``seconds``, ``bytes`` or ``megabytes``.
-        high: default: the most that any amount may be.
+        high: default: the maximum of any amount.
         whole: the value is an integer.
     """
     quantity, factor, largest, example = _COUNTED[unit]
@@ -80,7 +80,7 @@ def amount(
         if not low <= number <= highest or (whole and not number.is_integer()):
             most = f", at most {highest:,}" if high is not None or number > highest else ""
             raise typer.BadParameter(
-                f"{given!r} is no {quantity.name} of at least {low:,}{most} {'whole ' * whole}{unit}"
+                f"{given!r} isn't a {quantity.name} of at least {low:,}{most} {'whole ' * whole}{unit}"
             )
         return int(number) if whole else number
 
@@ -89,7 +89,7 @@ def amount(
 
 
 def name_argument(text: str, **more: Any) -> Any:
-    """An argument for names of streams, which may be topics' names: ``persistent://tenant/ns/topic``."""
+    """An argument for names of streams or of topics: ``persistent://tenant/ns/topic``."""
     return argument(text, parser=stream_name, **more)
 
 
@@ -99,8 +99,8 @@ StreamOrTopic = Annotated[
     name_argument("The stream's name, or a topic's, partitioned or not: persistent://tenant/namespace/topic."),
 ]
 Config = Annotated[str, option("--config", "The settings file (TOML).", envvar="OFFLOADER_CONFIG", metavar="FILE")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
-TakeOver = Annotated[bool, typer.Option("--take-over", help="Take the stream from a writer that gives signs of life.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the planned changes; change nothing.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Take ownership even if another writer appears active.")]
 ShowProgress = Annotated[
     bool, typer.Option("--progress", help="Report each segment on standard error, also without a terminal.")
 ]
@@ -124,14 +124,14 @@ def open_chosen_store(
     read_only: bool = True,
     create: bool = False,
 ) -> ObjectStore:
-    """The store of the options; creates a local directory only for verbs that may write its first object.
+    """The store of the options; creates a local directory only for commands that may write its first object.
 
     Raises:
         InvalidCall: no URL was given.
         OffloaderError: the errors of ``open_store``.
     """
     if not url:
-        raise InvalidCall("no store was named", hint=NAME_A_STORE)
+        raise InvalidCall("no store was given", hint=NAME_A_STORE)
     return open_store(
         url,
         endpoint_url=endpoint_url or None,
@@ -160,7 +160,7 @@ class PlaceArguments:
     endpoint_url: Annotated[
         str,
         option(
-            "--endpoint-url", "Where the S3 API is, when it isn't AWS.", envvar="OFFLOADER_ENDPOINT_URL", metavar="URL"
+            "--endpoint-url", "URL of the S3 API, if it is not AWS.", envvar="OFFLOADER_ENDPOINT_URL", metavar="URL"
         ),
     ] = ""
     region: Annotated[str, option("--region", "The store's region.", envvar="OFFLOADER_REGION", metavar="NAME")] = ""
@@ -168,7 +168,7 @@ class PlaceArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreArguments(PlaceArguments):
-    """Options of verbs that need a store and settings: without --store it is the file's ``serve.store``."""
+    """Options of commands that need a store and settings; default of --store: the file's ``serve.store``."""
 
     config: Config = ""
 
@@ -192,20 +192,20 @@ class StoreArguments(PlaceArguments):
         return self.settings_of()(stream)
 
     def open(self, *, read_only: bool = True, create: bool = False, probed: bool = True) -> ObjectStore:
-        """The store by the options and the file; unless it is read-only, probed before the first write.
+        """The store of the options and the file; unless it is read-only, probed before the first write.
 
         Args:
             create: a missing local directory.
-            probed: False: ``probed_meanwhile`` does it.
+            probed: False: ``probed_meanwhile`` probes it.
 
         Raises:
             InvalidCall: neither the options nor the settings file name a store.
-            Unsupported: it lets two writers create one object, and ``store.single_writer`` isn't set.
+            Unsupported: the store lets two writers create one object, and ``store.single_writer`` isn't set.
             OffloaderError: the errors of ``open_chosen_store`` and ``read_settings_file``.
         """
         place, settings = self.place(), self.settings()
         if not place.url and self.config:
-            raise InvalidCall(f"no store was named: {self.config} has no serve.store", hint=NAME_A_STORE)
+            raise InvalidCall(f"no store was given: {self.config} has no serve.store", hint=NAME_A_STORE)
         opened = open_chosen_store(
             *(place.url, place.endpoint_url, place.region),
             settings=settings.store,
@@ -224,13 +224,13 @@ class StoreArguments(PlaceArguments):
 
     @contextmanager
     def probed_meanwhile(self, store: ObjectStore, *, at_once: bool) -> Iterator[Callable[[], object]]:
-        """Probes a store that ``open`` didn't, while the caller looks at a stream.
+        """Probes a store that ``open`` did not probe, while the caller reads the stream.
 
         Args:
-            at_once: False: when it is needed, as with a store of this machine and one that was opened for reading.
+            at_once: False: probe on demand, as for a local store and one that was opened for reading.
 
         Yields:
-            to be called before the first write; raises ``Unsupported`` as ``open``.
+            a function to call before the first write; raises ``Unsupported`` as ``open``.
         """
         if not at_once or is_local(store) or isinstance(store, ReadOnlyStore):
             yield cache(partial(self._probe, store))
@@ -243,7 +243,7 @@ class StoreArguments(PlaceArguments):
         return self.settings(stream), self.open(read_only=read_only)
 
 
-#: Digits of a number in front of a ``=``: as many as the formats' largest number has.
+#: Maximum digits of a number in front of a ``=``: those of the formats' largest number.
 DIGITS_MAX = 19
 
 
@@ -257,12 +257,12 @@ def position_of(text: str, *, option: str) -> Position:
         return Position.parse(text)
     except ValueError as cause:
         raise InvalidCall(
-            f"{option}: {cause}", hint="`offloader segments STREAM` lists the positions there are"
+            f"{option}: {cause}", hint="`offloader segments STREAM` lists the stream's positions"
         ) from cause
 
 
 def named_value(text: str, *, option: str, hint: str) -> tuple[str, str]:
-    """``NAME=VALUE`` in its parts. Raises ``InvalidCall``: anything else; names the option."""
+    """The parts of ``NAME=VALUE``. Raises ``InvalidCall``, with the option's name, for anything else."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise InvalidCall(f"{option} {text!r} isn't NAME=VALUE", hint=hint)
@@ -270,16 +270,16 @@ def named_value(text: str, *, option: str, hint: str) -> tuple[str, str]:
 
 
 def named_file(text: str) -> tuple[str, str]:
-    """``NAME=FILE`` or ``FILE``: a name and a path may contain a =, an existing file is a path."""
+    """The parts of ``NAME=FILE`` or ``FILE``. Both may contain a =; an existing file is a path."""
     is_path = False
-    with suppress(OSError):  # too long for a name, as a file's content is
+    with suppress(OSError):  # too long for a path, for example a file's content
         is_path = Path(text).exists()
     name, _, path = ("", "", text) if is_path else text.rpartition("=")
     return name, path
 
 
 def number_of(text: str) -> int | None:
-    """The number that a text is in digits; ``None``: none that anything has."""
+    """The number in a text of digits; ``None``: not a number, or too large."""
     return int(text) if text.isdecimal() and len(text) <= DIGITS_MAX else None
 
 
@@ -292,20 +292,20 @@ def partition_position_of(text: str, *, option: str, hint: str) -> tuple[int | N
     given, separator, rest = text.rpartition("=")
     number = number_of(given)
     if separator and number is None:
-        raise InvalidCall(f"{option} {text:.200}: {given!r:.80} is no partition's number", hint=hint)
+        raise InvalidCall(f"{option} {text:.200}: {given!r:.80} isn't a partition number", hint=hint)
     return number, position_of(rest, option=option)
 
 
-From = Annotated[str, option("--from", "First entry.", metavar="LEDGER:ENTRY", shown="the first there is")]
+From = Annotated[str, option("--from", "First entry.", metavar="LEDGER:ENTRY", shown="the stream's first")]
 FromTime = Annotated[
     str,
     option(
         "--from-time",
-        f"Begin at the earliest entry published then or later: {TIME_FORMS}.",
+        f"Start at the first entry published at or after TIME: {TIME_FORMS}.",
         metavar="TIME",
     ),
 ]
-ToTime = Annotated[str, option("--to-time", "End before the earliest entry of then.", metavar="TIME")]
+ToTime = Annotated[str, option("--to-time", "Stop before the first entry published at or after TIME.", metavar="TIME")]
 
 
 class AskedRange(NamedTuple):
@@ -320,7 +320,7 @@ class AskedRange(NamedTuple):
     def of(
         cls, start: str, end: str, from_time: str, to_time: str, *, end_options: tuple[str, str] = ("--to", "--to-time")
     ) -> AskedRange:
-        """From the options' texts; empty ones weren't given.
+        """The range of the options' texts; an empty text: the option wasn't given.
 
         Args:
             start, from_time: of ``--from`` and ``--from-time``.
@@ -336,7 +336,7 @@ class AskedRange(NamedTuple):
         from_ms = time_ms_of(from_time, option="--from-time", now_ms=now_ms) if from_time else None
         to_ms = time_ms_of(to_time, option=by_time, now_ms=now_ms) if to_time else None
         if first is not None and from_ms is not None:
-            raise InvalidCall("--from and --from-time both say where to begin", hint="leave one of them out")
+            raise InvalidCall("--from and --from-time exclude each other", hint="leave one of them out")
         if last is not None and to_ms is not None:
-            raise InvalidCall(f"{by_position} and {by_time} both say where to end", hint="leave one of them out")
+            raise InvalidCall(f"{by_position} and {by_time} exclude each other", hint="leave one of them out")
         return cls(first, last, from_ms, to_ms)

@@ -1,4 +1,4 @@
-"""Output of verbs: tables, plain columns, JSON lines, messages and progress."""
+"""Output of commands: tables, plain columns, JSON lines, messages and progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TABLE_ROWS_MAX = 10_000
 #: Width of a table that isn't printed on a terminal.
 WIDTH = 80
-#: Least width of a column whose text is wrapped.
+#: Minimum width of a column whose text is wrapped.
 _WRAPPED_WIDTH_MIN = 24
 #: Between two columns, in plain text and on a terminal.
 _GAP, _RICH_GAP = 2, 3
@@ -47,7 +47,7 @@ def bytes_text(count: int) -> str:
 
 
 def rate_text(bytes_per_second: float) -> str:
-    """``1536000`` -> ``"1.5 MB/s"``: in powers of ten, as on the page."""
+    """``1536000`` -> ``"1.5 MB/s"``: in powers of ten, as on the web page."""
     rate = bytes_per_second / 1e6
     if 0 < rate < 0.01:
         return "<0.01 MB/s"
@@ -81,8 +81,8 @@ class Column:
     """One column of a table: key, heading, formatter, alignment, and the text of ``None``.
 
     Attributes:
-        less: how soon it is left out of a table that is too wide: the highest first; 0: never.
-        wraps: its text goes over several lines in such a table.
+        less: order in which columns are dropped from a table that is too wide: highest first; 0: never.
+        wraps: its text may take several lines in such a table.
     """
 
     key: str
@@ -114,7 +114,7 @@ def json_line(value: Mapping[str, object]) -> str:
     line = json.dumps(plain, ensure_ascii=False)
     try:
         line.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON may have as an escape
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON may contain as an escape
         return json.dumps(plain)
     return line
 
@@ -136,7 +136,7 @@ def _plain(value: object) -> object:
 
 
 def print_result(facts: Mapping[str, object], lines: str | Iterable[str], *, as_json: bool) -> None:
-    """Prints ``facts`` as one line of JSON, or ``lines`` for people."""
+    """Prints ``facts`` as one line of JSON, or else ``lines``."""
     for line in [json_line(facts)] if as_json else [lines] if isinstance(lines, str) else lines:
         print(line)
 
@@ -152,9 +152,9 @@ def print_rows(
 ) -> int:
     """Prints ``rows`` and returns their number.
 
-    JSON lines are written row by row and hold every key of a row; a table shows ``columns`` only, and ``empty`` without
-    rows. It fits the terminal, or ``WIDTH``: columns that count less are left out, then texts are wrapped. Names are
-    never cut. With ``all_columns`` it has every column.
+    JSON lines are written row by row and hold every key of a row. A table shows ``columns`` only, and the text
+    ``empty`` if there are no rows. It fits the terminal, or ``WIDTH``: less important columns are dropped, then texts
+    are wrapped; names are never shortened. With ``all_columns`` a table has every column.
     """
     out, count = stream or sys.stdout, 0
     if as_json:
@@ -183,10 +183,11 @@ def print_each(
     as_json: bool,
     empty: str,
 ) -> int:
-    """Prints a row for each; one that fails keeps no other from its turn. The exit code: that of the first such one.
+    """Prints a row for each item; a failure of one does not stop the others. Returns the exit code of the first
+    failure.
 
     Args:
-        is_named: the user named them: one that isn't there is an error, and the error of the only one is raised.
+        is_named: the user named the items: a missing one is an error, and the error of a single one is raised.
     """
     failed: list[Exception] = []
 
@@ -213,7 +214,7 @@ def _width_of(out: TextIO) -> int:
 
 
 def _fitting(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], out: TextIO) -> Sequence[Column]:
-    """The columns that fit beside each other, those that wrap at their least width. Empty ones go first."""
+    """The columns that fit side by side, with wrapping ones at their minimum width. Empty ones are dropped first."""
     if all_columns.get():
         return columns
     gap = _RICH_GAP if out.isatty() else _GAP
@@ -258,7 +259,7 @@ def _shrink(widths: list[int], columns: Sequence[Column]) -> None:
 
 
 def _lines(row: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> Iterator[Sequence[str]]:
-    """A row as lines: several where a text is wrapped."""
+    """A row as lines, several if a text is wrapped."""
     if all(len(cell) <= width for cell, width in zip(row, widths, strict=True)):
         return iter([row])
     wrapped = [
@@ -283,7 +284,7 @@ def _print_rich(cells: list[list[str]], columns: Sequence[Column], out: TextIO, 
 
 
 def program_name() -> str:
-    """How the user can call this program again: ``offloader`` if it is on PATH, else a path."""
+    """The command to call this program again: ``offloader`` if it is on PATH, else a path."""
     here = Path(sys.executable).with_name("offloader")
     found = shutil.which("offloader")
     if found is not None and Path(found).resolve() == here.resolve():
@@ -292,7 +293,7 @@ def program_name() -> str:
 
 
 class TransientLine:
-    """One line, overwritten on a terminal; nothing elsewhere."""
+    """One line that is overwritten on a terminal; no output elsewhere."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._is_shown = out, False
@@ -312,10 +313,10 @@ class TransientLine:
 
 
 class _ProgressLine(ExitStack):
-    """A bar on a terminal, which the context ends; lines elsewhere.
+    """A progress bar on a terminal, ended by the context; lines elsewhere.
 
     Args:
-        always: print lines even if ``out`` is no terminal.
+        always: print lines even if ``out`` isn't a terminal.
     """
 
     def __init__(self, out: TextIO, *, always: bool) -> None:
@@ -350,10 +351,10 @@ class _ProgressLine(ExitStack):
 
 
 class SegmentProgress(_ProgressLine):
-    """Counts segments as they become readable. Thread-safe; a context that ends the bar.
+    """Counts readable segments. Thread-safe; leaving the context ends the bar.
 
     Args:
-        always: print lines even if ``out`` is no terminal.
+        always: print lines even if ``out`` isn't a terminal.
         what: the counted noun, plural.
     """
 
@@ -371,7 +372,7 @@ class SegmentProgress(_ProgressLine):
                 self._start_bar(self._what, total)
 
     def segment(self, summary: SegmentSummary) -> None:
-        """One more."""
+        """Counts one segment."""
         with self._lock:
             self._done += 1
             self._payload_bytes += summary.payload_bytes
@@ -381,11 +382,11 @@ class SegmentProgress(_ProgressLine):
 
 
 class EntryProgress(_ProgressLine):
-    """Progress of entries. A context that ends the bar.
+    """Progress of entries. Leaving the context ends the bar.
 
     Args:
         total: number of entries.
-        always: print lines even if ``out`` is no terminal.
+        always: print lines even if ``out`` isn't a terminal.
     """
 
     def __init__(self, out: TextIO, total: int, *, always: bool = False) -> None:
@@ -408,7 +409,7 @@ def base64_text(value: bytes) -> str:
 
 
 def utf8_text(value: bytes) -> str | None:
-    """UTF-8 as text; ``None``: it isn't UTF-8."""
+    """The bytes as text; ``None``: they aren't UTF-8."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:

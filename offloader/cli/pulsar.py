@@ -1,7 +1,7 @@
-"""Verbs from and to a Pulsar: adopt and replay.
+"""Commands that import from Pulsar (adopt) and export to Pulsar (replay).
 
-adopt imports ledgers that Pulsar offloaded, in place: it takes no token on the command line, and writes nothing to the
-objects' store with ``--read-only`` or ``--dry-run``. replay sends a stream's messages to a topic, and sends nothing
+adopt imports ledgers that Pulsar offloaded, in place: it takes no token on the command line, and with ``--read-only``
+or ``--dry-run`` writes nothing to the objects' store. replay sends a stream's messages to a topic, and sends nothing
 before all sources and targets are resolved.
 """
 
@@ -86,8 +86,8 @@ ReadOnly = Annotated[
     str,
     option(
         "--read-only",
-        "Write nothing into the store: keep the catalogue in this directory, to be named as "
-        "--store catalogue:///DIRECTORY from then on.",
+        "Write nothing to the store: keep the catalogue in this directory. Use "
+        "--store catalogue:///DIRECTORY afterwards.",
         metavar="DIRECTORY",
     ),
 ]
@@ -95,7 +95,7 @@ InternalStats = Annotated[
     list[str] | None,
     option(
         "--internal-stats",
-        "The same out of a file: what `pulsar-admin topics stats-internal TOPIC` printed.",
+        "Read a topic's ledgers from a file with the output of `pulsar-admin topics stats-internal TOPIC`.",
         metavar="[TOPIC=]FILE",
     ),
 ]
@@ -104,48 +104,47 @@ InternalStats = Annotated[
 def adopt_ledgers(
     given: StoreArguments,
     streams: Annotated[
-        list[str] | None, name_argument("Only these streams; * and ? stand for anything.", shown="all")
+        list[str] | None, name_argument("Only these streams; * and ? are wildcards.", shown="all")
     ] = None,
     read_only: ReadOnly = "",
     admin_url: Annotated[
         str,
         option(
             "--admin-url",
-            f"Ask this Pulsar which ledgers its topics have; a token in {ADMIN_TOKEN_VARIABLE} is sent along.",
+            f"Get the topics' ledgers from this Pulsar; sends the token in {ADMIN_TOKEN_VARIABLE}.",
             metavar="URL",
         ),
     ] = "",
     namespaces: Annotated[
-        list[str] | None, option("--namespace", "Ask for these only.", metavar="TENANT/NAMESPACE", shown="all")
+        list[str] | None,
+        option("--namespace", "Only this namespace, with --admin-url.", metavar="TENANT/NAMESPACE", shown="all"),
     ] = None,
     internal_stats: InternalStats = None,
-    cluster: Annotated[str, option("--cluster", "Only what this Pulsar cluster wrote.", metavar="NAME")] = "",
+    cluster: Annotated[str, option("--cluster", "Only ledgers of this Pulsar cluster.", metavar="NAME")] = "",
     take_ownership: Annotated[
         bool,
-        typer.Option("--take-ownership", help="From now on our retention may delete the objects. Pulsar must not."),
+        typer.Option("--take-ownership", help="Let retention delete the objects. Pulsar must not delete them."),
     ] = False,
     release_them: Annotated[
-        bool, typer.Option("--release", help="The other way: the manifests of these streams forget what isn't ours.")
+        bool, typer.Option("--release", help="Undo the import: remove adopted segments from the manifests.")
     ] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every entry, not only indexes and last entries.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be recorded.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read all entries, not only indexes and last entries.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the planned records; write nothing.")] = False,
     parallel: Annotated[
-        int, typer.Option("--parallel", min=1, max=256, help="Objects looked at at once.")
+        int, typer.Option("--parallel", min=1, max=256, help="Number of objects to check in parallel.")
     ] = REQUESTS_IN_FLIGHT,
     json: Json = False,
 ) -> int:
-    """Take over what a Pulsar offloaded to the store: its ledgers become streams, to be read like any other.
+    """Import ledgers that Pulsar offloaded, in place: each topic becomes a stream that you can read like any other.
 
-    The objects stay where they are and as they are. May be run again: it adds what is new.
+    The command neither moves nor changes objects. Run it again to add new ledgers.
     """
     if read_only and take_ownership:
-        raise InvalidCall("--read-only never deletes, --take-ownership is for deleting", hint="leave one of them out")
+        raise InvalidCall("--read-only and --take-ownership exclude each other", hint="leave one of them out")
     if release_them and take_ownership:
-        raise InvalidCall(
-            "--release forgets what isn't ours, --take-ownership makes it ours", hint="leave one of them out"
-        )
+        raise InvalidCall("--release and --take-ownership exclude each other", hint="leave one of them out")
     if namespaces and not admin_url:
-        raise InvalidCall("--namespace is for --admin-url", hint="name the streams to adopt instead")
+        raise InvalidCall("--namespace requires --admin-url", hint="give --admin-url URL, or name the streams to adopt")
     if release_them:
         return _release(streams, _opened(given, read_only, dry_run=dry_run), dry_run=dry_run, as_json=json)
     topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
@@ -168,7 +167,7 @@ def adopt_ledgers(
     progress.clear()
     _print_adopted(done, dry_run=dry_run, as_json=json)
     if read_only and not (dry_run or json):
-        print(f"from now on: --store {opened.url}")
+        print(f"for other commands, give --store {opened.url}")
     return ErrorKind.DATA_CORRUPTION.value if done.problems_count else 0
 
 
@@ -176,32 +175,32 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
     if not read_only:
         return given.open(read_only=dry_run, probed=False)
     url, settings = f"{SCHEME}://{Path(read_only).absolute()}", given.settings()
-    # What is only for new objects has no effect: none is written there.
+    # Settings for new objects have no effect: none are written there.
     reading = settings.store.for_reading()
     if dry_run:
         try:
             return open_chosen_store(url, settings=reading, limits=settings.limits)
         except (NotFound, BucketMissing):
             return given.open()
-    given.open().close()  # reports an invalid URL first
+    given.open().close()  # an invalid URL is reported first
     create_catalogue(url, given.place(), StoreOptions())
     return open_chosen_store(url, settings=reading, limits=settings.limits, read_only=False)
 
 
 def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:
     if not streams:
-        raise InvalidCall("--release of what?", hint="name the streams")
+        raise InvalidCall("missing STREAM: --release needs the streams to release", hint="name the streams")
     verb = "would release" if dry_run else "released"
 
     def one(stream: str) -> None:
         count = release(store, stream, clock=SystemClock(), dry_run=dry_run)
         facts = {"what": "stream", "stream": stream, "released": count, "dry_run": dry_run}
-        print_result(facts, f"{stream}: {verb} {counted(count, 'segment')}; the objects stay", as_json=as_json)
+        print_result(facts, f"{stream}: {verb} {counted(count, 'segment')}; no object was deleted", as_json=as_json)
 
     return run_on_each([each for name in streams for each in named_streams(store, name).streams], one, as_json=as_json)
 
 
-_SAVED_HINT = "save what `pulsar-admin topics stats-internal TOPIC` prints, and name that file"
+_SAVED_HINT = "save the output of `pulsar-admin topics stats-internal TOPIC`, and name that file"
 
 
 def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
@@ -212,14 +211,14 @@ def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
         except OSError as cause:
             raise NotFound(f"--internal-stats: {path} can't be read: {cause.strerror}", hint=_SAVED_HINT) from cause
         except ValueError as cause:
-            raise InvalidCall(f"--internal-stats: {path} is no JSON: {cause}", hint=_SAVED_HINT) from cause
+            raise InvalidCall(f"--internal-stats: {path} isn't JSON: {cause}", hint=_SAVED_HINT) from cause
         yield from ledgers_of_topics(document, topic)
 
 
 def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
     for namespace in namespaces:
         if not is_text(namespace):
-            raise InvalidCall(f"--namespace {namespace!r} is no namespace", hint="names look like public/default")
+            raise InvalidCall(f"--namespace {namespace!r} isn't a namespace", hint="names look like public/default")
     hosts = [host.strip() for host in os.environ.get(HOSTS_VARIABLE, "").split(",") if host.strip()]
     with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE), hosts=hosts) as client:
         names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
@@ -235,7 +234,7 @@ def _ledgers(client: AdminClient, topic: str) -> TopicLedgers | None:
 
 def _progress_text(now: AdoptionProgress) -> str:
     streams = f", {now.streams:,} of {now.streams_total:,} streams" if now.streams_total else ""
-    return f"{now.objects:,} objects listed, {now.attempts:,} ledgers looked at{streams}"
+    return f"{now.objects:,} objects listed, {now.attempts:,} ledgers checked{streams}"
 
 
 _ADOPTED_COLUMNS = [
@@ -283,13 +282,13 @@ def _print_adopted(done: Adoption, *, dry_run: bool, as_json: bool) -> None:
         "foreign_examples": done.foreign.examples,
         "problems": done.problems_count,
     }
-    print_rows(rows, _ADOPTED_COLUMNS, as_json=as_json, empty="nothing to adopt was found")
+    print_rows(rows, _ADOPTED_COLUMNS, as_json=as_json, empty="no ledgers to import")
     if as_json:
         for problem in done.problems:
             print(json_line({"what": "problem", "object": problem.what, "why": problem.why}))
     verb = "would adopt" if dry_run else "adopted"
     adopted, streams = counted(adopted_segments, "segment"), counted(len(rows), "stream")
-    last = f"{verb} {adopted} of {streams}; already there: {summary['already']:,}"
+    last = f"{verb} {adopted} of {streams}; imported before: {summary['already']:,}"
     print_result(summary, [*_remarks(done), last], as_json=as_json)
 
 
@@ -301,13 +300,14 @@ def _remarks(done: Adoption) -> Iterator[str]:
         if missing:
             yield f"{each.stream}: not in the store: ledgers {', '.join(missing)}"
         if each.unreadable:
-            yield f"{each.stream}: can be read once they are: {counted(each.unreadable, 'segment')} after that"
+            later = counted(each.unreadable, "later segment")
+            yield f"{each.stream}: {later} can't be read until these ledgers are in the store"
     for problem in done.problems:
         yield f"not usable: {problem.what}: {problem.why}"
     for found, which, what in (
-        (done.unmatched, "of unknown topics, which --admin-url or --internal-stats tells", "ledger"),
-        (done.unfinished, "without data or index: an offload that failed or is under way", "object"),
-        (done.foreign, "not Pulsar's", "object"),
+        (done.unmatched, "of unknown topics (give --admin-url or --internal-stats)", "ledger"),
+        (done.unfinished, "without data or index, from a failed or running offload", "object"),
+        (done.foreign, "not written by Pulsar", "object"),
     ):
         if found.count:
             yield f"{counted(found.count, what)} {which}, for example {found.examples[0]}"
@@ -319,8 +319,8 @@ _Target = Annotated[
     str,
     option(
         "--to",
-        "Where to: persistent://tenant/namespace/topic. A partitioned topic's streams go to a topic with as many "
-        "partitions.",
+        "Target topic: persistent://tenant/namespace/topic. The streams of a partitioned topic need a target with as "
+        "many partitions.",
         metavar="TOPIC",
     ),
 ]
@@ -328,7 +328,7 @@ _ServiceUrl = Annotated[
     str,
     option(
         "--service-url",
-        "The cluster: pulsar://broker:6650 or pulsar+ssl://broker:6651. Its token is taken from "
+        "Target cluster: pulsar://broker:6650 or pulsar+ssl://broker:6651. The token comes from "
         "OFFLOADER_PULSAR_TOKEN.",
         envvar="OFFLOADER_PULSAR_URL",
         metavar="URL",
@@ -341,33 +341,33 @@ def replay(
     to: _Target,
     given: StoreArguments,
     service_url: _ServiceUrl = "",
-    token_file: Annotated[str, option("--token-file", "The token, instead.", metavar="FILE")] = "",
-    ca_file: Annotated[str, option("--ca-file", "Certificate authorities of pulsar+ssl.", metavar="FILE")] = "",
+    token_file: Annotated[str, option("--token-file", "File with the token.", metavar="FILE")] = "",
+    ca_file: Annotated[str, option("--ca-file", "Certificate authorities for pulsar+ssl.", metavar="FILE")] = "",
     start: From = "",
     end: Annotated[
-        str, option("--until", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
+        str, option("--until", "Last entry, inclusive.", metavar="LEDGER:ENTRY", shown="the stream's last")
     ] = "",
     from_time: FromTime = "",
     to_time: ToTime = "",
     rate: Annotated[
-        float, option("--rate", "At most so many a second; 0: any.", metavar="MESSAGES", min=0, shown=True)
+        float, option("--rate", "Maximum messages per second (0: unlimited).", metavar="MESSAGES", min=0, shown=True)
     ] = 0,
     mbytes_rate: Annotated[
-        float, amount("--rate-mbytes", "At most so many a second; 0: any.", "megabytes", shown=True)
+        float, amount("--rate-mbytes", "Maximum rate per second (0: unlimited).", "megabytes", shown=True)
     ] = 0,
     with_transactions: Annotated[
         bool,
         typer.Option(
             "--with-transactions",
-            help="Send what was sent within transactions too, as committed. What `adopt` found may have been aborted.",
+            help="Also send messages of transactions, as committed. Imported ledgers may contain aborted ones.",
         ),
     ] = False,
-    label: Annotated[str, option("--label", "Another replay of the same: sends it once more.", metavar="TEXT")] = "",
+    label: Annotated[str, option("--label", "Name of the replay; a new name sends again.", metavar="TEXT")] = "",
     progress_file: Annotated[
         str,
         option(
             "--progress-file",
-            "Where it is remembered how far the replay is.",
+            "File that records the progress of the replay.",
             metavar="FILE",
             shown="a file in ~/.local/state/offloader/replay",
         ),
@@ -376,17 +376,18 @@ def replay(
     progress: ShowProgress = False,
     json: Json = False,
 ) -> None:
-    """Send a stream's messages to a Pulsar topic: with their keys, properties, times, batches and compression.
+    """Send a stream's messages to a Pulsar topic, with their keys, properties, times, batches and compression.
 
-    The same command again goes on where it ended, however it ended. Nothing arrives twice where the target's broker
-    deduplicates; elsewhere at most one entry does, and it is said. A relative --from-time is resolved at the first run
-    and kept beside the progress: until the replay is finished, the same command begins at that time.
+    If interrupted, repeat the command: it resumes where it stopped. Messages arrive once if the target's broker
+    deduplicates; otherwise at most one entry may arrive twice, and the output reports it. A relative --from-time is
+    resolved at the first run and kept with the progress: until the replay is finished, the same command starts at that
+    time.
     """
     asked = AskedRange.of(start, end, from_time, to_time, end_options=("--until", "--to-time"))
     settings, opened = given.prepared(stream)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
     stream_of_topic(to)  # raises for an invalid name
-    streams = _streams_of(opened, stream)  # before the broker is asked
+    streams = _streams_of(opened, stream)  # before the request to the broker
     with _client(settings.pulsar, service_url, token_file, ca_file) as client:
         topic = _DOMAIN + to.removeprefix(_DOMAIN)
         pairs = _targets(streams, stream, topic, client, asked)
@@ -412,8 +413,7 @@ def replay(
 def _fixed(
     asked: AskedRange, begin: RelativeBegin, from_time: str, *, dry_run: bool
 ) -> Iterator[tuple[AskedRange, list[bool]]]:
-    """The range with the time that a relative ``from_time`` was at the first run; it is finished when the block ends
-    without an error.
+    """The range with a relative ``from_time`` resolved at the first run. A block without an error finishes the replay.
 
     Yields:
         the range, and a list for whether each stream had entries in it.
@@ -424,8 +424,8 @@ def _fixed(
         return
     from_ms = begin.resolve(asked.from_ms, dry_run=dry_run)
     print(
-        f"note: --from-time {from_time} is {time_text(from_ms)} for this replay; from another machine or user it goes "
-        f"on with --from-time {time_text(from_ms)}",
+        f"note: --from-time {from_time} is {time_text(from_ms)} for this replay; to continue it on another machine or "
+        f"as another user, give --from-time {time_text(from_ms)}",
         file=sys.stderr,
     )
     yield asked._replace(from_ms=from_ms), found
@@ -444,7 +444,7 @@ def _streams_of(store: ObjectStore, stream: str) -> Mapping[int, str]:
 
 
 def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_file: str) -> PulsarClient:
-    # A token of the settings file is only for that cluster.
+    # The token of the settings file is only for the cluster of the settings file.
     known = PulsarSettings() if service_url else configured
     wanted = replace(
         known,
@@ -455,7 +455,7 @@ def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_fi
     security = security_of(wanted)
     if not wanted.service_url:
         raise InvalidCall(
-            "no Pulsar cluster was named",
+            "no Pulsar cluster was given",
             hint="give --service-url URL, or set pulsar.service_url in --config",
         )
     with PulsarClient(wanted.service_url, security=security, limits=_PROBE) as probe:
@@ -463,26 +463,26 @@ def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_fi
             probe.greet()
         except StoreUnavailable as error:
             raise StoreUnavailable(
-                f"no broker answers at {wanted.service_url}, nothing was sent: {error.message}",
-                hint="check --service-url, and that the broker runs",
+                f"no broker answers at {wanted.service_url}; nothing was sent: {error.message}",
+                hint="check --service-url, and that the broker is running",
             ) from error
     return PulsarClient(wanted.service_url, security=security)
 
 
-#: The first contact isn't repeated: a broker that is down is reported at once.
+#: No retries for the first request: an unreachable broker is reported immediately.
 _PROBE = ClientLimits(connect_s=5.0, request_s=10.0, retry_s=0.0)
 
 
 def _require_topics(client: PulsarClient, pairs: Sequence[_Pair]) -> None:
-    """Raises ``NotFound`` if there is no such topic; nobody but a producer creates it."""
+    """Raises ``NotFound`` if the topic doesn't exist; only a producer would create it."""
     for topic in (pair.topic for pair in pairs):
         with closing(Consumer(client, topic, "offloader-replay-looks", start=Position(-1, -1))) as reader:
             try:
                 reader.last_position()
             except NotFound as error:
                 raise NotFound(
-                    f"there is no topic {topic}, nothing was sent: {error.message}",
-                    hint=f"check --to, or create it: pulsar-admin topics create {topic}",
+                    f"topic {topic} doesn't exist; nothing was sent: {error.message}",
+                    hint=f"check --to, or create the topic: pulsar-admin topics create {topic}",
                 ) from error
 
 
@@ -497,7 +497,7 @@ class _Pair(NamedTuple):
 def _targets(
     streams: Mapping[int, str], stream: str, topic: str, client: PulsarClient, asked: AskedRange
 ) -> Sequence[_Pair]:
-    """Streams with their targets; raises ``NotFound`` or ``InvalidCall`` if they don't match.
+    """The streams with their targets. Raises ``NotFound`` or ``InvalidCall`` if they don't match.
 
     Args:
         streams: the partitions of ``stream``; empty: it is one stream.
@@ -506,19 +506,20 @@ def _targets(
     if not streams:
         if partitions:
             raise InvalidCall(
-                f"{topic} has {partitions} partitions, {stream} is one stream",
-                hint=f"name one of them: --to {topic}-partition-0",
+                f"topic {topic} has {partitions} partitions, but {stream} is one stream",
+                hint=f"name one partition: --to {topic}-partition-0",
             )
-        client.connection(topic)  # requires a broker for it
+        client.connection(topic)  # raises if no broker serves the topic
         return [_Pair(stream, topic)]
     if partitions <= max(streams):
         raise NotFound(
-            f"{topic} has {partitions or 'no'} partitions, {stream} has {max(streams) + 1}",
-            hint=f"make the topic with {max(streams) + 1} partitions, or replay one of them: {stream}-partition-0",
+            f"topic {topic} has {partitions or 'no'} partitions, but {stream} has {max(streams) + 1}",
+            hint=f"create the topic with {max(streams) + 1} partitions, or replay one partition: {stream}-partition-0",
         )
     if asked.first is not None or asked.last is not None:
         raise InvalidCall(
-            f"{stream} has {len(streams)} partitions, and a position is of one", hint="--from-time and --to-time"
+            f"{stream} has {len(streams)} partitions, but a position belongs to one",
+            hint="use --from-time and --to-time",
         )
     return [_Pair(each, f"{topic}-partition-{number}", f".{number}") for number, each in sorted(streams.items())]
 
@@ -538,7 +539,7 @@ def _run_one(
     progress: bool,
     json: bool,
 ) -> bool:
-    """Replays one stream; whether there are entries in the range."""
+    """Replays one stream; returns whether there are entries in the range."""
     state = load_stream(store, pair.stream)
     name = producer_name(
         pair.stream, state.incarnation, pair.topic, f"{asked.first or ''}|{asked.from_ms or ''}", label
@@ -610,20 +611,20 @@ def _replayed_lines(
 ) -> Iterator[str]:
     where = f"{pair.stream} to {pair.topic}"
     if chosen is None:
-        yield f"{where}: there is nothing in that range"
+        yield f"{where}: no entries in that range"
         return
     found = f"{chosen[0]}..{chosen[1]}, {counted(left, 'entry', 'entries')}"
-    after = "" if result.resumed_after is None else f", an earlier run got to {result.resumed_after}"
+    after = "" if result.resumed_after is None else f", an earlier run sent up to {result.resumed_after}"
     if dry_run:
         yield f"{where}: would send {found}{after}"
     elif not result.entries:
-        yield f"{where}: nothing was left to send{after} (--label sends it once more)"
+        yield f"{where}: nothing left to send{after} (--label sends the range again)"
     else:
         sent = f"{counted(result.messages, 'message')} in {result.entries:,} of {left:,} entries"
         yield f"{where}: sent {sent}, {bytes_text(result.size_bytes)}, {chosen[0]}..{result.sent}{after}"
         if result.markers:
-            yield f"left out {result.markers:,} entries that the brokers wrote for themselves"
+            yield f"left out {result.markers:,} internal entries of the brokers"
         if result.twice:
-            yield f"{result.twice:,} entries arrived twice: turn deduplication on to avoid that"
+            yield f"{result.twice:,} entries arrived twice; enable deduplication to avoid this"
         if result.target_forgot:
-            yield "the target had deleted what tells where the earlier run got to: about its last second is repeated"
+            yield "the target deleted the record of the earlier run's end: about its last second is repeated"

@@ -1,6 +1,6 @@
-"""Verbs that look at what is stored: segments, read, verify, inspect. They change nothing.
+"""Commands that show stored data: segments, read, verify, inspect. They change nothing.
 
-Entries and objects are shown with control characters escaped: a terminal obeys none of their bytes.
+Entries and objects are shown with control characters escaped, so that their bytes can't control a terminal.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ from offloader.settings import ReadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
 
-#: The hot tier by a stream's name, as far as this process can read it.
+#: The hot tier of a stream by its name; ``None``: this process can't read it.
 SourceOf = Callable[[str], ReadableLedgers | None]
 _Range = tuple[Position | None, Position | None]
-#: Between two looks whether the output's reader is still there.
+#: Interval of checks that the output's reader is connected.
 _WATCH_MS = 500
 
 
@@ -91,7 +91,7 @@ class ReadStreams:
 
     Attributes:
         parts: the reader of the stream, or those of the partitions in their order, each with its first and last
-            position; ``None``: it has nothing between the times.
+        position; ``None``: it has no entries between the times.
         numbers: of the partitions; empty: it is one stream.
     """
 
@@ -107,10 +107,10 @@ class ReadStreams:
         asked: AskedRange,
         settings_of: Callable[[str], Settings] = lambda _: Settings(),
     ) -> ReadStreams:
-        """Opens what ``name`` means in the store, with the hot tier where ``source_of`` has one.
+        """Opens the stream or topic ``name``, with the hot tier if ``source_of`` has one.
 
         Raises:
-            NotFound: no such stream and no such topic.
+            NotFound: there is no such stream or topic.
             InvalidCall: a position in a topic with partitions.
         """
 
@@ -125,8 +125,8 @@ class ReadStreams:
         else:
             if asked.first is not None or asked.last is not None:
                 raise InvalidCall(
-                    f"{named.name} has {len(named.partitions)} partitions, and a position is of one",
-                    hint=f"--from-time and --to-time, or read one of them: {named.streams[0]}",
+                    f"{named.name} has {len(named.partitions)} partitions, but a position belongs to one",
+                    hint=f"use --from-time and --to-time, or read one partition: {named.streams[0]}",
                 )
             readers = list(open_topic(named.partitions, named.name, opened).partitions.values())
         return cls([(each, each.range_of(*asked)) for each in readers], list(named.partitions))
@@ -160,11 +160,11 @@ class ReadStreams:
     def follow(
         self, owners: OwnersHotTiers, clock: Clock, stop: threading.Event, say: Callable[[str], object]
     ) -> Generator[tuple[int, EntryBatch], None, None]:
-        """As ``scan``, and then what becomes readable. Where nothing is between the times, only that.
+        """As ``scan``, and then new entries. Only new ones if no entries are between the times.
 
         Args:
-            owners: the hot tiers; where one is lost, its stream's next owner is read, or what is offloaded.
-            say: called with a line for people about a hot tier that is lost or back.
+            owners: the hot tiers; if one is lost, reads that of the stream's next owner, or offloaded entries only.
+            say: called with a line of text about a lost or recovered hot tier.
         """
         starts = [_after(reader.last_position) if chosen is None else chosen[0] for reader, chosen in self.parts]
 
@@ -177,34 +177,34 @@ class ReadStreams:
         return follow_all([reader for reader, _ in self.parts], starts, clock=clock, stop=stop, refreshed=refreshed)
 
     def behind(self, now_ms: int) -> Iterator[str]:
-        """How far what is followed is behind now, for a person, where it is only what is offloaded."""
+        """Text lines with the lag of the streams of which only offloaded entries are read."""
         cold = [reader for reader, _ in self.parts if not reader.has_hot_tier]
         for reader in cold:
             yield f"stream {reader.stream}: {_cold_end(reader, now_ms)}"
         if cold:
-            yield "newer entries come once they are offloaded; --ledgers reads them from the ledger database before"
+            yield "newer entries appear after they are offloaded; with --ledgers, before"
 
 
 def _cold_end(reader: Reader, now_ms: int) -> str:
-    """Up to where a stream is followed that is read from the cold tier only."""
+    """The end of a stream of which only the cold tier is read, as text."""
     newest = max((record.content.publish_time_max_ms for record in reader.segments()), default=TIME_UNKNOWN_MS)
-    last, what = reader.state.committed_end(), "only what is offloaded is followed"
+    last, what = reader.state.committed_end(), "following offloaded entries only"
     if last is None:
-        return f"{what}: nothing yet"
+        return f"{what}: none yet"
     if newest == TIME_UNKNOWN_MS:
         return f"{what}: up to {last} now"
     return f"{what}: up to {last} now, published {duration_text(max(now_ms - newest, 0) / 1000)} ago"
 
 
-#: A follower looks for a lost hot tier so long before it says so, and says it again so often while it lasts.
+#: Time for which a follower tolerates a lost hot tier before it reports it, and the interval of further reports.
 SILENCE_S_MAX, AGAIN_S = 10.0, 60.0
-#: Nobody is asked again at an address within so long after it didn't answer, for whichever stream.
+#: After an address did not answer, it gets no request for this time, for any stream.
 ASK_AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
 class _Outage:
-    """A hot tier that can't be read: since when, why, when that was said last (``None``: not yet), whether it ended."""
+    """A hot tier that can't be read: start, cause, time of the last report (``None``: none), and whether it ended."""
 
     since_s: float
     why: str
@@ -216,11 +216,11 @@ class OwnersHotTiers:
     """Hot tiers of streams whose owners answer over HTTP; the others are left out.
 
     Args:
-        found: the hot tiers that this process can read itself.
-        hosts: that may receive a token, as of ``OwnerClient``.
+        found: the hot tiers that this process can read directly.
+        hosts: that may receive a token, as for ``OwnerClient``.
 
     Attributes:
-        reasons: why an owner's hot tier isn't read from the start, a line each.
+        reasons: a line for each owner's hot tier that could not be read at the start.
     """
 
     def __init__(self, store: ObjectStore, found: SourceOf, hosts: Collection[str], clock: Clock) -> None:
@@ -232,7 +232,7 @@ class OwnersHotTiers:
         self._silent: dict[str, tuple[float, HotTierLost]] = {}
 
     def __call__(self, stream: str) -> ReadableLedgers | None:
-        """The hot tier of a stream; ``None``: it can't be read from here."""
+        """The hot tier of a stream; ``None``: this process can't read it."""
         own = self._found(stream)
         if own is not None:
             self._own[stream] = own
@@ -240,18 +240,18 @@ class OwnersHotTiers:
         hot = self.of(load_stream(self._store, stream, may_be_absent=True))
         outage = self._outages.get(stream)
         if outage is not None:
-            outage.said_s = self._clock.monotonic_s()  # by ``reasons``
-            self.reasons.append(f"stream {stream}: its owner can't be asked for what isn't offloaded: {outage.why}")
+            outage.said_s = self._clock.monotonic_s()  # ``reasons`` reports it
+            self.reasons.append(f"stream {stream}: its owner can't provide entries that aren't offloaded: {outage.why}")
         return hot
 
     def of(self, state: ManifestState) -> ReadableLedgers | None:
-        """The hot tier of the stream's owner by its manifest, once that answers; ``None``: it doesn't, or has none."""
+        """The hot tier of the owner named in the manifest; ``None``: the owner does not answer, or has no hot tier."""
         stream, url = state.stream, state.owner.url
         if stream in self._own:
             return self._own[stream]
         known = self._tiers.get(stream)
         if known is not None and known.url == url.rstrip("/") and not known.lost:
-            if stream in self._outages:  # a whole look at it went well
+            if stream in self._outages:  # a complete read of it succeeded
                 self._outages[stream].is_over = True
             return known
         if known is not None and known.lost:
@@ -265,9 +265,9 @@ class OwnersHotTiers:
         return hot
 
     def _asked(self, stream: str, url: str) -> OwnerHotTier:
-        """The hot tier at an address that answers; raises ``HotTierLost``, or what is wrong with the address."""
+        """The hot tier at an address; raises ``HotTierLost``, or an error about the address."""
         if not url:
-            raise HotTierLost("no process that serves it is known")
+            raise HotTierLost("the manifest has no address of a serving process")
         at_s, error = self._silent.get(url, (0.0, None))
         if error is not None and self._clock.monotonic_s() - at_s < ASK_AGAIN_S:
             raise error
@@ -285,17 +285,18 @@ class OwnersHotTiers:
         outage.why, outage.is_over = why, False
 
     def news(self, reader: Reader) -> Iterator[str]:
-        """What is to be said about a stream now: its hot tier has been lost for long, or is back."""
+        """Reports about a stream: its hot tier has been lost for long, or has recovered."""
         outage, now_s = self._outages.get(reader.stream), self._clock.monotonic_s()
         if outage is None:
             return
         if outage.is_over:
             del self._outages[reader.stream]
             if outage.said_s is not None:
-                yield f"stream {reader.stream}: followed from {self._tiers[reader.stream].url} now"
+                url = self._tiers[reader.stream].url
+                yield f"stream {reader.stream}: the hot tier has recovered; reading it from {url}"
         elif now_s - (outage.since_s + SILENCE_S_MAX if outage.said_s is None else outage.said_s + AGAIN_S) >= 0:
             outage.said_s = now_s
-            what = f"its owner has been lost for {duration_text(now_s - outage.since_s)}: {outage.why}"
+            what = f"its owner has been unreachable for {duration_text(now_s - outage.since_s)}: {outage.why}"
             yield f"stream {reader.stream}: {what}; {_cold_end(reader, self._clock.now_ms())}"
 
 
@@ -304,11 +305,11 @@ def _after(position: Position | None) -> Position | None:
 
 
 def watch_output(out: TextIO, stop: threading.Event) -> None:
-    """Sets ``stop`` when the reader of a pipe has gone, while nothing is written; ends with ``stop``."""
+    """Sets ``stop`` when the reader of a pipe disconnects while nothing is written; ends with ``stop``."""
     try:
         descriptor = out.fileno()
     except (OSError, ValueError):
-        return  # not a file: nobody can close it
+        return  # not a file: no reader that could disconnect
     poll = select.poll()
     poll.register(descriptor, 0)  # errors only
 
@@ -344,7 +345,7 @@ _FAILED_COLUMNS = [Column("failed_ms", "FAILED", time_text, less=13), Column("re
 def segments(
     stream: StreamOrTopic,
     given: StoreArguments,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Most segments shown; 0 = all.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of segments; 0 = all.")] = 0,
     everything: Annotated[
         bool,
         typer.Option(
@@ -353,15 +354,15 @@ def segments(
     ] = False,
     plot: Annotated[
         str,
-        typer.Option("--plot", metavar="FILE", help="Draw ledgers, segments, time into FILE.svg or FILE.png."),
+        typer.Option("--plot", metavar="FILE", help="Draw ledgers, segments and time to FILE.svg or FILE.png."),
     ] = "",
     json: Json = False,
 ) -> None:
-    """List a stream's segments in the stream's order: positions, ledgers, sizes, times; with --json the objects too."""
+    """List a stream's segments in order, with positions, ledgers, sizes and times; with --json also the objects."""
     if plot and (limit or everything):
         raise InvalidCall(
-            "--plot draws all segments of the manifest, and --limit and --all are for the list",
-            hint="leave --plot out, or the others",
+            "--plot draws all segments of the manifest; --limit and --all apply to the list only",
+            hint="leave out --plot, or leave out --limit and --all",
         )
     opened = given.open()
     named = named_streams(opened, stream)
@@ -384,7 +385,7 @@ def segments(
 
 
 def _segment_rows(store: ObjectStore, state: ManifestState, *, everything: bool) -> Iterator[Mapping[str, object]]:
-    """In the stream's order; a failed segment before those that took its place."""
+    """Rows in the stream's order; a failed segment before those that replaced it."""
     given_up = sorted(failed_segments(store, state), key=lambda each: each.record.begin) if everything else []
     failed = ((each.record, {"failed_ms": each.failed_ms, "reason": each.reason}) for each in given_up)
     empty: Mapping[str, object] = {"failed_ms": None, "reason": None} if everything else {}
@@ -395,7 +396,9 @@ def _segment_rows(store: ObjectStore, state: ManifestState, *, everything: bool)
 
 def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
     if path.suffix not in PICTURES:
-        raise InvalidCall(f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="give the file such a name")
+        raise InvalidCall(
+            f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="use a file name with one of these suffixes"
+        )
     draw(timeline_of(state), path)
     print_result({"stream": state.stream, "picture": str(path)}, f"Picture: {path}", as_json=as_json)
 
@@ -412,24 +415,25 @@ def read(
     decoding: MessageArguments,
     start: From = "",
     end: Annotated[
-        str, option("--to", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
+        str, option("--to", "Last entry, inclusive.", metavar="LEDGER:ENTRY", shown="the stream's last")
     ] = "",
     from_time: FromTime = "",
     to_time: ToTime = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Most entries, or messages; 0 = all.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of entries or messages; 0 = all.")] = 0,
     following: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what becomes readable, until interrupted.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new entries until interrupted.")
     ] = False,
-    count: Annotated[bool, typer.Option("--count", help="Print only how many there are.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the payloads' bytes and nothing else.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Print only the number of entries or messages.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the payloads.")] = False,
     json: Json = False,
 ) -> None:
-    """Print entries, one per line: UTF-8 text without control characters as it is, anything else as base64:...
+    """Print a stream's entries, one per line: plain text if they are UTF-8 without control characters, else base64:...
 
-    Of a topic with partitions all of them, merged by publish time. With --ledgers also what isn't offloaded yet; if
-    that database lacks entries that it acknowledged, the others are printed and the exit code is 6. With --json, one
-    object per line: position, publish_time, and payload (text) or payload_base64. With --messages, a line per Pulsar
-    message: id, publish time, key, beginning of the value; with --json too, all that is known of it.
+    For a partitioned topic, prints the entries of all partitions, merged by publish time. With --ledgers, also prints
+    entries that aren't offloaded yet; if that database lacks acknowledged entries, the others are printed and the exit
+    code is 6. With --json, one object per line: position, publish_time, and payload (text) or payload_base64. With
+    --messages, a line per Pulsar message: id, publish time, key and the beginning of the value; with --json, all fields
+    of it.
     """
     messages = decoding.messages
     _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or to_time)
@@ -469,14 +473,14 @@ def read(
 def _noting_end(
     batches: Generator[tuple[int, EntryBatch], None, None], ended: threading.Event
 ) -> Generator[tuple[int, EntryBatch], None, None]:
-    """The batches; sets ``ended`` behind the last one, which a limit may not reach."""
+    """The batches; sets ``ended`` after the last one, which a limit may not reach."""
     with closing(batches):
         yield from batches
     ended.set()
 
 
 def _followed(part: ReadStreams, owners: OwnersHotTiers) -> Generator[tuple[int, EntryBatch], None, None]:
-    """Present and future entries; ends when the reader of standard output has gone."""
+    """Present and future entries; ends when the reader of standard output disconnects."""
     clock = SystemClock()
 
     def say(line: str) -> None:
@@ -496,9 +500,9 @@ def _followed(part: ReadStreams, owners: OwnersHotTiers) -> Generator[tuple[int,
 
 def _require_one_shape(*, count: bool, messages: bool, raw: bool, json: bool, following: bool, ends: str) -> None:
     if raw and (messages or json or count):
-        raise InvalidCall("--raw writes payloads only", hint="leave out --messages, --json and --count")
+        raise InvalidCall("--raw excludes --messages, --json and --count", hint="leave them out")
     if following and (count or ends):
-        raise InvalidCall("--follow has no end", hint="leave out --count, --to and --to-time; --limit ends it")
+        raise InvalidCall("--follow excludes --count, --to and --to-time", hint="leave them out; --limit ends it")
 
 
 def _print_count(number: int, *, json: bool) -> None:
@@ -508,7 +512,8 @@ def _print_count(number: int, *, json: bool) -> None:
 def _print_entries(
     batches: Iterable[tuple[int, EntryBatch]], limit: int, line_of: Callable[[int, Entry], str] | None
 ) -> None:
-    """``line_of``: an entry's line, given the number of its stream; ``None``: its raw payload, without a line break."""
+    """Writes a line per entry. ``line_of``: the line of an entry and its stream's number; ``None``: writes raw
+    payloads."""
     left = limit or sys.maxsize
     for number, batch in batches:
         taken = batch.slice(0, min(left, len(batch)))
@@ -516,7 +521,7 @@ def _print_entries(
             sys.stdout.buffer.write(b"".join([entry.payload for entry in taken.entries()]))
         else:
             sys.stdout.write("".join([line_of(number, entry) + "\n" for entry in taken.entries()]))
-        sys.stdout.flush()  # a follower sees each entry at once
+        sys.stdout.flush()  # a follower sees each entry immediately
         left -= len(taken)
         if left <= 0:
             return
@@ -527,9 +532,9 @@ def _text_of(_: int, entry: Entry) -> str:
 
 
 def entry_line(entry: Entry) -> str:
-    """An entry for a terminal: its text if it is one of one line, else in base64."""
+    """The line of an entry for a terminal: its text if that is one printable line, else base64."""
     text = utf8_text(entry.payload)
-    # Line breaks would split an entry, other control characters could control a terminal.
+    # Line breaks would split an entry; other control characters could control a terminal.
     if text is None or not (
         all(sign == "\t" or unicodedata.category(sign) == "Zs" for sign in text if not sign.isprintable())
     ):
@@ -543,7 +548,7 @@ def _json_of(partitions: list[int], number: int, entry: Entry) -> str:
 
 
 def entry_facts(entry: Entry) -> Mapping[str, object]:
-    """An entry for programs."""
+    """The JSON of an entry."""
     text = utf8_text(entry.payload)
     payload = {"payload_base64": base64_text(entry.payload)} if text is None else {"payload": text}
     time = None if entry.publish_time_ms == TIME_UNKNOWN_MS else time_text(entry.publish_time_ms)
@@ -552,7 +557,7 @@ def entry_facts(entry: Entry) -> Mapping[str, object]:
 
 # -- verify
 
-#: Seconds between two lines of progress.
+#: Interval of progress lines in seconds.
 PROGRESS_EVERY_S = 1.0
 
 
@@ -562,11 +567,11 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Read and decode every block, not only the indexes.")] = False,
     json: Json = False,
 ) -> int:
-    """Check the objects of streams against their manifests; every finding is a line, damage ends with exit code 6.
+    """Check the objects of streams against their manifests; damage ends with exit code 6.
 
-    Without --deep: both objects of every segment are there with the recorded length and checksum, and every index adds
-    up to what the manifest says. With it, every byte is read as well, of the manifest too. Objects that no manifest
-    names are notes, unless one tells of a record that is lost.
+    Prints a line for each finding. Without --deep, it checks that both objects of every segment exist with the recorded
+    length and checksum, and that every index matches the manifest. With --deep, it also reads every byte of the objects
+    and of the manifest. Objects that no manifest names are notes, unless one proves a lost record.
     """
     opened = given.open()
     named = [each for name in streams for each in named_streams(opened, name).streams]
@@ -583,7 +588,7 @@ def _verify(store: ObjectStore, stream: str, settings: ReadSettings, *, deep: bo
     try:
         state = load_stream(store, stream)
     except Corrupt as error:
-        # A damaged manifest: report the details found.
+        # Report the details of a damaged manifest.
         for finding in describe_damage(store, stream, error):
             totals.count([finding])
             print_finding(finding, as_json=as_json)
@@ -618,21 +623,21 @@ def _findings(
 
 
 def print_finding(finding: Finding, *, as_json: bool) -> None:
-    """One finding, on a line."""
+    """Prints a finding on one line."""
     advice = f" ({finding.advice})" if finding.advice else ""
     print(json_line(finding.as_row()) if as_json else f"{finding.problem.value}: {finding.message}{advice}", flush=True)
 
 
 def print_totals(stream: str, record_id: int, totals: CheckTotals, *, deep: bool, as_json: bool) -> None:
-    """A stream's last line: what was checked, and the result."""
+    """Prints a stream's last line: the checked amounts and the result."""
     facts = {"stream": stream, "manifest": record_id, "deep": deep, **asdict(totals), "ok": not totals.damage}
     looked = counted(totals.segments, "segment")
     if deep:
         blocks, entries = counted(totals.blocks, "block"), counted(totals.entries, "entry", "entries")
         looked = f"{looked}, {blocks}, {entries}, {bytes_text(totals.data_bytes)}"
-    verdict = f"{counted(totals.damage, 'finding')} of damage" if totals.damage else "all as the manifest says"
+    verdict = f"{counted(totals.damage, 'finding')} of damage" if totals.damage else "all match the manifest"
     notes = f"; {counted(totals.notes, 'note')}" if totals.notes else ""
-    trimmed = f"; retention took {totals.trimmed:,} meanwhile" if totals.trimmed else ""
+    trimmed = f"; retention deleted {totals.trimmed:,} during the check" if totals.trimmed else ""
     print_result(facts, f"{stream}: {looked}: {verdict}{notes}{trimmed}", as_json=as_json)
 
 
@@ -644,17 +649,20 @@ _ROW_BYTES = 16
 def inspect(
     key: Annotated[str, argument("The object's key, as `offloader segments --json` prints it.", metavar="OBJECT")],
     given: StoreArguments,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Most pieces shown; 0 = all.")] = 0,
-    hexadecimal: Annotated[bool, typer.Option("--hex", help="Show each piece's first bytes, too.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of pieces; 0 = all.")] = 0,
+    hexadecimal: Annotated[bool, typer.Option("--hex", help="Also show the first bytes of each piece.")] = False,
     hex_bytes: Annotated[
-        int, amount("--hex-bytes", "How many of them.", "bytes", whole=True, low=1, high=65536, shown=True)
+        int,
+        amount(
+            "--hex-bytes", "Number of bytes to show with --hex.", "bytes", whole=True, low=1, high=65536, shown=True
+        ),
     ] = 128,
     json: Json = False,
 ) -> int:
-    """Show what an object says, piece by piece: data objects, indexes, manifest records, checkpoints.
+    """Show the content of one object, piece by piece: data objects, indexes, manifest records, checkpoints.
 
-    Objects that Pulsar wrote are shown, too. Of a damaged object everything before the damage is shown, then where it
-    is and what was expected there; the exit code is 6.
+    Also shows objects that Pulsar wrote. For a damaged object, the command shows the content before the damage, then
+    its position and the expected content; the exit code is 6.
     """
     found = inspect_object(given.open(), key)
     head = {"object": found.key, "kind": found.kind, "size_bytes": found.size_bytes, "metadata": found.metadata}
@@ -691,7 +699,7 @@ def _piece_lines(piece: DescribedBytes, data: bytes) -> Iterator[str]:
 
 
 def hex_lines(data: bytes, start: int) -> Iterator[str]:
-    """Rows of 16 bytes: offset, hexadecimal, and their printable ASCII."""
+    """Rows of 16 bytes: offset, hexadecimal and printable ASCII."""
     for at in range(0, len(data), _ROW_BYTES):
         row = data[at : at + _ROW_BYTES]
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)

@@ -1,6 +1,6 @@
-"""Verbs about what of a stream is kept: retention, subscribers, truncate.
+"""Commands about retention: retention, subscribers, truncate.
 
-Truncating gives up entries that aren't offloaded only with ``--force``.
+truncate deletes entries that aren't offloaded only with ``--force``.
 """
 
 from __future__ import annotations
@@ -57,29 +57,36 @@ from offloader.times import time_ms_of, time_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepArguments:
-    """Options in place of the settings file's policy. Its minimum stays, unless another one is given."""
+    """Options that replace the policy of the settings file. Its minimum applies unless an option sets another one."""
 
     keep: Annotated[
         float,
-        amount(
-            "--keep", "By this policy instead of the settings': what is older goes.", "seconds", shown="retention.keep"
-        ),
+        amount("--keep", "Maximum age of entries, instead of the settings' policy.", "seconds", shown="retention.keep"),
     ] = 0.0
     keep_size: Annotated[
         int,
-        amount("--keep-size", "What is beyond it goes.", "bytes", whole=True, shown="retention.keep_size"),
+        amount(
+            "--keep-size",
+            "Maximum size of the stream, instead of the settings' policy.",
+            "bytes",
+            whole=True,
+            shown="retention.keep_size",
+        ),
     ] = 0
     keep_at_least: Annotated[
         float,
         amount(
-            "--keep-at-least", "Nothing younger goes, with --keep-size.", "seconds", shown="retention.keep_at_least"
+            "--keep-at-least",
+            "With --keep-size: minimum age of deleted entries.",
+            "seconds",
+            shown="retention.keep_at_least",
         ),
     ] = 0.0
     keep_at_least_size: Annotated[
         int,
         amount(
             "--keep-at-least-size",
-            "So much of the newest stays, with --keep.",
+            "With --keep: minimum size to keep of the newest entries.",
             "bytes",
             whole=True,
             shown="retention.keep_at_least_size",
@@ -88,7 +95,7 @@ class KeepArguments:
 
     @property
     def is_given(self) -> bool:
-        """Whether one of them was given."""
+        """Whether an option was given."""
         return bool(self.keep or self.keep_size or self.keep_at_least or self.keep_at_least_size)
 
     def within(self, settings: Settings) -> Settings:
@@ -111,9 +118,9 @@ Streams = Annotated[
 
 
 def plan(given: LedgerArguments, keep: KeepArguments, streams: Streams = None, json: Json = False) -> int:
-    """Say what the next cycle would do to each stream, at which boundary and why; change nothing.
+    """Show the decision of the next cycle for each stream, with boundary and reason; change nothing.
 
-    The policies are those of the settings file: see `offloader config explain`. --keep and --keep-size try others.
+    Uses the policies of the settings file: see `offloader config explain`. --keep and --keep-size test other policies.
     """
     return run(given, keep, streams, dry_run=True, json=json)
 
@@ -122,16 +129,16 @@ def run(
     given: LedgerArguments,
     keep: KeepArguments,
     streams: Streams = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `retention plan`.")] = False,
     json: Json = False,
 ) -> int:
-    """Run one cycle now: record where the streams end, decide, and let streams begin later.
+    """Run one retention cycle now: record the ends of the streams, decide, and move their start positions.
 
-    With --ledgers, hot ledgers before the new beginning are deleted at once. Objects in the store stay until a round of
-    cleanup, which has a grace period. A stream that fails keeps no other from its turn.
+    With --ledgers, hot ledgers before the new start are deleted immediately. Objects in the store are deleted by a
+    later cleanup round, after a grace period. A failure in one stream does not stop the others.
     """
     if keep.is_given and not streams and not dry_run:
-        raise InvalidCall("--keep and --keep-size are for streams that are named", hint="name them, or use plan")
+        raise InvalidCall("--keep and --keep-size require STREAM", hint="name the streams, or use `retention plan`")
     if not dry_run and streams and len(streams) == 1:
         find_scope(given.open(), streams[0])  # before the store is probed with a write
     with _cycles(given, keep, read_only=dry_run) as (cycle, _):
@@ -147,7 +154,7 @@ def run(
             _CYCLE_COLUMNS,
             is_named=bool(streams),
             as_json=json,
-            empty=f"no stream in {cycle.store.url}",
+            empty=f"no streams in {cycle.store.url}",
         )
 
 
@@ -158,30 +165,30 @@ def explain_stream(
     decisions: Annotated[bool, typer.Option("--decisions", help="List the decisions of past cycles instead.")] = False,
     json: Json = False,
 ) -> None:
-    """Explain in words and as a picture what would go of a stream now, by which rule, and who isn't done with it."""
+    """Explain the next deletions of a stream: entries, rule, and subscribers that still need them, with a picture."""
     if decisions and keep.is_given:
         raise InvalidCall(
-            "--decisions lists what past cycles decided, and --keep says what would go now",
+            "--decisions and --keep exclude each other: past decisions don't depend on --keep",
             hint="leave one of them out",
         )
     with _cycles(given, keep, read_only=True) as (cycle, file):
         if decisions:
             retention = open_retention(cycle.store, stream)
             kept = read_decisions(retention, retention.scope())
-            print_rows(map(_decision_row, kept), _DECISIONS, as_json=json, empty=f"stream {stream} has no decision yet")
+            print_rows(map(_decision_row, kept), _DECISIONS, as_json=json, empty=f"no decisions on stream {stream} yet")
             return
         outcome = cycle.plan(stream)
     print_result(outcome_facts(outcome, done=False), explain(outcome), as_json=json)
     if outcome.policy is None and not file.name and not json:
-        print("\nno settings file was named: --config FILE says which policies there are", file=sys.stderr)
+        print("\nno settings file was given; give --config FILE to apply its policies", file=sys.stderr)
 
 
 @contextmanager
 def opening_lists(pulsar: PulsarSettings, source_of: Callable[[str], LedgerSource | None]) -> Iterator[ListedOf]:
-    """What brokers with our plugin list of a stream, from their admin interface; ``None`` for other streams.
+    """A stream's ledgers as listed by brokers with our plugin over their admin interface; ``None`` for other streams.
 
     Args:
-        source_of: a stream that has another hot tier has no broker.
+        source_of: a stream with another hot tier has no broker.
     """
     if not pulsar.broker_plugin:
         yield lambda _: None
@@ -246,7 +253,7 @@ RETENTION: Mapping[str, Callable[..., Any]] = {"explain": explain_stream, "plan"
 
 # -- subscribers
 
-#: Name of the cut at the current end.
+#: Name of the current end as a cut.
 LATEST = "latest"
 
 Name = Annotated[str, argument("The subscriber's name.", metavar="SUBSCRIBER")]
@@ -259,12 +266,15 @@ def list_subscribers(
     timeout: Annotated[
         float | None,
         amount(
-            "--timeout", "Silent for longer: timed out. 0 = never.", "seconds", shown="retention.subscriber_timeout"
+            "--timeout",
+            "Time without a publication after which a subscriber times out. 0 = never.",
+            "seconds",
+            shown="retention.subscriber_timeout",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List a stream's subscribers: what each has consumed, how far it is behind, whether it counts."""
+    """List a stream's subscribers with their positions, lags and states."""
     if timeout is None:
         timeout = given.settings(stream).retention.subscriber_timeout_minutes * 60
     with _retention(stream, given, ledgers=given.ledgers, read_only=True) as retention:
@@ -277,16 +287,17 @@ def add_subscriber(
     stream: StreamOrTopic,
     name: Name,
     given: LedgerArguments,
-    generation: Annotated[int, typer.Option("--generation", min=0, help="Of an owner that counts them.")] = 0,
+    generation: Annotated[int, typer.Option("--generation", min=0, help="Generation, for owners that count them.")] = 0,
     start: Annotated[
         list[str] | None,
-        option("--start", "Where it begins reading, or 'latest'.", metavar=_CUT, shown="the beginning"),
+        option("--start", "First position to read, or 'latest'.", metavar=_CUT, shown="the stream's start"),
     ] = None,
     json: Json = False,
 ) -> None:
     """Register a subscriber, or raise the generation of one.
 
-    It holds nothing back until it publishes for the first time, unless the policy protects those who never did.
+    A subscriber does not hold entries back until it publishes a position, unless the policy protects subscribers that
+    have never published.
     """
     require_subscriber_name(name)
     wanted = given_cut(start, option="--start") if start else None
@@ -307,25 +318,26 @@ def acknowledge(
         list[str],
         option(
             "--at",
-            "Everything before it is consumed: the first entry still needed, or 'latest'. Of a partitioned topic "
+            "The first entry that the subscriber still needs, or 'latest'. For a partitioned topic "
             "once for each partition, by its number.",
             metavar=_CUT,
         ),
     ],
     given: LedgerArguments,
-    generation: Annotated[int | None, option("--generation", "Refuse unless it has this one.", min=0)] = None,
+    generation: Annotated[int | None, option("--generation", "Required generation of the subscriber.", min=0)] = None,
     json: Json = False,
 ) -> None:
-    """Say what a subscriber has consumed, so that it may go.
+    """Publish a subscriber's position: it has consumed all entries before it, so retention may delete them.
 
-    Publishing the same again is fine, and a sign of life. What isn't offloaded yet is known only with --ledgers.
+    You may publish the same position again; it proves that the subscriber is active. Entries that aren't offloaded yet
+    are known only with --ledgers.
     """
     wanted = given_cut(at, option="--at")
     with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
         found = retention.publish(name, retention.tail() if wanted is None else wanted, generation=generation)
     print_result(
         {"stream": stream, **found.as_json()},
-        f"{name} has consumed {stream} up to {cut_text(found.cut)}",
+        f"{name} consumed {stream} up to {cut_text(found.cut)}",
         as_json=json,
     )
 
@@ -334,10 +346,10 @@ def remove_subscriber(
     stream: StreamOrTopic,
     name: Name,
     given: StoreArguments,
-    generation: Annotated[int | None, option("--generation", "Leave it if it has a higher one.", min=0)] = None,
+    generation: Annotated[int | None, option("--generation", "Highest generation to remove.", min=0)] = None,
     json: Json = False,
 ) -> None:
-    """Forget a subscriber and what it published: it holds nothing back any more."""
+    """Remove a subscriber and its position, so that it no longer holds entries back."""
     with _retention(stream, given, ledgers="", read_only=False) as retention:
         if name not in retention.registry().subscribers:
             raise NotFound(
@@ -345,9 +357,9 @@ def remove_subscriber(
             )
         removed = retention.remove(name, generation=generation)
     text = (
-        f"{name} doesn't subscribe to {stream} any more"
+        f"removed subscriber {name} of {stream}"
         if removed
-        else f"{name} stays subscribed to {stream}: its generation is higher than {generation}"
+        else f"{name} is still subscribed to {stream}: its generation is higher than {generation}"
     )
     print_result({"stream": stream, "subscriber": name, "removed": removed}, text, as_json=json)
 
@@ -355,21 +367,21 @@ def remove_subscriber(
 def accept_registry_loss(
     stream: StreamOrTopic, given: StoreArguments, dry_run: DryRun = False, json: Json = False
 ) -> None:
-    """Go on with the registry of subscribers as it is, although a newer one existed.
+    """Continue with the current registry of subscribers, although a newer revision existed.
 
-    Retention stops where the registry was lost or put back to an earlier state. Put its newest version back if there is
-    one; else accept the loss, and register again who is missing before retention runs.
+    Retention stops after the registry was lost or restored to an earlier revision. If you have a copy of its newest
+    revision, restore it. Otherwise accept the loss, and register missing subscribers again before retention runs.
     """
     with _retention(stream, given, ledgers="", read_only=dry_run) as retention:
         revision, named = retention.accept_registry(dry_run=dry_run)
     facts = {"stream": stream, "dry_run": dry_run, "revision": revision, "named_revision": named}
-    text = f"{stream} {'would go' if dry_run else 'goes'} on without revision {named} of its registry"
-    text = text if revision < named else f"the registry of {stream} is the newest one: nothing to do"
+    text = f"{stream} {'would continue' if dry_run else 'continues'} without revision {named} of its registry"
+    text = text if revision < named else f"the registry of {stream} is the newest revision: nothing to do"
     print_result(facts, text, as_json=json)
 
 
 def given_cut(texts: list[str], *, option: str) -> Cut | None:
-    """The cut of an option's values: one position, or one for each partition; ``None``: ``latest``.
+    """The cut in an option's values: one position, or one for each partition; ``None``: ``latest``.
 
     Raises:
         InvalidCall: invalid values; names the option.
@@ -386,7 +398,7 @@ def given_cut(texts: list[str], *, option: str) -> Cut | None:
 
 
 def cut_text(cut: Cut | None) -> str:
-    """``7:12``, or ``0=7:12,3=8:0`` of several partitions."""
+    """``7:12``, or for several partitions ``0=7:12,3=8:0``."""
     if cut is None:
         return "-"
     parts = {segment.number: offset for segment, offset in cut.offsets.items()}
@@ -430,8 +442,8 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Also give up entries that aren't offloaded yet, a gap is recorded; and ledgers that a broker still lists "
-        "and reads from here.",
+        help="Also drop entries that aren't offloaded yet, recorded as a gap, and ledgers that a broker still lists "
+        "and reads from this store.",
     ),
 ]
 
@@ -443,7 +455,7 @@ def truncate(
         list[str] | None,
         option(
             "--before",
-            "The first position that stays; of a partitioned topic one for each partition, by its number.",
+            "First position to keep; for a partitioned topic once for each partition, by its number.",
             metavar="[PARTITION=]LEDGER:ENTRY",
         ),
     ] = None,
@@ -451,7 +463,7 @@ def truncate(
         str,
         option(
             "--before-time",
-            "Instead of --before: the first entry published then or later stays, and all after it; in each partition. "
+            "Keep entries from the first one published at or after TIME, in each partition. Instead of --before. "
             "Not in the future.",
             metavar="TIME",
         ),
@@ -461,15 +473,15 @@ def truncate(
     take_over: TakeOver = False,
     json: Json = False,
 ) -> None:
-    """Let a stream begin later: what comes before a position isn't readable any more.
+    """Move a stream's start position forward: entries before it are no longer readable.
 
-    The new head and the ledgers that are gone are one record of the manifest. Hot ledgers before it are deleted if
-    --ledgers names them. Segments before it are deleted by `offloader cleanup run`, after its grace period; until then
-    `offloader cleanup undo` takes it back. Nothing moves the head past what is offloaded, except --force: a process
-    that offloads the stream and can be reached is asked first to complete what comes before the position.
+    One manifest record holds the new start and the deleted ledgers. Hot ledgers before the start are deleted if
+    --ledgers names their database. `offloader cleanup run` deletes segments before the start after its grace period;
+    until then `offloader cleanup undo` restores them. Only --force moves the start past the offloaded entries: the
+    command first asks a reachable process that offloads the stream to complete the entries before the position.
     """
     if bool(before) == bool(before_time):
-        raise InvalidCall("truncate needs either --before or --before-time", hint="name one of them")
+        raise InvalidCall("truncate needs either --before or --before-time", hint="give one of them")
     existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(stream, read_only=dry_run)
     wanted = [partition_position_of(text, option="--before", hint="PARTITION=LEDGER:ENTRY") for text in before or ()]
@@ -542,21 +554,21 @@ def _truncations(
 
 
 def _past_ms_of(before_time: str) -> int:
-    """The time of ``--before-time``. Raises ``InvalidCall``: it is in the future, so that every entry would go."""
+    """The time of ``--before-time``. Raises ``InvalidCall`` for a future time, which would delete every entry."""
     now_ms = SystemClock().now_ms()
     time_ms = time_ms_of(before_time, option="--before-time", now_ms=now_ms)
     if time_ms > now_ms:
         raise InvalidCall(
-            f"--before-time: {time_text(time_ms)} is in the future, so every entry would go; nothing was changed",
-            hint="correct the time; --before-time -0s is now, for a truncation of everything published so far: look "
+            f"--before-time: {time_text(time_ms)} is in the future and would remove every entry; nothing was changed",
+            hint="correct the time. To remove all entries published so far, give --before-time -0s; check "
             "with --dry-run first",
         )
     return time_ms
 
 
 def _starts_at(store: ObjectStore, stream: str, time_ms: int, settings: Settings) -> list[tuple[int | None, Position]]:
-    """By partition where what was published at a time or later begins, or the committed end. Partitions without
-    entries are left out."""
+    """For each partition, the first position published at or after a time, or else the committed end. Partitions
+    without entries are left out."""
     scope = find_scope(store, stream)
     found: list[tuple[int | None, Position]] = []
     for number, partition in sorted(scope.partitions.items()):
@@ -568,21 +580,21 @@ def _starts_at(store: ObjectStore, stream: str, time_ms: int, settings: Settings
             goes = reader.state.offloaded(reader.state.head, start)
             if bool((goes.ends()[:, 2] == TIME_UNKNOWN_MS).any()):
                 raise InvalidCall(
-                    f"stream {partition.stream} has entries without a publish time before {start}: nobody can tell "
-                    f"whether they are older than {time_text(time_ms)}",
-                    hint="name the position: --before LEDGER:ENTRY",
+                    f"stream {partition.stream} has entries without a publish time before {start}, which can't be "
+                    f"compared with {time_text(time_ms)}",
+                    hint="give the position with --before LEDGER:ENTRY",
                 )
             found.append((number if scope.is_topic else None, start))
     if not found:
-        raise InvalidCall(f"stream {stream} has no entry in {store.url}", hint="there is nothing to truncate")
+        raise InvalidCall(f"stream {stream} has no entries in {store.url}", hint="nothing to truncate")
     return found
 
 
 def _ask_owners(
     store: ObjectStore, stream: str, wanted: Sequence[tuple[int | None, Position]], settings: Settings
 ) -> None:
-    """Has the owner, if its address is known and reachable, complete the entries before the start position: they then
-    needn't be given up, nor the stream taken over."""
+    """Asks the owner, if its address is known and reachable, to complete the entries before the start position: then no
+    entries are lost, and no takeover is needed."""
     for number, head in wanted:
         name = stream if number is None else f"{stream}-partition-{number}"
         state = load_stream(store, name, may_be_absent=True)
@@ -593,15 +605,15 @@ def _ask_owners(
         try:
             end = ask_owner(store, state, until, settings).committed_end()
         except (OwnerUnreachable, NotFound):
-            continue  # it ended, or offloads another stream by now
+            continue  # it stopped, or no longer offloads this stream
         except StoreUnavailable as error:
             raise StoreUnavailable(
-                error.message, hint="try again when it is done, or give up what isn't offloaded with --take-over"
+                error.message, hint="retry when it is done, or drop entries that aren't offloaded with --take-over"
             ) from error
         if until is not None and (end is None or end < until):
             raise InvalidCall(
                 f"{state.owner.url} completed stream {name} up to {end or 'nothing'}, not up to {until}",
-                hint="nothing was given up; --take-over asks nobody",
+                hint="nothing was changed; --take-over skips the request to the owner",
             )
 
 
@@ -612,9 +624,9 @@ def _heads(store: ObjectStore, topic: str, wanted: Sequence[tuple[int | None, Po
     unknown = [stream for stream in heads if stream not in known]
     if len(heads) < len(wanted) or unknown:
         raise InvalidCall(
-            f"{unknown[0]} isn't in {store.url}" if unknown else "several positions are for several partitions",
+            f"{unknown[0]} isn't in {store.url}" if unknown else "several positions need a partitioned topic",
             hint="give PARTITION=LEDGER:ENTRY once for each partition"
-            + (f"; partitions of {topic}: {len(known)}" if known else f"; {topic} has no partitions here"),
+            + (f"; partitions of {topic}: {len(known)}" if known else f"; the store has no partitions of {topic}"),
         )
     return heads
 
@@ -639,18 +651,18 @@ def _truncation_facts(done: Truncation, *, dry_run: bool) -> Mapping[str, object
 
 def _truncation_lines(done: Truncation, *, dry_run: bool) -> Iterator[str]:
     if not done.moves and not done.hot_ledgers:
-        yield f"{done.stream} begins at {done.head} already: nothing to do"
+        yield f"{done.stream} already starts at {done.head}: nothing to do"
         return
-    verb = "would begin" if dry_run else "begins"
+    verb = "would start" if dry_run else "starts"
     yield (
         f"{done.stream} {verb} at {done.head}; before it: {counted(done.segments, 'segment')}, "
-        f"{done.entries:,} entries, {bytes_text(done.object_bytes)} in the store, which the next cleanup retires"
+        f"{done.entries:,} entries, {bytes_text(done.object_bytes)} in the store, to be retired by the next cleanup"
     )
     for gap in done.gaps:
-        yield f"given up, never offloaded: {gap.first} up to {gap.last}"
+        yield f"dropped without offload: {gap.first} up to {gap.last}"
     kept = dict(done.hot_kept)
     gone = [ledger_id for ledger_id in done.hot_ledgers if ledger_id not in kept]
     if gone:
-        yield f"hot ledgers {'that would go' if dry_run else 'deleted'}: {', '.join(map(str, gone))}"
+        yield f"hot ledgers {'to be deleted' if dry_run else 'deleted'}: {', '.join(map(str, gone))}"
     for ledger_id, error in kept.items():
-        yield f"hot ledger {ledger_id} stays for now: {error}"
+        yield f"hot ledger {ledger_id} not deleted yet: {error}"

@@ -1,6 +1,6 @@
-"""``offloader rollback``: make ledgers readable for a reader that knows V1 only, or for Pulsar's own offloader.
+"""``offloader rollback``: make ledgers readable for V1-only readers or for Pulsar's own offloader.
 
-Reports only objects that are verified in the store.
+The commands report only objects that are verified in the store.
 """
 
 from __future__ import annotations
@@ -75,10 +75,9 @@ def plan_rollback(
     _progress: Annotated[bool, typer.Option("--progress", hidden=True)] = False,
     json: Json = False,
 ) -> int:
-    """List the ledgers that a V1 reader can't read.
+    """List the ledgers that a V1 reader can't read, with the planned result for each.
 
-    Such a reader is from before the streaming method and knows V1 objects only. Also listed: what would become of each
-    ledger. Nothing is written.
+    A V1 reader predates the streaming method and supports V1 objects only. Writes nothing.
     """
     opened = given.open()
     return _print_rollback_plans(opened, named_streams(opened, stream), (), as_json=json)
@@ -91,34 +90,34 @@ def apply_rollback(
         list[int] | None,
         option(
             "--delete",
-            "Delete this ledger from the stream instead of rewriting it. May be repeated; needs --yes.",
+            "Delete this ledger from the stream instead of rewriting it; needs --yes. May be repeated.",
             metavar="LEDGER",
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do delete what --delete names.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion of the ledgers of --delete.")] = False,
     dry_run: DryRun = False,
     take_over: TakeOver = False,
     progress: ShowProgress = False,
     json: Json = False,
 ) -> int:
-    """Make a stream's ledgers readable for a V1 reader.
+    """Rewrite a stream's ledgers for V1 readers.
 
-    Such a reader is from before the streaming method and knows V1 objects only. Writes each whole ledger as a V1 object
-    and lets it take the place of its V2 segments, whose objects go after the grace period. Everything stays readable
-    meanwhile. Interrupted, it goes on where it was when it is called again. Of a topic with partitions each is
-    rewritten, one after the other; --delete is of one.
+    A V1 reader predates the streaming method and supports V1 objects only. The command writes each whole ledger as a V1
+    object, which replaces the V2 segments; cleanup deletes their objects after the grace period. The stream remains
+    readable meanwhile. If interrupted, repeat the command: it resumes where it stopped. The partitions of a topic are
+    rewritten one after the other; --delete needs one partition.
     """
     chosen = sorted(set(delete or []))
     stored = given.open()
     named = existing_streams(stored, stream)  # before the store is probed with a write
     if chosen:
-        named.require_one("a ledger is of one")
+        named.require_one("a ledger belongs to one stream")
     if dry_run:
         return _print_rollback_plans(stored, named, chosen, as_json=json)
     if chosen and not yes:
         raise InvalidCall(
-            f"deleting {_ledgers(chosen)} from {stream} loses what only the store has of them",
-            hint="look at it with --dry-run, then say --yes",
+            f"deleting {_ledgers(chosen)} from {stream} loses entries that only the store has",
+            hint="check the plan with --dry-run, then repeat with --yes",
         )
     one = partial(_apply_rollback, given=given, delete=chosen, take_over=take_over, progress=progress, json=json)
     return run_on_each(named.streams, one, as_json=json)
@@ -128,7 +127,7 @@ def _apply_rollback(
     stream: str, *, given: StoreArguments, delete: Sequence[int], take_over: bool, progress: bool, json: bool
 ) -> None:
     settings = given.settings(stream)
-    # Old readers don't support compression.
+    # V1 readers don't support compression.
     settings = replace(settings, offload=replace(settings.offload, codec="none"))
     opened = given.open(read_only=False)
     ledgers = streamed_ledgers(load_stream(opened, stream))
@@ -147,8 +146,8 @@ def _apply_rollback(
         named = ", ".join(f"{each.ledger_id} ({each.obstacle})" for each in result.left[:NAMED_MAX])
         more = " ..." if len(result.left) > NAMED_MAX else ""
         raise Unsupported(
-            f"an old reader still can't read {len(result.left)} of the ledgers of {stream}: {named}{more}",
-            hint="close and offload what can be and call this again, or --delete LEDGER --yes what nobody needs",
+            f"a V1 reader still can't read {len(result.left)} of the ledgers of {stream}: {named}{more}",
+            hint="close and offload these ledgers and repeat, or delete them with --delete LEDGER --yes",
         )
 
 
@@ -160,14 +159,14 @@ def _print_rollback_plans(store: ObjectStore, named: NamedStreams, delete: Colle
         print_rows(
             *(rows, [*columns, *_ROLLBACK_COLUMNS]),
             as_json=as_json,
-            empty=f"an old reader can read all that is offloaded of {stream}",
+            empty=f"a V1 reader can read all offloaded ledgers of {stream}",
         )
 
     return run_on_each(named.streams, show, as_json=as_json)
 
 
 def _of_partition(named: NamedStreams, stream: str) -> tuple[Mapping[str, str], Sequence[Column]]:
-    """What is added to each row of a table that says the stream only of a topic with partitions, and its column."""
+    """The stream as a value for each row and as a column; empty unless the topic has partitions."""
     return ({"stream": stream}, [Column("stream", "STREAM")]) if named.partitions else ({}, [])
 
 
@@ -194,7 +193,7 @@ def _print_rollback(store: ObjectStore, stream: str, result: RewriteResult, *, a
         print(f"deleted from the stream: {_ledgers(result.deleted)}")
     if not rows:
         if not result.left and not result.deleted:
-            print(f"nothing to rewrite: an old reader can read all that is offloaded of {stream}")
+            print(f"nothing to rewrite: a V1 reader can read all offloaded ledgers of {stream}")
         return
     print_rows(rows, STORED_COLUMNS)
     waiting = counted(result.replaced + result.retired, "segment awaits", "segments await")
@@ -219,14 +218,14 @@ _EXPORT_COLUMNS = [
 def export_rollback(
     stream: StreamOrTopic,
     given: StoreArguments,
-    to: Annotated[str, option("--to", "The bucket in which the broker's own offloader will look.", metavar="URL")],
+    to: Annotated[str, option("--to", "Bucket of the broker's own offloader.", metavar="URL")],
     broker_record: Annotated[
         list[str],
         option(
             "--broker-record",
-            "What the broker's metadata store has of the topic: the value of "
-            "/managed-ledgers/TENANT/NAMESPACE/persistent/TOPIC. Of a topic with "
-            "partitions one for each, by its number.",
+            "File with the broker's metadata record of the topic: the value of "
+            "/managed-ledgers/TENANT/NAMESPACE/persistent/TOPIC. For a partitioned topic "
+            "once for each partition, by its number.",
             metavar="[PARTITION=]FILE",
         ),
     ],
@@ -234,12 +233,13 @@ def export_rollback(
     progress: ShowProgress = False,
     json: Json = False,
 ) -> int:
-    """Write a stream's ledgers where a broker without the plugin looks for them.
+    """Write a stream's ledgers for a broker with Pulsar's own offloader.
 
-    For a broker that offloaded through the plugin and goes back to Pulsar's own offloader. Each ledger that its record
-    says is offloaded becomes a V1 object and its index, under the record's uuid, at the root of the bucket. Entries
-    that only brokers get (markers, aborted messages) are in it. Each is read back and compared; what is there already
-    stays. The stream isn't changed. Interrupted, it goes on where it was when it is called again.
+    Use it when a broker that offloaded through the plugin returns to Pulsar's own offloader. Each ledger that is
+    offloaded according to the broker's record becomes a V1 object with its index, under the record's uuid, at the root
+    of the bucket. The objects include entries that only brokers read (markers, aborted messages). Each object is read
+    back and compared; existing objects are kept. The stream isn't changed. If interrupted, repeat the command: it
+    resumes where it stopped.
     """
     settings, opened = given.prepared(stream)
     named = named_streams(opened, stream)
@@ -252,7 +252,7 @@ def export_rollback(
         limits=settings.limits,
     )
     with suppress(BucketMissing):
-        open_target()  # nothing is made for records that can't be read
+        open_target()  # the records are readable: only now create the target
     recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in paths.items()}
     target = open_target(read_only=dry_run, create=not dry_run)
 
@@ -283,14 +283,14 @@ def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
     hint = "give --broker-record PARTITION=FILE once for each partition"
     if not named.partitions:
         if len(given) > 1:
-            raise InvalidCall(f"{named.name} is one stream, and has one record", hint="give --broker-record once")
+            raise InvalidCall(f"{named.name} is one stream and needs one record", hint="give --broker-record once")
         return {named.name: given[0]}
     found: dict[str, str] = {}
     for text in given:
         digits, separator, path = text.partition("=")
         number = number_of(digits)
         if not separator or number is None:
-            named.require_one("a broker's record is of one: --broker-record PARTITION=FILE")
+            named.require_one("a broker's record belongs to one: give --broker-record PARTITION=FILE")
         stream = None if number is None else named.partitions.get(number)
         if stream is None or stream in found:
             what = f"names partition {number} twice" if stream else f"partition {number} isn't in the store"
@@ -298,7 +298,7 @@ def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
         found[stream] = path
     absent = [str(number) for number, stream in named.partitions.items() if stream not in found]
     if absent:
-        raise InvalidCall(f"there is no record of partition {', '.join(absent)} of {named.name}", hint=hint)
+        raise InvalidCall(f"missing --broker-record for partition {', '.join(absent)} of {named.name}", hint=hint)
     return found
 
 
@@ -320,12 +320,12 @@ def _broker_record(path: str) -> Sequence[PulsarLedger]:
         return decode_ledger_record(Path(path).read_bytes())
     except OSError as cause:
         raise NotFound(
-            f"--broker-record: {path} can't be read: {cause.strerror}", hint="save the value there first"
+            f"--broker-record: {path} can't be read: {cause.strerror}", hint="save the value to this file first"
         ) from cause
     except FormatError as cause:
         raise InvalidCall(
             f"--broker-record: {path} isn't a broker's record of a topic: {cause}",
-            hint="save the value's bytes as they are, neither as text nor as base64",
+            hint="save the raw bytes of the value, neither text nor base64",
         ) from cause
 
 

@@ -1,6 +1,6 @@
 """``offloader serve``: signals, log, service manager and exit of the serving process.
 
-Data doesn't depend on an orderly exit: the process may be killed at any time.
+No data depends on an orderly exit: the process may be killed at any time.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ def run(
     config: Config = "",
     check: Annotated[bool, typer.Option("--check", help="Only check the settings file.")] = False,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Only answer over HTTP: own no stream, change nothing.")
+        bool, typer.Option("--read-only", help="Answer HTTP requests only: own no stream, change nothing.")
     ] = False,
 ) -> int:
-    """Serve: offload streams, keep the store in order, answer questions, until told to stop.
+    """Offload streams, run retention and cleanup, and answer HTTP requests until stopped.
 
-    SIGTERM or SIGINT: the current segments are completed within offload.drain_timeout, then the process ends (exit
-    code 4 when something is left to the next start). A second one ends it at once: nothing is lost, what isn't
-    committed is read again from its source. SIGHUP: the settings file is read again; what can't change while it runs is
-    named, and a file with mistakes changes nothing.
+    On SIGTERM or SIGINT, the process completes the current segments within offload.drain_timeout and exits (exit code 4
+    if work remains for the next start). A second signal ends it immediately without data loss: the next start reads
+    uncommitted entries from their source again. On SIGHUP, it reads the settings file again, logs settings that need a
+    restart, and ignores a file with mistakes.
 
-    With --read-only it answers what the store alone can: as many such processes as wanted may stand behind a load
-    balancer, with the same settings file, and give ledgers to brokers.
+    With --read-only, it answers requests from the store alone. You can run any number of such processes behind a load
+    balancer with the same settings file; they can serve ledgers to brokers.
     """
     if not config:
         raise InvalidCall(
-            "no settings file was named", hint="give --config FILE; `offloader config sample` prints one with comments"
+            "no settings file was given", hint="give --config FILE; `offloader config sample` prints one with comments"
         )
     file = read_settings_file(config)
     settings = file.settings_of("")
     require_sound(settings, read_only=read_only)
     if check:
-        print(f"{config}: all settings are good")
+        print(f"{config}: all settings are valid")
         if not read_only and not has_feed(settings):
             print(f"note: {NO_FEED}")
         return 0
@@ -66,18 +66,18 @@ def run(
 
 
 def notify(*states: str) -> None:
-    """Tells systemd states of the service, as ``sd_notify`` has them: ``READY=1``, and a ``STATUS=`` for people. Does
-    nothing without a socket in the environment."""
+    """Sends states of the service to systemd, as ``sd_notify``: ``READY=1`` and a ``STATUS=`` text. Does nothing
+    without a socket in the environment."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
         sender.setblocking(False)
         try:
-            # A leading @ is the zero byte of an abstract address.
+            # A leading @ stands for the zero byte of an abstract address.
             sender.sendto("\n".join(states).encode(), f"\0{path[1:]}" if path.startswith("@") else path)
         except OSError as error:
-            _log.debug("the service manager wasn't told: %s", error)
+            _log.debug("no notification of the service manager: %s", error)
 
 
 class _Service:
@@ -122,20 +122,20 @@ class _Service:
         left = self._ended(process)
         if left:
             raise StoreUnavailable(
-                f"{left} streams were stopped before everything was offloaded",
-                hint="nothing is lost: the next start goes on there",
+                f"stopped {left} streams before all entries were offloaded",
+                hint="no data is lost: the next start continues with them",
             )
         return 0
 
     def _ended(self, process: ServingProcess) -> int:
-        """Stops within the limits in any case: an unresponsive store must not delay a machine's shutdown."""
+        """Stops within the limits: an unresponsive store must not delay a machine's shutdown."""
         drain_s = max((each.settings.offload.drain_seconds_max for each in process.streams.all()), default=0.0)
         limit_s = drain_s + process.streams.settings_of("").serve.stop_seconds_max
         done = threading.Event()
 
         def give_up() -> None:
             if not self._clock.wait(done, limit_s):
-                sys.stderr.write(f"offloader: not stopped within {limit_s:g} s: ended as it is; nothing is lost\n")
+                sys.stderr.write(f"offloader: not stopped within {limit_s:g} s: exiting; no data is lost\n")
                 sys.stderr.flush()
                 os._exit(StoreUnavailable("").exit_code)
 
@@ -151,18 +151,18 @@ class _Service:
             found = process.reload(read_settings_file(self._config))
         except OffloaderError as error:
             process.refused_reload(error)
-            _log.error("the settings stay as they were: %s", error, extra={"event": "reload_refused"})
+            _log.error("reload failed, the settings are unchanged: %s", error, extra={"event": "reload_refused"})
         else:
             self._log_from(found.file.settings_of("").serve.log_level)
             changed, restart = ", ".join(found.changed) or "nothing", ", ".join(found.needs_restart)
             extra = {"event": "reloaded", "changed": list(found.changed), "needs_restart": list(found.needs_restart)}
-            _log.info("settings read again, changed: %s", changed, extra=extra)
+            _log.info("settings reloaded, changed: %s", changed, extra=extra)
             if restart:
-                _log.warning("not in force before a restart: %s", restart, extra={"event": "needs_restart"})
+                _log.warning("needs a restart to take effect: %s", restart, extra={"event": "needs_restart"})
         notify("READY=1", "STATUS=serving")
 
     def _log_from(self, level: str) -> None:
-        """Sets the log level; warnings are kept for the page at every level."""
+        """Sets the log level; the web page gets warnings at every level."""
         number = logging.getLevelNamesMapping()[level.upper()]
         logging.getLogger("offloader").setLevel(min(number, logging.WARNING))
         self._handler.setLevel(number)
@@ -179,8 +179,8 @@ class _Service:
 
     def _on_stop(self, number: int, _: FrameType | None) -> None:
         if self._stopped_by:
-            # Safe in any state: the process could be killed here too.
-            os.write(2, b"offloader: stopped at once; nothing is lost, the next start goes on\n")
+            # Safe in any state, as the process may be killed at any time.
+            os.write(2, b"offloader: stopped immediately; no data is lost, the next start continues\n")
             os._exit(128 + number)
         self._stopped_by = number
         self._wake.set()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def print_scrub(scrub: Scrub, *, as_json: bool) -> int:
-    """Findings, and a line for each stream."""
+    """Prints findings, and a line for each stream."""
     for each in scrub.streams:
         for finding in each.findings:
             print_finding(finding, as_json=as_json)
@@ -46,18 +46,18 @@ def print_scrub(scrub: Scrub, *, as_json: bool) -> int:
 
 
 def print_exported(done: Sequence[Exported], *, as_json: bool) -> int:
-    """A line for each stream."""
+    """Prints a line for each stream."""
     for exported in done:
         rows, bad_rows = (sum(getattr(each, name) for each in exported.ranges) for name in ("rows", "bad_rows"))
         facts = {"stream": exported.stream, "ranges": len(exported.ranges), "rows": rows, "bad_rows": bad_rows}
-        bad = f", {bad_rows:,} put aside" if bad_rows else ""
-        new = f"{rows:,} new rows{bad}, exported up to {exported.end}" if exported.ranges else "nothing new"
+        bad = f", {bad_rows:,} set aside" if bad_rows else ""
+        new = f"{rows:,} new rows{bad}, exported up to {exported.end}" if exported.ranges else "no new rows"
         print_result({**facts, "end": exported.end}, f"{exported.stream}: {new}", as_json=as_json)
     return 0
 
 
 def print_backfilled(done: Sequence[Backfilled], store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:
-    """A line for each stream; then raises the first error, if any."""
+    """Prints a line for each stream; then raises the first error, if any."""
     for each in done:
         if as_json:
             print(json_line(_facts(each, store, dry_run=dry_run)))
@@ -83,23 +83,23 @@ def _facts(done: Backfilled, store: ObjectStore, *, dry_run: bool) -> dict[str, 
 
 
 def _sentence(done: Backfilled, store: ObjectStore, *, dry_run: bool) -> str:
-    committed = f"committed is {done.committed or 'nothing'}"
+    committed = f"committed end {done.committed or 'none'}"
     if dry_run and done.error is None and not done.skipped:
         ends = f", {done.planned[0].begin} to {done.planned[-1].end}" if done.planned else ""
         return f"about {len(done.planned)} segments to be offloaded{ends}; {committed}"
     parts = []
     if done.offloaded:
         parts.append(totals_text(stored_totals(stored_rows(store, done.stream, done.offloaded)), store))
-    parts += [f"ledger {each.begin.ledger_id} left the hot tier meanwhile" for each in done.trimmed]
+    parts += [f"ledger {each.begin.ledger_id} was trimmed from the hot tier during the run" for each in done.trimmed]
     if done.error is not None:
-        parts.append(f"not offloaded whole: {done.error.message}")
+        parts.append(f"not completely offloaded: {done.error.message}")
     if done.skipped:
-        parts.append(f"left alone: {done.skipped}")
+        parts.append(f"skipped: {done.skipped}")
     return "; ".join([*(parts or ["nothing to offload"]), committed])
 
 
 def print_compacted(done: Sequence[Compacted], store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:
-    """A line for each stream; then raises the first error, if any."""
+    """Prints a line for each stream; then raises the first error, if any."""
     for each in done:
         rows = stored_rows(store, each.stream, each.merged)
         totals = stored_totals(rows)
@@ -118,7 +118,7 @@ def print_compacted(done: Sequence[Compacted], store: ObjectStore, *, dry_run: b
         if each.merged:
             parts.append(f"{counted(each.replaced, 'segment', 'segments')} became {len(each.merged)}")
             parts.append(totals_text(totals, store))
-        parts += [f"not compacted whole: {each.error.message}"] if each.error is not None else []
+        parts += [f"not completely compacted: {each.error.message}"] if each.error is not None else []
         parts += [f"adopted, not merged: {', '.join(map(str, each.adopted))}"] if each.adopted else []
         print_result(facts, f"{each.stream}: {'; '.join(parts) or 'nothing to merge'}", as_json=as_json)
     for each in done:
@@ -128,7 +128,7 @@ def print_compacted(done: Sequence[Compacted], store: ObjectStore, *, dry_run: b
 
 
 def print_rebuilt(done: Sequence[Rebuilt], *, dry_run: bool, as_json: bool) -> int:
-    """A line for each stream; then raises the first error, if any. Missing entries end with exit code 6."""
+    """Prints a line for each stream; then raises the first error, if any. Missing entries end with exit code 6."""
     for each in done:
         facts = {
             "stream": each.stream,
@@ -167,7 +167,10 @@ class BackfillArguments:
 
     take_over: TakeOver = False
     segments_at_once: Annotated[
-        int | None, option("--segments-at-once", "backfill: tasks at once.", metavar="N", shown="what the cluster runs")
+        int | None,
+        option(
+            "--segments-at-once", "backfill: number of parallel tasks.", metavar="N", shown="the cluster's parallelism"
+        ),
     ] = None
 
 
@@ -176,10 +179,10 @@ class CompactionArguments:
     """Options of a compaction."""
 
     recode: Annotated[
-        bool, typer.Option("--recode", help="compact: also rewrite segments whose compression isn't the codec's.")
+        bool, typer.Option("--recode", help="compact: also rewrite segments with another compression than the codec's.")
     ] = False
     beside_owner: Annotated[
-        bool, typer.Option("--beside-owner", help="compact: also streams whose owner is active. It continues.")
+        bool, typer.Option("--beside-owner", help="compact: also compact streams whose owner is active.")
     ] = False
 
 
@@ -187,8 +190,8 @@ class CompactionArguments:
 class ExportArguments:
     """Options of an export."""
 
-    to: Annotated[str, option("--to", "export: where to, as Spark names it.", metavar="FOLDER")] = ""
-    content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = "entries"
+    to: Annotated[str, option("--to", "export: target folder, as a Spark path.", metavar="FOLDER")] = ""
+    content: Annotated[Content, typer.Option("--content", help="export: content of a row.")] = "entries"
     json_values: Annotated[
         str,
         option(
@@ -207,16 +210,16 @@ class ExportArguments:
         ),
     ] = None
     dead_letter: Annotated[
-        bool, typer.Option("--dead-letter", help="export: messages that can't be read go to FOLDER/bad.")
+        bool, typer.Option("--dead-letter", help="export: write unreadable messages to FOLDER/bad.")
     ] = False
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="export: go on where retention took entries before they were exported.")
+        bool, typer.Option("--skip-lost", help="export: skip entries that retention deleted before they were exported.")
     ] = False
 
     def job(self) -> dict[str, Any]:
         """The parameters of the job."""
         if not self.to:
-            raise InvalidCall("where to?", hint="give --to FOLDER, for example --to file://$PWD/export")
+            raise InvalidCall("missing --to", hint="give --to FOLDER, for example --to file://$PWD/export")
         return {
             "to": self.to,
             "content": self.content,
@@ -234,8 +237,9 @@ class RebuildArguments:
         list[str] | None,
         option(
             "--head",
-            "rebuild: where a stream begins, which no object tells; 'first' = the first entry found. Without STREAM= "
-            "of all others. May be repeated.",
+            "rebuild: start position of a stream, which no object records; 'first' = the first entry found. Without "
+            "STREAM=, "
+            "of all other streams. May be repeated.",
             metavar="[STREAM=]LEDGER:ENTRY|first",
         ),
     ] = None
@@ -251,7 +255,7 @@ class RebuildArguments:
         return found
 
 
-#: Jobs with options of their own, and what they are called in an error.
+#: Jobs with separate options, and their names in errors.
 _OWN_OPTIONS = {
     BackfillArguments: ("backfill", "backfills"),
     CompactionArguments: ("compact", "compactions"),
@@ -268,11 +272,11 @@ def _require_of(action: Action, *groups: _OwnOptions) -> None:
         if action != of and group != type(group)():
             *most, last = (f"--{each.name.replace('_', '-')}" for each in fields(group))
             named = f"{', '.join(most)} and {last} are" if most else f"{last} is"
-            raise InvalidCall(f"{named} for {what}", hint=f"`offloader spark {of}`")
+            raise InvalidCall(f"{named} only for {what}", hint=f"`offloader spark {of}`")
 
 
 def run(
-    action: Annotated[Action, argument("Which job.")],
+    action: Annotated[Action, argument("The job to run.")],
     streams: Annotated[list[str], name_argument("The streams' names, or patterns with * and ?.", metavar="STREAM...")],
     given: LedgerArguments,
     backfilling: BackfillArguments,
@@ -287,16 +291,15 @@ def run(
         list[str] | None, option("--option", "An option of the data source. May be repeated.", metavar="NAME=VALUE")
     ] = None,
     master: Annotated[
-        str, option("--master", "A cluster, as Spark spells it; without: this machine.", metavar="URL")
+        str, option("--master", "Cluster, as a Spark master URL. Default: this machine.", metavar="URL")
     ] = "",
     json: Json = False,
 ) -> int:
-    """Run a job over many streams with Spark; docs/how-to/spark.md.
+    """Run a job over many streams with Spark; see docs/how-to/spark.md.
 
-    backfill: what a ledger database holds of the streams and the store doesn't. compact: small neighbouring segments
-    are merged. export: Parquet by stream and date; run again it adds what is new. rebuild: new manifests of streams
-    whose manifests can't be read, from their objects. verify: every byte of the streams
-    against their manifests; damage ends with exit code 6.
+    backfill: offload entries that only a ledger database has. compact: merge small neighbouring segments. export: write
+    Parquet by stream and date; a repeated export adds new entries. rebuild: rebuild manifests that can't be read from
+    the streams' objects. verify: check every byte of the streams against their manifests; damage ends with exit code 6.
     """
     _require_parquet(written, streams)
     options = _options(given, [] if action == "backfill" else streams, more or [])
@@ -332,17 +335,19 @@ def run(
 def _require_parquet(written: ExportFormat, streams: Sequence[str]) -> None:
     if written != "parquet":
         raise InvalidCall(
-            "--format iceberg needs no Spark, and is a verb of its own",
+            "--format iceberg needs no Spark; it is a separate command",
             hint=f"offloader export {' '.join(streams)} --table NAMESPACE.TABLE --catalog URL",
         )
 
 
 def _values(json_values: str, avro_values: str, avro_version: list[str]) -> Values | None:
-    """Type of the messages' values, ``None``: bytes."""
+    """Type of the messages' values; ``None``: bytes."""
     if json_values and avro_values:
-        raise InvalidCall("values are JSON or Avro", hint="give --json-values or --avro-values")
+        raise InvalidCall("--json-values and --avro-values exclude each other", hint="give one of them")
     if avro_version and not avro_values:
-        raise InvalidCall("--avro-version is for Avro", hint="--avro-values FILE says which columns there are")
+        raise InvalidCall(
+            "--avro-version requires --avro-values", hint="give --avro-values FILE, which defines the columns"
+        )
     if json_values:
         return JsonValues(json_values)
     if not avro_values:
@@ -360,15 +365,15 @@ def _text_of(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidCall(f"{name} can't be read: {error}", hint="a file with an Avro schema as JSON") from error
+        raise InvalidCall(f"{name} can't be read: {error}", hint="give a file with an Avro schema as JSON") from error
 
 
 def _run_job(action: Action, master: str, job: Callable[[Any, Any], Any]) -> Any:
-    """Runs a job with the module of jobs and a session; Spark is imported here: it is slow to load."""
+    """Runs a job with the module of jobs and a session. Imports Spark here because it is slow to load."""
     from offloader.spark import jobs
     from offloader.spark.session import command_session
 
-    # An export's Parquet files are written by Spark, verify's and backfill's work is done in Python.
+    # Spark writes the Parquet files of an export; verify and backfill work in Python.
     with command_session(f"offloader spark {action}", master, is_short=action != "export") as spark:
         return job(jobs, spark)
 
@@ -376,7 +381,7 @@ def _run_job(action: Action, master: str, job: Callable[[Any, Any], Any]) -> Any
 def _options(given: LedgerArguments, streams: Sequence[str], more: list[str]) -> dict[str, str]:
     place = given.place()
     if not place.url:
-        raise InvalidCall("no store was named", hint=NAME_A_STORE)
+        raise InvalidCall("no store was given", hint=NAME_A_STORE)
     named = {"store": place.url, "endpointUrl": place.endpoint_url, "region": place.region}
     options = {name: value for name, value in named.items() if value}
     if moved := _moved(given, streams):
@@ -385,14 +390,15 @@ def _options(given: LedgerArguments, streams: Sequence[str], more: list[str]) ->
         name, value = named_value(text, option="--option", hint="for example --option leaseSeconds=86400")
         if name.lower() in ("secretkey", "sessiontoken", "accesskey"):
             raise InvalidCall(
-                f"--option {name}: other users of this machine see it", hint="credentials: docs/how-to/spark.md"
+                f"--option {name}: other users of this machine can see it",
+                hint="for credentials see docs/how-to/spark.md",
             )
         options[name] = value
     return options
 
 
 def _moved(given: LedgerArguments, streams: Sequence[str]) -> Pairs:
-    """``read.relocate`` of the settings file for streams that are read; a pattern has that of the process."""
+    """``read.relocate`` of the settings file for the streams to read; for a pattern, the process's value."""
     settings_of = given.settings_of()
     names = {"" if {"*", "?"} & set(name) else stream_name(name) for name in streams}
     return Pairs(pair for name in sorted(names) for pair in settings_of(name).read.relocate)

@@ -36,7 +36,7 @@ from offloader.times import time_text
 if TYPE_CHECKING:
     from rich.text import Text
 
-#: Time between two looks of --watch.
+#: Interval of --watch.
 INTERVAL_S = 2.0
 #: Intervals without a write after which a status file counts as old.
 _INTERVALS_MAX = 3
@@ -65,8 +65,8 @@ def head_lines(document: Mapping[str, Any], status_file: str, now_ms: int) -> li
     settings = document.get("settings") or {}
     store = document.get("store")
     if store is not None:
-        problems = "; it breaks promises: " + "; ".join(store["problems"]) if store["problems"] else ""
-        alone = "; single writer: nobody else may ever write there" if store["single_writer"] else ""
+        problems = "; missing guarantees: " + "; ".join(store["problems"]) if store["problems"] else ""
+        alone = "; single writer: no other process may ever write to it" if store["single_writer"] else ""
         lines.append((f"store: {store['url']}{alone}{problems}", bool(alone or problems)))
         oldest, allowed_s = store["oldest_request"], (settings.get("store") or {}).get("read_timeout_s", 0)
         if oldest is not None and oldest["seconds"] > allowed_s:
@@ -85,7 +85,7 @@ def head_lines(document: Mapping[str, Any], status_file: str, now_ms: int) -> li
         lines.append((f"waiting because of a rate limit: {', '.join(waiting)}", False))
     pace = limits.get("pace_requests_per_s")
     if pace is not None:
-        lines.append((f"slowed down by the store to {pace:.1f} requests/s", True))
+        lines.append((f"throttled by the store to {pace:.1f} requests/s", True))
     return lines
 
 
@@ -94,12 +94,12 @@ def _age_line(document: Mapping[str, Any], status_file: str, now_ms: int) -> tup
     telemetry = (document.get("settings") or {}).get("telemetry") or {}
     interval_s = telemetry.get("status_interval_s", TelemetrySettings().status_interval_s)
     old = age_s > _INTERVALS_MAX * interval_s
-    note = f": OLD, it is due every {interval_s:g} s; the process may have ended" if old else ""
+    note = f": OLD, expected every {interval_s:g} s; the process may have stopped" if old else ""
     return f"{status_file} of process {document.get('pid')}, written {duration_text(age_s)} ago{note}", old
 
 
 def limit_rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every setting in force: section and attribute, value in the attribute's unit, default and what it limits."""
+    """Every limit in force: section and attribute, value in the attribute's unit, default and description."""
     for section in fields(Settings):
         given = (document.get("settings") or {}).get(section.name) or {}
         for setting in fields(getattr(Settings(), section.name)):
@@ -107,7 +107,7 @@ def limit_rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 yield {
                     "setting": f"{section.name}.{setting.name}",
                     "value": given[setting.name],
-                    # As in JSON.
+                    # The JSON form.
                     "default": list(setting.default) if isinstance(setting.default, tuple) else setting.default,
                     "what": setting.metadata["doc"],
                 }
@@ -119,7 +119,7 @@ def _in_file(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def limit_lines(document: Mapping[str, Any], width: int) -> list[Text]:
-    """The same for a terminal: a line for each setting, and one for its description."""
+    """The limits for a terminal: a line for each setting, and one for its description."""
     from rich.text import Text
 
     lines = []
@@ -153,7 +153,7 @@ def _segments(value: Mapping[str, int]) -> str:
 def _lag(value: Mapping[str, Any]) -> str:
     seconds = "" if value["seconds"] is None else f", {value['seconds']:.1f} s"
     if not value["entries"]:
-        # Seconds without entries: the hot tier can't be asked, and may have more.
+        # Seconds without entries: the hot tier is unreachable and may have more entries.
         return f"unknown for {duration_text(value['seconds'])}" if value["seconds"] else "0"
     return f"{value['entries']:,} entries, {bytes_text(value['bytes'])}{seconds}"
 
@@ -162,7 +162,7 @@ def _buffer(value: Mapping[str, Any]) -> str:
     return f"{bytes_text(value['bytes'])} of {bytes_text(value['bytes_max'])}"
 
 
-#: For pipes and files.
+#: Columns for pipes and files.
 PLAIN_COLUMNS = [
     Column("stream", "STREAM"),
     Column("mode", "MODE"),
@@ -202,13 +202,13 @@ def _cells(row: Mapping[str, Any], now_ms: int) -> dict[str, str]:
 
 
 def _lag_time(lag: Mapping[str, Any]) -> str:
-    # Entries of one time have a lag of none; seconds without entries grow while the hot tier can't be asked.
+    # Entries of one time have no lag. Seconds without entries grow while the hot tier is unreachable.
     return "?" if lag["seconds"] is None else duration_text(lag["seconds"]) if lag["entries"] or lag["seconds"] else "0"
 
 
-#: Columns of texts; the others are right-aligned.
+#: Left-aligned columns.
 _LEFT = frozenset(("mode", "segments"))
-#: By priority for the available width.
+#: Columns in order of priority for the available width.
 _PRIORITY = (
     *("mode", "lag", "entries", "progress", "bytes", "buffer", "rate"),
     *("committed", "segments", "offloaded", "tail"),
@@ -221,7 +221,7 @@ def frame(
     """The document as lines of at most ``width`` characters.
 
     Args:
-        height: most lines: streams in trouble come first, the rest is counted. ``None``: all of it.
+        height: maximum number of lines: streams in trouble come first, the others are counted. ``None``: no limit.
     """
     from rich.text import Text
 
@@ -237,12 +237,12 @@ def frame(
         return lines
     shown = rows
     # A blank line above the table and its heading.
-    room = None if height is None else max(1, height - len(lines) - len(troubles) - 2)
-    if room is not None and len(rows) > room:
-        shown = sorted(rows, key=_urgency)[: max(1, room - 1)]
+    lines_left = None if height is None else max(1, height - len(lines) - len(troubles) - 2)
+    if lines_left is not None and len(rows) > lines_left:
+        shown = sorted(rows, key=_urgency)[: max(1, lines_left - 1)]
     table = _table(shown, common, now_ms, width)
     more = len(rows) - len(shown)
-    rest = [Text(f"... and {more:,} more; name one to see it", style="dim")] if more else []
+    rest = [Text(f"... and {more:,} more; name a stream to see it", style="dim")] if more else []
     return [*lines, Text(""), *table, *rest, *troubles]
 
 
@@ -263,7 +263,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], common: str) -> str:
 
 
 def _common(names: Sequence[str]) -> str:
-    """The levels common to all of them, with the last slash."""
+    """The levels common to all names, with the last slash."""
     if len(names) < 2:
         return ""
     levels = zip(*(name.split("/")[:-1] for name in names), strict=False)
@@ -339,9 +339,9 @@ def _troubles(rows: Sequence[Mapping[str, Any]], width: int, lines_max: int | No
 
 # -- the writing process
 
-#: Where a process serves HTTP that no setting names.
+#: Address of a process whose settings name none.
 DEFAULT_URL = "http://127.0.0.1:8750"
-#: How long its answer is waited for.
+#: Timeout of its answer.
 ASK_S = 5.0
 
 
@@ -349,7 +349,7 @@ class StatusFile:
     """The status file of the writing process.
 
     Attributes:
-        label: of the source, for people.
+        label: of the source, as shown to users.
     """
 
     def __init__(self, label: str) -> None:
@@ -361,10 +361,10 @@ class StatusFile:
 
 
 class ServingStatus:
-    """The running ``offloader serve`` of a store, asked over HTTP.
+    """The running ``offloader serve`` of a store, queried over HTTP.
 
-    Its address is ``serve.url``, else ``http.listen``; without settings it is ``DEFAULT_URL``. A process there that
-    serves another store is left out.
+    Its address is ``serve.url``, else ``http.listen``, and without settings ``DEFAULT_URL``. A process at that address
+    that serves another store is ignored.
     """
 
     def __init__(self, settings: Settings, store_url: str) -> None:
@@ -374,10 +374,10 @@ class ServingStatus:
         self._noted = ""
 
     def read(self) -> Mapping[str, Any]:
-        """The document; without ``written_ms`` if no process answers that may be asked."""
-        from offloader.owner_client import OwnerClient  # an HTTP client: not for the other sources
+        """The document; without ``written_ms`` if no process answers or access is denied."""
+        from offloader.owner_client import OwnerClient  # an HTTP client, which other sources don't need
 
-        environ = os.environ if self._is_configured else {}  # no token for whatever listens at the default address
+        environ = os.environ if self._is_configured else {}  # no token for an unknown process
         hosts = [*self._hosts, urlsplit(self.label).hostname or ""]
         try:
             owner = OwnerClient(self.label, clock=SystemClock(), hosts=hosts, environ=environ)
@@ -393,18 +393,18 @@ class ServingStatus:
 
     def _note(self, why: str) -> None:
         if self._is_configured and why != self._noted:
-            print(f"note: only what the manifests say: {why}", file=sys.stderr)
+            print(f"note: showing facts of the manifests only: {why}", file=sys.stderr)
             self._noted = why
 
 
 def _serving_url(settings: Settings) -> str:
-    """The address of the process with these settings; empty: they name none."""
+    """The address of the process with these settings; empty: they have none."""
     if settings.serve.url or not settings.http.listen:
         return settings.serve.url
     from offloader.service.auth import parse_listen
 
     at = parse_listen(settings.http.listen, setting="http.listen")
-    if not at.port:  # any free one
+    if not at.port:  # the system chooses one
         return ""
     host = replace(at, host="127.0.0.1") if at.is_every else at
     return f"{'https' if settings.access.certificate_file else 'http'}://{host}"
@@ -417,35 +417,35 @@ def run(
         str,
         option(
             "--status-file",
-            "The file that the writing process keeps (setting telemetry.status_file).",
+            "Status file of the writing process (setting telemetry.status_file).",
             envvar="OFFLOADER_STATUS_FILE",
             metavar="FILE",
         ),
     ] = "",
-    watching: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    watching: Annotated[bool, typer.Option("--watch", help="Refresh until interrupted.")] = False,
     interval: Annotated[
         float | None,
-        amount("--interval", "With --watch: between two looks.", "seconds", low=0.01, shown=str(INTERVAL_S)),
+        amount("--interval", "With --watch: refresh interval.", "seconds", low=0.01, shown=str(INTERVAL_S)),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
-    limits: Annotated[bool, typer.Option("--limits", help="Show every limit in force instead.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of streams; 0 = all.")] = 0,
+    limits: Annotated[bool, typer.Option("--limits", help="Show every limit in force instead of the streams.")] = False,
     json: Json = False,
 ) -> int:
-    """Show what the streams are doing: mode, positions, lag, buffer, segments, last error, last progress.
+    """Show mode, positions, lag, buffer, segments, last error and last progress of the streams.
 
-    From the manifests in the store, and mode, lag and rate from the process that writes: from its status file, else
-    over HTTP from `offloader serve` at the settings' serve.url or http.listen, or at 127.0.0.1:8750. A stream in
-    trouble is no failure of this command: the table says so. A damaged manifest is (exit code 6), after the other
-    streams.
+    The facts come from the manifests in the store; mode, lag and rate come from the writing process: from its status
+    file, else over HTTP from `offloader serve` at the settings' serve.url or http.listen, or at 127.0.0.1:8750. A
+    stream in trouble is marked in the table and does not change the exit code. A damaged manifest ends with exit code
+    6, after the other streams.
     """
     if interval is not None and not watching:
-        raise InvalidCall("--interval is for --watch", hint="add --watch, or leave it out")
+        raise InvalidCall("--interval requires --watch", hint="add --watch, or leave --interval out")
     has_store = bool(given.place().url)
     if not has_store and not status_file:
         raise InvalidCall(
-            "neither a store nor a status file was named",
-            hint="give --store URL, or --config FILE with serve.store, for what the manifests say, --status-file FILE "
-            "for what the writing process says",
+            "neither a store nor a status file was given",
+            hint="for facts of the manifests give --store URL, or --config FILE with serve.store; for facts of the "
+            "writing process give --status-file FILE",
         )
     opened = given.open() if has_store else None
     source = StatusFile(status_file) if status_file or opened is None else ServingStatus(given.settings(), opened.url)
@@ -491,7 +491,7 @@ def _look(
 def _show_limits(source: StatusFile | ServingStatus, *, as_json: bool) -> int:
     document = source.read()
     if document["written_ms"] is None:
-        raise InvalidCall("only a writing process has limits", hint="name its status file: --status-file FILE")
+        raise InvalidCall("only a writing process reports limits", hint="give its status file: --status-file FILE")
     if sys.stdout.isatty() and not as_json:
         with _screen(in_place=False) as draw:
             draw(limit_lines(document, shutil.get_terminal_size().columns))
@@ -506,7 +506,7 @@ def watch(show: Callable[[], object], interval_s: float, *, clock: Clock, stop: 
     standard error and retried.
 
     Raises:
-        OffloaderError: a permanent error, at once.
+        OffloaderError: a permanent error, without a retry.
     """
     while True:
         try:
@@ -523,8 +523,8 @@ def watch(show: Callable[[], object], interval_s: float, *, clock: Clock, stop: 
 def _documents(
     store: ObjectStore | None, source: StatusFile | ServingStatus, stream: str, limit: int
 ) -> tuple[dict[str, Any], int]:
-    """The process's document with the manifests' facts in its streams (without a process only those), and the exit
-    code."""
+    """The process's document with the facts of the manifests in its streams, and the exit code. Without a process, only
+    the facts of the manifests."""
     document = source.read()
     written = {row["stream"]: row for row in document.get("streams", [])}
     stored = set() if store is None or stream else set(list_streams(store))
@@ -542,7 +542,7 @@ def _documents(
             rows.append(_one(store, written.get(name), name, source.label))
         except OffloaderError as error:
             if not stream and isinstance(error, NotFound):
-                continue  # deleted: its catalogue entry stays until the tombstone expires
+                continue  # deleted: the catalogue keeps its entry until the tombstone expires
             if len(names) == 1 or error.retryable:
                 raise
             failure = failure_of(error)
@@ -558,12 +558,12 @@ def _documents(
 def _one(store: ObjectStore | None, written: Mapping[str, Any] | None, name: str, label: str) -> dict[str, Any]:
     if store is None:
         if written is None:
-            raise NotFound(f"stream {name} isn't in {label}", hint="add --store URL to ask its manifest")
+            raise NotFound(f"stream {name} isn't in {label}", hint="add --store URL to read its manifest")
         return dict(written)
     try:
         manifest = manifest_document(load_stream(store, name))
     except NotFound:
-        # A stream may be in the file before its manifest is in the store.
+        # The file may have a stream before the store has its manifest.
         if written is None:
             raise
         return dict(written)

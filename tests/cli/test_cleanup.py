@@ -53,7 +53,7 @@ def test_plan_and_run_print_the_same_list(offloader: Offloader, store: ObjectSto
     assert (planned[-1]["retired"], done[-1]["retired"], done[-1]["dry_run"]) == (0, 2, False)
     waiting = offloader("cleanup", "plan", "orders", "--wide")
     assert waiting.out.count("waits for the grace period until ") == 2
-    assert waiting.out.splitlines()[-1] == "orders: nothing was done"
+    assert waiting.out.splitlines()[-1] == "orders: nothing done"
 
 
 @pytest.mark.slow
@@ -75,7 +75,9 @@ def test_run_prints_sums_unless_the_list_is_asked_for(offloader: Offloader, stor
 def test_cleanup_of_more_than_half_needs_confirmation(offloader: Offloader, store: ObjectStore) -> None:
     written(store)
     offloader("truncate", "orders", "--before", "4:0")
-    assert offloader("cleanup", "plan", "orders").out.endswith("orders: more than half of it: run asks for --yes\n")
+    assert offloader("cleanup", "plan", "orders").out.endswith(
+        "orders: more than half would be retired: run it with --yes\n"
+    )
     refused = offloader("cleanup", "run", "orders")
     assert (refused.code, "--yes" in refused.err) == (2, True)
     assert offloader("cleanup", "run").code == 2
@@ -91,7 +93,7 @@ def test_undo_restores_retired_segments_and_audit_lists_purged_ones(
     offloader("truncate", "orders", "--before", "3:0")
     offloader("cleanup", "run", "orders")
     assert offloader("cleanup", "undo", "orders", "--dry-run").out == (
-        "2 segments of orders would come back; the stream would begin at 1:0 again\n"
+        "2 segments of orders would be restored; the stream would start at 1:0 again\n"
     )
     [undone] = offloader("cleanup", "undo", "orders", "--json").rows
     assert (undone["head"], undone["ledgers"], len(undone["segments"])) == ("1:0", [1, 2], 2)
@@ -101,7 +103,7 @@ def test_undo_restores_retired_segments_and_audit_lists_purged_ones(
     offloader("truncate", "orders", "--before", "2:0")
     soon = ("--config", str(tmp_path / "soon.toml"))
     offloader("cleanup", "run", "orders", *soon)
-    assert offloader("cleanup", "audit").out == "nothing was deleted\n"
+    assert offloader("cleanup", "audit").out == "no deletions are recorded\n"
     offloader("cleanup", "run", "orders", *soon)
     [row] = offloader("cleanup", "audit", "orders", "--json").rows
     assert (row["action"], row["first"], row["last"], row["entries"]) == ("purge", "1:0", "1:9", 10)

@@ -99,13 +99,13 @@ def test_people_get_a_table_and_sums(offloader: Offloader, place: Place) -> None
     assert said == f"{STREAM} {place.orphans[0]} segment 2.0 d 10 B yes no manifest names it deletable"
     assert rows[-4].endswith("are needed")
     assert rows[-3:] == [
-        "2 (20 B) may be deleted: say --delete",
-        "1 (10 B) foreign, left alone",
+        "2 (20 B) can be deleted with --delete",
+        "1 (10 B) foreign, never deleted",
         "1 (10 B) kept for now",
     ]
     ours = offloader("cleanup", "orphans", STREAM, "--ours").out
     assert place.foreign not in ours
-    assert "1 (10 B) foreign, left alone" in ours
+    assert "1 (10 B) foreign, never deleted" in ours
 
 
 def test_invalid_calls_are_refused_with_a_hint(offloader: Offloader, place: Place) -> None:

@@ -41,7 +41,7 @@ def test_compact_lists_verified_objects(offloader: Offloader, writer: StreamWrit
     assert "3 segments await deletion after the grace period" in sentence
     assert stored_entries(writer.store, "orders") == [(e.position, e.payload) for e in writer.entries]
     again = offloader("compact", "orders", "--beside-owner")
-    assert (again.code, again.out) == (0, "nothing to merge of orders\n")
+    assert (again.code, again.out) == (0, "nothing to merge in orders\n")
 
 
 def test_dry_run_prints_the_plan_and_changes_nothing(offloader: Offloader, writer: StreamWriter) -> None:

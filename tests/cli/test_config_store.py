@@ -105,7 +105,7 @@ def test_command_takes_the_store_from_the_settings_file(command: str, offloader:
     by_store, by_config = offloader(*words, "--store", url), offloader(*words, "--config", config)
     assert by_config.code == by_store.code, (by_store, by_config)
     for done in (by_store, by_config):
-        assert "store was named" not in done.out + done.err
+        assert "store was given" not in done.out + done.err
         assert "Traceback" not in done.err
 
 
@@ -120,7 +120,7 @@ def test_command_without_a_store_names_both_ways(command: str, offloader: Offloa
     (tmp_path / "empty.toml").write_text("")
     done = offloader(*command.split(), *COMMANDS[command], "--config", f"{tmp_path}/empty.toml")
     assert done.code == 2
-    assert "store was named" in done.out + done.err or "neither a store" in done.out + done.err
+    assert "store was given" in done.out + done.err or "neither a store" in done.out + done.err
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ def test_output_that_finds_no_space_says_so_and_is_no_bug(verb: str) -> None:
         4,
         [
             "offloader: the output can't be written: No space left on device",
-            "hint: free some space, or send it elsewhere",
+            "hint: free disk space, or write to another place",
         ],
     )
 

@@ -108,7 +108,7 @@ def test_reader_reads_and_publishes_entries_that_are_not_offloaded_yet(offloader
 
 @pytest.mark.slow
 def test_published_checkpoint_moves_the_subscriber(offloader: Offloader, groups: ReaderGroups) -> None:
-    assert offloader("group", "list").out == "there are no reader groups\n"
+    assert offloader("group", "list").out == "no reader groups\n"
     done = offloader("group", "set", "rg", "--stream", "orders", "--type", "manual", "--checkpoint-every", "0")
     assert (done.code, done.out) == (0, "rg reads orders; retention manual\n")
     with groups.open("rg").join("one") as reader:
@@ -119,7 +119,7 @@ def test_published_checkpoint_moves_the_subscriber(offloader: Offloader, groups:
         code, line, _ = offloader.refuses("group", "publish", "rg", "c1")
         assert (code, line) == (2, "checkpoint c1 of reader group rg waits for one")
     done = offloader("group", "publish", "rg", "c1")
-    assert done.out == "rg has consumed what lies before checkpoint c1\n"
+    assert done.out == "rg consumed all entries before checkpoint c1\n"
     [row] = offloader("group", "list", "--json").rows
     assert (row["published"], row["owed"]) == ({"orders": {"0": "1:19"}}, [])
     [subscriber] = offloader("subscribers", "list", "orders", "--json").rows
@@ -144,7 +144,7 @@ def test_group_is_changed_and_removed(offloader: Offloader) -> None:
     [same] = offloader("group", "set", "rg", "--stream", "topic", "--type", "automatic", "--json").rows
     assert same["generation"] == 1
     assert offloader("subscribers", "list", "orders").out == "stream orders has no subscribers\n"
-    assert offloader("group", "remove", "rg").out == "rg is removed\n"
+    assert offloader("group", "remove", "rg").out == "removed group rg\n"
     assert offloader("subscribers", "list", "topic").out == "stream topic has no subscribers\n"
 
 

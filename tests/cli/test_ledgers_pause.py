@@ -38,10 +38,10 @@ def test_pausing_and_resuming_are_recorded_once_and_reported(offloader: Offloade
     assert [edit for r in kept_records(writer.store, state) for edit in r.edits if isinstance(edit, Pause)] == [
         Pause("moved")
     ]
-    assert offloader("pause", "orders").out == "orders was paused already: committed is 2:4\n"
+    assert offloader("pause", "orders").out == "orders was already paused: committed end 2:4\n"
     assert offloader("status", "orders", "--json").rows[0]["mode"] == "paused"
-    assert offloader("resume", "orders").out == "orders goes on: committed is 2:4\n"
-    assert offloader("resume", "orders").out == "orders wasn't paused: committed is 2:4\n"
+    assert offloader("resume", "orders").out == "orders resumed: committed end 2:4\n"
+    assert offloader("resume", "orders").out == "orders wasn't paused: committed end 2:4\n"
     after = load_manifest(writer.store, "orders")
     assert (after.paused, after.record_id) == (False, state.record_id + 1)
 
@@ -49,7 +49,7 @@ def test_pausing_and_resuming_are_recorded_once_and_reported(offloader: Offloade
 def test_pause_reports_assigned_segments(offloader: Offloader, writer: StreamWriter) -> None:
     uuid = new_segment_uuid(writer.log.state.incarnation, 1)
     writer.log.commit([Assign(uuid, 2, Position(2, 5), None, 5, {})])
-    assert offloader("pause", "orders").out == "orders is paused: committed is 2:4; 1 assigned segment completes\n"
+    assert offloader("pause", "orders").out == "orders paused: committed end 2:4; 1 assigned segment completes\n"
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])

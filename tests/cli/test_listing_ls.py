@@ -124,7 +124,7 @@ class TestBadStores:
 
     def test_no_store(self, offloader: Offloader, verb: list[str]) -> None:
         code, line, hint = offloader.refuses(*verb)
-        assert (code, line) == (2, "no store was named")
+        assert (code, line) == (2, "no store was given")
         assert "OFFLOADER_STORE" in hint
 
     def test_an_unknown_scheme(self, offloader: Offloader, verb: list[str]) -> None:

@@ -143,14 +143,14 @@ def test_subscribers_and_reader_groups_take_a_topic(offloader: Offloader) -> Non
 
 #: Verb -> what it needs besides the name; why it is of one partition.
 REFUSED = {
-    "manifest rebuild": (["--head", "first"], "a manifest is made anew for one stream"),
-    "accept-source": (["--ledgers", "sqlite:///ledgers.db"], "what is accepted is of one stream"),
-    "accept-loss": (["--ledgers", "sqlite:///ledgers.db"], "what is accepted is of one stream"),
-    "offload": (["--until", "3:5"], "a position is of one"),
-    "rollback apply": (["--delete", "3", "--yes"], "a ledger is of one"),
-    "cleanup undo": (["--to", "3:0"], "a position is of one"),
-    "cleanup undo ": (["--segment", "00000000-0000-0000-0000-000000000001"], "a segment is of one"),
-    "read": (["--from", "3:0"], "a position is of one"),
+    "manifest rebuild": (["--head", "first"], "a rebuild needs one stream"),
+    "accept-source": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
+    "accept-loss": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
+    "offload": (["--until", "3:5"], "a position belongs to one"),
+    "rollback apply": (["--delete", "3", "--yes"], "a ledger belongs to one stream"),
+    "cleanup undo": (["--to", "3:0"], "a position belongs to one"),
+    "cleanup undo ": (["--segment", "00000000-0000-0000-0000-000000000001"], "a segment belongs to one stream"),
+    "read": (["--from", "3:0"], "a position belongs to one"),
     "segments": (["--plot", "x.svg"], "--plot draws one stream"),
 }
 
@@ -239,8 +239,8 @@ def test_export_takes_a_record_of_each_partition(offloader: Offloader, topic: To
     target = f"file://{tmp_path}/bucket"
     records = [topic.record(number) for number in (0, 1)]
     wrong = {
-        (records[0],): "2 partitions, and a broker's record is of one",
-        (f"0={records[0]}",): "no record of partition 1",
+        (records[0],): "a broker's record belongs to one",
+        (f"0={records[0]}",): "missing --broker-record for partition 1",
         (f"0={records[0]}", f"2={records[1]}"): "partition 2",
         (f"0={records[0]}", f"0={records[1]}"): "partition 0 twice",
     }

@@ -53,8 +53,8 @@ def test_topic_with_partitions_is_read_by_publish_time(offloader: Offloader, nam
 
 def test_position_in_a_topic_with_partitions_is_refused(offloader: Offloader) -> None:
     code, line, hint = offloader.refuses("read", TOPIC, "--from", "1:0")
-    assert (code, line) == (2, f"{STREAM} has 2 partitions, and a position is of one")
-    assert hint == f"--from-time and --to-time, or read one of them: {STREAM}-partition-0"
+    assert (code, line) == (2, f"{STREAM} has 2 partitions, but a position belongs to one")
+    assert hint == f"use --from-time and --to-time, or read one partition: {STREAM}-partition-0"
     assert offloader("read", f"{TOPIC}-partition-1", "--from", "2:1").out == "2:1\n"
 
 

@@ -272,12 +272,12 @@ HALF_PAIR = "a/\ud800"
 @pytest.mark.parametrize(
     ("call", "code", "text"),
     [
-        (("truncate", STREAM, "--before", f"{DIGITS}=0:1"), 2, "is no partition's number"),
-        (("subscribers", "ack", STREAM, "who", "--at", f"{DIGITS}=0:1"), 2, "is no partition's number"),
-        (("read", STREAM, "--messages", "--schema", f"{DIGITS}=orders.avsc"), 2, "is no number of a version"),
+        (("truncate", STREAM, "--before", f"{DIGITS}=0:1"), 2, "isn't a partition number"),
+        (("subscribers", "ack", STREAM, "who", "--at", f"{DIGITS}=0:1"), 2, "isn't a partition number"),
+        (("read", STREAM, "--messages", "--schema", f"{DIGITS}=orders.avsc"), 2, "isn't a version number"),
         (("read", STREAM, "--messages", "--schema", DIGITS), 3, "can't be read: File name too long"),
         (("adopt", "--internal-stats", DIGITS), 3, "can't be read: File name too long"),
-        (("adopt", "--admin-url", "http://127.0.0.1:1", "--namespace", HALF_PAIR), 2, "is no namespace"),
+        (("adopt", "--admin-url", "http://127.0.0.1:1", "--namespace", HALF_PAIR), 2, "isn't a namespace"),
         (("group", "list", HALF_PAIR), 2, "is no name of a reader group"),
         (("group", "set", HALF_PAIR, "--stream", STREAM), 2, "is no name of a reader group"),
     ],
@@ -321,4 +321,4 @@ def test_option_of_every_verb_that_is_given_a_value_says_that_it_takes_none(
     words = [f"{name}=3", "ls"] if is_first else ["ls", f"{name}=3"]
     done = offloader(*words, "--store", store_url)
     assert (done.code, done.out) == (2, "")
-    assert done.err == f"offloader: option '{name}' does not take a value\nhint: say {name} alone, or leave it out\n"
+    assert done.err == f"offloader: option '{name}' does not take a value\nhint: give {name} without a value\n"

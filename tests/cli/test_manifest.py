@@ -95,7 +95,7 @@ def test_a_checkpoint_is_written_once_and_a_dry_run_writes_none(
 
     assert len(store.list(prefix).objects) == len(before) + 1
     code, out, _ = said(capsys, "checkpoint", STREAM, "--store", store.url, "--dry-run")
-    assert "nothing would be written" in out
+    assert "nothing to write" in out
     assert load_manifest(store, STREAM) == writer.log.state
 
 
@@ -128,7 +128,7 @@ def test_rebuild_dry_run_prints_the_plan_that_rebuild_then_applies(
     code, out, err = said(capsys, *arguments)
     assert (code, err) == (0, "")
     assert "recorded 2 segments" in out
-    assert "its index is made anew" in out
+    assert "its index is rebuilt" in out
     assert load_manifest(store, STREAM).committed_end() == Position(2, 29)
     code, _, err = said(capsys, *arguments)
     assert code == 2
@@ -215,7 +215,7 @@ def test_store_without_conditional_creates_is_not_written_to(
         (("show", STREAM, "--head", "first"), "no such option: --head"),
         (("checkpoint", STREAM, "--records", "3"), "no such option: --records"),
         (("show", STREAM, "--dry-run"), "no such option: --dry-run"),
-        (("rebuild", STREAM), "where does the stream begin?"),
+        (("rebuild", STREAM), "missing --head: no object records the stream's start"),
         (("rebuild", STREAM, "--head", "7"), "--head"),
         (("show", "no/such"), "isn't in"),
         (("expire", "no/such"), "isn't in"),

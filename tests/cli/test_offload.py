@@ -89,16 +89,16 @@ def test_offload_prints_a_table_and_a_sentence(offloader: Offloader, bench: Benc
     heading, row, sentence = done.out.splitlines()
     assert heading.split() == ["SEGMENT", "FIRST", "LAST", "ENTRIES", "PAYLOAD", "STORED"]
     assert row.split()[1:4] == ["1:0", "3:9", "50"]
-    assert sentence == f"50 entries, 4.9 KiB, in 2 objects, each checked in {bench.url}; committed is 3:9"
+    assert sentence == f"50 entries, 4.9 KiB, in 2 objects, each checked in {bench.url}; committed end 3:9"
 
 
 @pytest.mark.slow
 def test_nothing_to_offload_is_reported(offloader: Offloader) -> None:
     offloader("offload", STREAM)
     again = offloader("offload", STREAM)
-    assert (again.code, again.out) == (0, f"nothing to offload of {STREAM}: committed is 3:9\n")
+    assert (again.code, again.out) == (0, f"nothing to offload in {STREAM}: committed end 3:9\n")
     assert offloader("offload", STREAM, "--json").rows[0]["offloaded"] == []
-    assert offloader("offload", STREAM, "--dry-run").out == f"nothing to offload of {STREAM}\n"
+    assert offloader("offload", STREAM, "--dry-run").out == f"nothing to offload in {STREAM}\n"
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_invalid_calls_are_refused_before_anything_is_written(
     bench.set_method("none")
     assert "method is none" in offloader.refuses("offload", STREAM)[1]
     monkeypatch.delenv("OFFLOADER_LEDGERS")
-    assert offloader.refuses("offload", STREAM)[:2] == (2, "no ledger database was named")
+    assert offloader.refuses("offload", STREAM)[:2] == (2, "no ledger database was given")
 
 
 class HoldingProbe(HoldingProxy):
@@ -309,12 +309,15 @@ def test_settings_file_without_one_ledger_database_is_refused(
     config = tmp_path / "offloader.toml"
     config.write_text("")
     code, line, hint = offloader.refuses("offload", STREAM, "--config", str(config))
-    assert (code, line) == (2, f"no ledger database was named: {config} has no serve.ledgers")
+    assert (code, line) == (2, f"no ledger database was given: the settings file {config} has no serve.ledgers")
     assert "--ledgers sqlite:///FILE" in hint
     other = f"sqlite:///{tmp_path}/other.db"
     config.write_text(f'[serve]\nledgers = "{bench.ledgers}"\n[flight]\nledgers = "{other}"\n')
     code, line, hint = offloader.refuses("offload", STREAM, "--config", str(config))
-    assert (code, line.partition(": ")[2]) == (2, f"{config} has two, of serve.ledgers and of flight.ledgers")
+    assert (code, line.partition(": ")[2]) == (
+        2,
+        f"the settings file {config} has two, serve.ledgers and flight.ledgers",
+    )
     assert (bench.ledgers in hint, other in hint) == (True, True)
     config.write_text(f'[serve]\nledgers = "{other}"\n')
     code, line, _ = offloader.refuses("offload", STREAM, "--config", str(config))

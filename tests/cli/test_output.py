@@ -107,7 +107,7 @@ def test_program_name_is_the_command_to_type(tmp_path: Path, monkeypatch: pytest
 
 
 def test_without_a_store_the_option_and_the_variable_are_named() -> None:
-    with pytest.raises(InvalidCall, match="no store was named") as caught:
+    with pytest.raises(InvalidCall, match="no store was given") as caught:
         open_chosen_store("")
     assert "--store" in caught.value.hint
     assert "OFFLOADER_STORE" in caught.value.hint

@@ -54,7 +54,7 @@ def test_adopt_prints_a_table_and_a_summary_line(offloader: Offloader, bucket: O
     heading, row, last = done.out.splitlines()
     assert heading.split() == ["STREAM", "ADOPTED", "ALREADY", "LEFT", "OUT", "ENTRIES", "PAYLOAD", "FIRST", "LAST"]
     assert row.split() == [GOLDEN_STREAM, "4", "0", "0", f"{ENTRIES:,}", "11.9", "MiB", "1001:0", "1007:2"]
-    assert last == "adopted 4 segments of 1 stream; already there: 0"
+    assert last == "adopted 4 segments of 1 stream; imported before: 0"
     assert "would adopt 0 segments" in offloader("adopt", "--store", url, "--dry-run").out
 
 
@@ -128,8 +128,8 @@ def test_remarks_name_left_out_objects_with_their_reason(
 
     assert f"{GOLDEN_STREAM}: left out 11111111-1111-4111-8000-0000000003e9 1001:0: the topic has no ledger 1001" in out
     assert f"{GOLDEN_STREAM}: not in the store: ledgers 1005\n" in out
-    assert f"{GOLDEN_STREAM}: can be read once they are: 1 segment after that\n" in out
-    assert "1 object not Pulsar's, for example notes.txt\n" in out
+    assert f"{GOLDEN_STREAM}: 1 later segment can't be read until these ledgers are in the store\n" in out
+    assert "1 object not written by Pulsar, for example notes.txt\n" in out
 
 
 @pytest.mark.slow
@@ -206,13 +206,17 @@ def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, ur
     stats = tmp_path / "stats.json"
     stats.write_text(json.dumps(STATS))
     for arguments, code, words in (
-        (["--read-only", str(tmp_path / "n"), "--take-ownership"], 2, "--read-only never deletes"),
-        (["--release"], 2, "--release of what?"),
-        (["--release", GOLDEN_STREAM, "--take-ownership"], 2, "--release forgets what isn't ours"),
+        (
+            ["--read-only", str(tmp_path / "n"), "--take-ownership"],
+            2,
+            "--read-only and --take-ownership exclude each other",
+        ),
+        (["--release"], 2, "missing STREAM: --release needs the streams to release"),
+        (["--release", GOLDEN_STREAM, "--take-ownership"], 2, "--release and --take-ownership exclude each other"),
         (["--release", "orders"], 3, "stream orders isn't in"),
-        (["--namespace", "public/default"], 2, "--namespace is for --admin-url"),
+        (["--namespace", "public/default"], 2, "--namespace requires --admin-url"),
         (["--internal-stats", str(tmp_path / "none")], 3, "can't be read"),
-        (["--internal-stats", str(bad)], 2, "is no JSON"),
+        (["--internal-stats", str(bad)], 2, "isn't JSON"),
         (["--internal-stats", str(stats)], 2, "don't say whose they are"),
         (["--internal-stats", f"non-persistent://a/b/c={stats}"], 2, "is no persistent topic"),
         (["--admin-url", "broker:8080"], 2, "is not an admin URL"),
@@ -232,7 +236,7 @@ def test_settings_of_the_store_count_as_for_every_other_verb(
     assert (code, line) == (2, f"store.encryption is supported for s3:// only, not for {url}")
 
 
-@pytest.mark.parametrize(("content", "code", "said"), [(None, 3, "can't be read"), ("no json", 2, "is no JSON")])
+@pytest.mark.parametrize(("content", "code", "said"), [(None, 3, "can't be read"), ("no json", 2, "isn't JSON")])
 def test_internal_statistics_that_cannot_be_used_say_how_to_make_them(
     offloader: Offloader, tmp_path: Path, content: str | None, code: int, said: str
 ) -> None:
@@ -241,4 +245,4 @@ def test_internal_statistics_that_cannot_be_used_say_how_to_make_them(
         path.write_text(content)
     found, line, hint = offloader.refuses("adopt", "--internal-stats", str(path), "--store", f"file://{tmp_path}")
     assert (found, said in line) == (code, True)
-    assert hint == "save what `pulsar-admin topics stats-internal TOPIC` prints, and name that file"
+    assert hint == "save the output of `pulsar-admin topics stats-internal TOPIC`, and name that file"

@@ -71,8 +71,8 @@ def test_a_stream_is_sent_and_the_same_command_again_sends_nothing(
 
     _, out, _ = run(capsys, *words)
     assert (
-        out
-        == f"{STREAM} to {TARGET}: nothing was left to send, an earlier run got to 9:59 (--label sends it once more)\n"
+        out == f"{STREAM} to {TARGET}: nothing left to send, an earlier run sent up to 9:59 "
+        "(--label sends the range again)\n"
     )
     _, out, _ = run(capsys, *words, "--label", "again", "--json")
     assert told.place.arrived == [*ALL, *ALL]
@@ -97,7 +97,7 @@ def test_a_range_by_position_and_by_time(told: Told, capsys: pytest.CaptureFixtu
     assert run(capsys, *words, "--from-time", str(begin + 2000), "--to-time", str(begin + 4000))[0] == 0
     assert told.place.arrived == [Position(7, 2), Position(7, 3)]
     code, out, _ = run(capsys, *words, "--from-time", "2199-01-01")
-    assert (code, out) == (0, f"{STREAM} to {TARGET}: there is nothing in that range\n")
+    assert (code, out) == (0, f"{STREAM} to {TARGET}: no entries in that range\n")
 
 
 def recent_stream(told: Told, ages_s: list[int]) -> None:
@@ -117,14 +117,14 @@ def test_finished_replay_from_a_relative_time_is_not_begun_again_unless_told(
     assert run(capsys, *words, "--until", "3:1")[0] == 0
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
-    assert "--from-time -1h is the beginning of a replay that is finished" in err
+    assert "--from-time -1h is the start of a finished replay" in err
     assert told.place.arrived == [Position(3, 1)]
 
-    begun = re.search(r"hint: --from-time (\S+) sends what came since", err)
+    begun = re.search(r"hint: --from-time (\S+) sends newer messages", err)
     assert begun is not None
     code, out, _ = run(capsys, *(begun[1] if word == "-1h" else word for word in words))
     assert (code, told.place.arrived) == (0, [Position(3, 1), Position(3, 2)])
-    assert "an earlier run got to 3:1" in out
+    assert "an earlier run sent up to 3:1" in out
     assert run(capsys, *words, "--label", "again")[0] == 0
     assert told.place.arrived[2:] == [Position(3, 1), Position(3, 2)]
 
@@ -135,7 +135,7 @@ def test_relative_time_without_entries_is_not_remembered(told: Told, capsys: pyt
     words = ["t/n/persistent/recent", "--to", TARGET, "--from-time", "-1h", *told.options]
     for _ in range(2):
         code, out, _ = run(capsys, *words)
-        assert (code, "there is nothing in that range" in out) == (0, True)
+        assert (code, "no entries in that range" in out) == (0, True)
 
 
 @pytest.mark.slow
@@ -146,10 +146,10 @@ def test_progress_file_of_another_replay_says_nothing_of_a_relative_time(
     words = ["t/n/persistent/recent", "--to", TARGET, *told.options, "--progress-file", f"{tmp_path}/progress"]
     assert run(capsys, *words, "--from-time", "-1h")[0] == 0
     code, _, err = run(capsys, *words, "--from-time", "-2m")
-    assert (code, f"{tmp_path}/progress.begin is of another replay" in err) == (2, True)
+    assert (code, f"{tmp_path}/progress.begin belongs to another replay" in err) == (2, True)
     Path(f"{tmp_path}/progress.begin").write_text("")
     code, _, err = run(capsys, *words, "--from-time", "-1h")
-    assert (code, "doesn't say where the replay began" in err) == (6, True)
+    assert (code, "has no valid start of a replay" in err) == (6, True)
     assert told.place.arrived == [Position(3, 1)]
 
 
@@ -199,8 +199,8 @@ def test_ledger_may_be_deleted_that_was_sent_to_its_end(told: Told, capsys: pyte
         ([STREAM, "--to", "t/n/parts"], 2, "has 2 partitions"),
         ([STREAM, "--to", "t/n/none"], 3, "no such topic"),
         (["t/n/persistent/origim", "--to", TARGET], 3, "did you mean t/n/persistent/origin"),
-        ([STREAM, "--to", TARGET, "--from", "7:0", "--from-time", "5"], 2, "both say where to begin"),
-        ([STREAM, "--to", TARGET, "--until", "7:0", "--to-time", "5"], 2, "--until and --to-time both say"),
+        ([STREAM, "--to", TARGET, "--from", "7:0", "--from-time", "5"], 2, "exclude each other"),
+        ([STREAM, "--to", TARGET, "--until", "7:0", "--to-time", "5"], 2, "--until and --to-time exclude each other"),
         ([STREAM, "--to", TARGET, "--from", "6:0"], 3, "6:0"),
         ([STREAM, "--to", TARGET, "--token-file", "/nowhere"], 8, "no token in /nowhere"),
     ],
@@ -222,8 +222,8 @@ def test_broker_that_is_dead_is_named_after_one_attempt(told: Told, capsys: pyte
         code, out, err = run(capsys, STREAM, "--to", TARGET, "--store", told.store.url, "--service-url", url)
     assert (code, out) == (4, "")
     line, hint = err.splitlines()
-    assert line.startswith(f"offloader: no broker answers at {url}, nothing was sent: ")
-    assert hint == "hint: check --service-url, and that the broker runs"
+    assert line.startswith(f"offloader: no broker answers at {url}; nothing was sent: ")
+    assert hint == "hint: check --service-url, and that the broker is running"
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
@@ -234,8 +234,8 @@ def test_topic_that_is_not_there_is_named_with_how_to_create_it(
     code, out, err = run(capsys, STREAM, "--to", "t/n/none", *more, *told.options)
     assert (code, out) == (3, "")
     line, hint = err.splitlines()
-    assert "there is no topic persistent://t/n/none, nothing was sent: " in line
-    assert hint == "hint: check --to, or create it: pulsar-admin topics create persistent://t/n/none"
+    assert "topic persistent://t/n/none doesn't exist; nothing was sent: " in line
+    assert hint == "hint: check --to, or create the topic: pulsar-admin topics create persistent://t/n/none"
 
 
 def test_replay_without_a_cluster_names_the_option(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,7 +271,7 @@ def test_partitions_are_replayed_to_partitions_of_the_target(
     words = ["t/n/persistent/source", "--to", "t/n/parts", "--service-url", told.place.broker.url, "--store", store.url]
     assert run(capsys, *words)[0] == 0
     assert len(topic.entries) == 5
-    assert "a position is of one" in run(capsys, *words, "--from", "3:0")[2]
+    assert "a position belongs to one" in run(capsys, *words, "--from", "3:0")[2]
     code, _, err = run(capsys, words[0], "--to", TARGET, *words[3:])
     assert code == 3
-    assert "has no partitions, t/n/persistent/source has 1" in err
+    assert "has no partitions, but t/n/persistent/source has 1" in err

@@ -76,8 +76,8 @@ def url(tmp_path: Path) -> str:
 
 
 NOTES = [
-    "note: stream orders: only what is offloaded is followed: up to 3:0 now, published ",
-    "note: newer entries come once they are offloaded; --ledgers reads them from the ledger database before",
+    "note: stream orders: following offloaded entries only: up to 3:0 now, published ",
+    "note: newer entries appear after they are offloaded; with --ledgers, before",
 ]
 
 

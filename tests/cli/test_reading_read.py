@@ -125,7 +125,7 @@ def test_an_empty_stream_prints_nothing(offloader: Offloader, writer: StreamWrit
         (["--to", "a:b"], 2, "--to: a position is written LEDGER:ENTRY", "segments STREAM"),
         (["--from-time", "soon"], 2, "--from-time: 'soon' is not a time", "2013-07-04T12:00:00Z"),
         (["--from-time", "2023-13-01"], 2, "--from-time: '2023-13-01' is not a time", "ms since 1970"),
-        (["--from", "3:0", "--from-time", "2023-01-01"], 2, "--from and --from-time both say where to begin", "leave"),
+        (["--from", "3:0", "--from-time", "2023-01-01"], 2, "--from and --from-time exclude each other", "leave"),
         (["--from", "5:0", "--to", "3:0"], 2, "5:0..3:0 ends before it begins", "swap"),
         (["--from", "2:0"], 3, "position 2:0 is before the first entry 3:0", "begin at 3:0"),
         (["--from", "99:0"], 3, "position 99:0 is beyond the last readable entry 5:39", "begin at 5:39 or earlier"),
@@ -183,18 +183,18 @@ def test_follow_prints_new_entries_until_the_limit(offloader: Offloader, writer:
     timer.join()
     assert done.code == 0
     first, last = done.err.splitlines()
-    assert first.startswith("note: stream orders: only what is offloaded is followed: up to 5:")
-    assert last.startswith("note: newer entries come once they are offloaded")
+    assert first.startswith("note: stream orders: following offloaded entries only: up to 5:")
+    assert last.startswith("note: newer entries appear after they are offloaded")
     assert done.out.splitlines() == lines_of(writer, 138, 145)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--raw", "--count"], "--raw writes payloads only"),
-        (["--follow", "--count"], "--follow has no end"),
-        (["--follow", "--to", "5:1"], "--follow has no end"),
-        (["--to", "5:1", "--to-time", "2033-01-01"], "both say where to end"),
+        (["--raw", "--count"], "--raw excludes"),
+        (["--follow", "--count"], "--follow excludes"),
+        (["--follow", "--to", "5:1"], "--follow excludes"),
+        (["--to", "5:1", "--to-time", "2033-01-01"], "exclude each other"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(offloader: Offloader, arguments: list[str], said: str) -> None:

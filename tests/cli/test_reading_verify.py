@@ -27,11 +27,11 @@ def writer(tmp_path: Path) -> StreamWriter:
 
 def test_a_whole_stream_is_one_line_and_exit_code_0(offloader: Offloader) -> None:
     shallow, deep = offloader("verify", "orders"), offloader("verify", "orders", "--deep")
-    assert (shallow.code, shallow.out) == (0, "orders: 2 segments: all as the manifest says\n")
+    assert (shallow.code, shallow.out) == (0, "orders: 2 segments: all match the manifest\n")
     assert deep.code == 0
     assert deep.out.startswith("orders: 2 segments, ")
     assert "300 entries" in deep.out
-    assert deep.out.endswith(": all as the manifest says\n")
+    assert deep.out.endswith(": all match the manifest\n")
 
 
 def test_damage_is_one_line_with_its_facts_and_exit_code_6(
@@ -78,7 +78,7 @@ def test_foreign_object_is_a_note_and_no_failure(offloader: Offloader, writer: S
     assert done.code == 0
     note, total = done.out.splitlines()
     assert note.startswith("foreign: stream orders, object orders/notes.txt, 4 bytes: ")
-    assert total == "orders: 2 segments: all as the manifest says; 1 note"
+    assert total == "orders: 2 segments: all match the manifest; 1 note"
 
 
 def test_each_stream_has_a_line_and_an_unknown_one_is_an_error(offloader: Offloader, writer: StreamWriter) -> None:

@@ -42,13 +42,13 @@ def test_truncate_reports_the_new_beginning(offloader: Offloader, store: ObjectS
     written(store, "orders")
     planned = offloader("truncate", "orders", "--before", "2:3", "--dry-run")
     assert planned.code == 0
-    assert planned.out.startswith("orders would begin at 2:3; before it: 1 segment, 10 entries, ")
+    assert planned.out.startswith("orders would start at 2:3; before it: 1 segment, 10 entries, ")
     assert load_manifest(store, "orders").head is None
     [row] = offloader("truncate", "orders", "--before", "2:3", "--json").rows
     assert (row["head"], row["ledgers"], row["dry_run"], row["gaps"]) == ("2:3", [1], False, [])
     assert load_manifest(store, "orders").head == Position(2, 3)
     again = offloader("truncate", "orders", "--before", "1:0")
-    assert (again.code, again.out) == (0, "orders begins at 2:3 already: nothing to do\n")
+    assert (again.code, again.out) == (0, "orders already starts at 2:3: nothing to do\n")
     read = offloader("read", "orders", "--from", "1:0")
     assert read.code == 3
     assert "begins at 2:3" in read.err
@@ -70,7 +70,7 @@ def test_entries_not_offloaded_are_given_up_only_with_force(
     assert (refused.code, "--force" in refused.err) == (2, True)
     done = offloader("truncate", "orders", "--before", str(places[47]), "--ledgers", ledgers, "--force", "--take-over")
     assert done.code == 0, done.err
-    assert "given up, never offloaded: " in done.out
+    assert "dropped without offload: " in done.out
     assert "hot ledgers deleted: " in done.out
     assert load_manifest(store, "orders").head == places[47]
 
@@ -96,7 +96,7 @@ def test_held_stream_and_global_hold_refuse_truncation(offloader: Offloader, sto
     assert offloader("cleanup", "hold", "orders", "--off", "--json").rows == [
         {"stream": "orders", "held": False, "changed": True}
     ]
-    assert offloader("cleanup", "hold", "orders", "--off").out == "there was no hold on orders\n"
+    assert offloader("cleanup", "hold", "orders", "--off").out == "stream orders had no hold\n"
     assert offloader("cleanup", "hold", "--all", "--reason", "restore").code == 0
     assert "is stopped by" in offloader("truncate", "orders", "--before", "2:0").err
     assert offloader("cleanup", "hold", "--all", "--off").code == 0
@@ -117,7 +117,7 @@ def test_before_time_cuts_in_front_of_the_first_entry_published_then_or_later(
     assert (planned["head"], planned["dry_run"]) == ("2:3", True)
     [row] = offloader("truncate", "orders", "--before-time", str(BASE_MS + 2_002_001), "--json").rows
     assert row["head"] == "2:3"
-    assert offloader("truncate", "orders", "--before-time", "2013-07-04").out.endswith("already: nothing to do\n")
+    assert offloader("truncate", "orders", "--before-time", "2013-07-04").out.endswith(": nothing to do\n")
     [row] = offloader("truncate", "orders", "--before-time", "-0s", "--json").rows
     assert row["head"] == "2:10"
 
@@ -131,9 +131,9 @@ def test_before_time_in_the_future_is_refused_and_changes_nothing(
     code, line, hint = offloader.refuses("truncate", "orders", "--before-time", "2100-01-01", *options)
     assert code == 2
     assert line == (
-        "--before-time: 2100-01-01T00:00:00.000Z is in the future, so every entry would go; nothing was changed"
+        "--before-time: 2100-01-01T00:00:00.000Z is in the future and would remove every entry; nothing was changed"
     )
-    assert "--before-time -0s is now" in hint
+    assert "give --before-time -0s" in hint
     assert load_manifest(store, "orders").head is None
 
 

@@ -132,7 +132,7 @@ def test_unreachable_owner_keeps_its_stream_unless_taken_over(
     assert f"is owned by {owner.writer.log.state.writer.name} at {owner.url}" in done.err
     assert load_manifest(store, "orders-partition-0").head is None
     done = offloader("truncate", "orders", "--before", "0=2:5", "--force", "--take-over")
-    assert "given up, never offloaded: 1:10 up to 2:4" in done.out
+    assert "dropped without offload: 1:10 up to 2:4" in done.out
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_offload_reports_nothing_as_done_that_the_manifest_does_not_show(
     assert done.code != 0, done
     assert "says that stream orders-partition-0 is offloaded up to 2:9; by its manifest it is up to 1:9" in done.err
     owner.answer = owner.completes
-    assert "committed is 2:9" in offloader("offload", "orders-partition-0").out
+    assert "committed end 2:9" in offloader("offload", "orders-partition-0").out
 
 
 @pytest.mark.slow

@@ -61,9 +61,9 @@ def test_ledgers_with_entries_in_v2_segments_are_listed(offloader: Offloader, wr
 @pytest.mark.usefixtures("writer")
 def test_stream_of_v1_objects_needs_no_rollback(offloader: Offloader) -> None:
     done = offloader("rollback", "plan", "orders")
-    assert (done.code, done.out) == (0, "an old reader can read all that is offloaded of orders\n")
+    assert (done.code, done.out) == (0, "a V1 reader can read all offloaded ledgers of orders\n")
     done = offloader("rollback", "apply", "orders")
-    assert (done.code, done.out) == (0, "nothing to rewrite: an old reader can read all that is offloaded of orders\n")
+    assert (done.code, done.out) == (0, "nothing to rewrite: a V1 reader can read all offloaded ledgers of orders\n")
 
 
 @pytest.mark.slow
@@ -80,9 +80,9 @@ def test_apply_lists_verified_objects_and_ledgers_left_over(offloader: Offloader
     )
     line, hint = done.err.splitlines()
     assert line == (
-        "offloader: an old reader still can't read 1 of the ledgers of orders: 5 (it isn't known to be closed)"
+        "offloader: a V1 reader still can't read 1 of the ledgers of orders: 5 (it isn't known to be closed)"
     )
-    assert "call this again" in hint
+    assert "and repeat" in hint
     assert [payload for _, payload in stored_entries(writer.store, "orders")] == [e.payload for e in writer.entries]
 
     again = offloader("rollback", "apply", "orders", "--json")
@@ -116,7 +116,7 @@ def test_a_dry_run_lists_and_changes_nothing(offloader: Offloader, writer: Strea
 def test_rollback_deletes_only_named_ledgers_with_confirmation(offloader: Offloader, writer: StreamWriter) -> None:
     streamed(writer)
     code, line, hint = offloader.refuses("rollback", "apply", "orders", "--take-over", "--delete", "5")
-    assert (code, line) == (2, "deleting ledger 5 from orders loses what only the store has of them")
+    assert (code, line) == (2, "deleting ledger 5 from orders loses entries that only the store has")
     assert "--yes" in hint
     code, line, _ = offloader.refuses("rollback", "apply", "orders", "--take-over", "--delete", "2", "--yes")
     assert (code, line) == (2, "stream orders: an old reader reads ledger 2, or it isn't offloaded")

@@ -251,7 +251,7 @@ def test_bytes_of_no_record_are_refused(export: Export, data: bytes) -> None:
     code, line, hint = export.offloader.refuses(*export.words(), "--broker-record", str(path))
     assert code == 2
     assert line.startswith(f"--broker-record: {path} isn't a broker's record of a topic: ")
-    assert "as they are" in hint
+    assert "raw bytes" in hint
     code, line, _ = export.offloader.refuses(*export.words(), "--broker-record", f"{path}.none")
     assert code == 3
     assert "can't be read" in line

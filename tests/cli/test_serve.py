@@ -141,13 +141,13 @@ def test_address_in_use_ends_the_process(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_serve_needs_a_settings_file_and_can_only_check_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve"]) == 2
-    assert "no settings file was named" in capsys.readouterr().err
+    assert "no settings file was given" in capsys.readouterr().err
     config = tmp_path / "offloader.toml"
     config.write_text('[serve]\nstore = "memory://x"\n')
     assert main(["serve", "--config", str(config), "--check"]) == 0
     good, note = capsys.readouterr().out.splitlines()
-    assert good == f"{config}: all settings are good"
+    assert good == f"{config}: all settings are valid"
     assert note.startswith("note: no feed of streams is set")
     config.write_text(f'[serve]\nstore = "memory://x"\nledgers = "{tmp_path}/l.db"\n')
     assert main(["serve", "--config", str(config), "--check"]) == 0
-    assert capsys.readouterr().out == f"{config}: all settings are good\n"
+    assert capsys.readouterr().out == f"{config}: all settings are valid\n"

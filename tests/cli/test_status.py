@@ -163,7 +163,7 @@ def test_an_old_file_is_called_old(offloader: Offloader, tmp_path: Path, store_u
     document["written_ms"] -= 4 * 3600 * 1000
     file.write_text(json.dumps(document))
     line = offloader("status", "--status-file", str(file)).out.splitlines()[0]
-    assert "OLD, it is due every 3600 s; the process may have ended" in line
+    assert "OLD, expected every 3600 s; the process may have stopped" in line
 
 
 def test_limits_and_problems_are_shown(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
@@ -179,13 +179,13 @@ def test_limits_and_problems_are_shown(offloader: Offloader, tmp_path: Path, sto
     lines = offloader("status", "--wide", "--status-file", str(file)).out.splitlines()
     assert lines[1:6] == [
         (
-            f"store: {store_url}; single writer: nobody else may ever write there; it breaks promises: a create "
+            f"store: {store_url}; single writer: no other process may ever write to it; missing guarantees: a create "
             "replaces an existing object"
         ),
         "3 requests are open, put of k for 31 s",
         ("settings: store.single_writer = True, limits.bytes_per_s = 1000.0, telemetry.status_interval = 1h"),
         "waiting because of a rate limit: 2 live",
-        "slowed down by the store to 2.5 requests/s",
+        "throttled by the store to 2.5 requests/s",
     ]
     assert lines[-1].endswith("stream live: entries wait")
 
@@ -210,9 +210,9 @@ def test_limits_lists_every_setting_with_default_and_description(
     assert rows["offload.offload_buffer_bytes_max"]["value"] == Settings().offload.offload_buffer_bytes_max
     assert rows["store.single_writer"]["value"] is False
     code, line, _ = offloader.refuses("status", "--limits")
-    assert (code, line) == (2, "neither a store nor a status file was named")
+    assert (code, line) == (2, "neither a store nor a status file was given")
     code, line, hint = offloader.refuses("status", "--limits", "--store", store_url)
-    assert (code, hint) == (2, "name its status file: --status-file FILE")
+    assert (code, hint) == (2, "give its status file: --status-file FILE")
 
 
 @pytest.mark.parametrize(
@@ -231,14 +231,14 @@ def test_missing_source_file_or_stream_is_an_error_with_a_hint(
     offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str
 ) -> None:
     code, line, hint = offloader.refuses("status")
-    assert (code, line) == (2, "neither a store nor a status file was named")
+    assert (code, line) == (2, "neither a store nor a status file was given")
     code, line, hint = offloader.refuses("status", "--status-file", str(tmp_path / "none.json"))
-    assert (code, line) == (3, f"there is no status file {tmp_path / 'none.json'}")
+    assert (code, line) == (3, f"the status file {tmp_path / 'none.json'} doesn't exist")
     assert "telemetry.status_file" in hint
     code, line, hint = offloader.refuses("status", "order", "--store", store_url)
     assert (code, hint) == (3, "did you mean orders?")
     code, line, hint = offloader.refuses("status", "orders", "--status-file", str(written(tmp_path, store_url)))
-    assert (code, hint) == (3, "add --store URL to ask its manifest")
+    assert (code, hint) == (3, "add --store URL to read its manifest")
 
 
 def test_damaged_manifest_does_not_hide_other_streams(

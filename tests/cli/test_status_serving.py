@@ -72,7 +72,7 @@ def test_address_of_the_settings_gets_the_token(
         by_default = offloader("status", "--json")
         done = offloader("status", "--json", "--config", config(tmp_path, url))
     assert (refused.code, refused.rows[0]["mode"]) == (0, None)
-    assert refused.err.startswith(f"note: only what the manifests say: {url}")
+    assert refused.err.startswith(f"note: showing facts of the manifests only: {url}")
     assert (by_default.rows[0]["mode"], by_default.err) == (None, "")  # no token for an address that no setting names
     assert (done.rows[0]["mode"], done.err) == ("live", "")
 
@@ -88,7 +88,7 @@ def test_process_of_another_store_is_left_out(
         done = offloader("status", "--json", "--config", config(tmp_path, url))
     assert (done.rows[0]["source"], done.err) == (
         "manifest",
-        f"note: only what the manifests say: {url} serves another store\n",
+        f"note: showing facts of the manifests only: {url} serves another store\n",
     )
 
 
@@ -98,4 +98,4 @@ def test_no_answer_at_the_address_of_the_settings_is_noted(offloader: Offloader,
         pass
     done = offloader("status", "--json", "--config", config(tmp_path, url))
     assert (done.code, done.rows[0]["source"]) == (0, "manifest")
-    assert f"nobody answers at {url}" in done.err
+    assert f"no answer from {url}" in done.err

@@ -119,8 +119,8 @@ def test_small_terminal_shows_troubled_streams_then_largest_lag(height: int) -> 
     assert len(shown) <= height
     names = [line.split()[0] for line in shown if line.startswith("orders-")]
     assert names[:4] == [f"orders-partition-{n}" for n in (6, 5, 99, 98)][: len(names)]
-    [more] = [line for line in shown if "more; name one" in line]
-    assert more == f"... and {100 - len(names)} more; name one to see it"
+    [more] = [line for line in shown if "more; name a stream" in line]
+    assert more == f"... and {100 - len(names)} more; name a stream to see it"
 
 
 def test_all_streams_are_shown_without_a_height_limit() -> None:
@@ -153,7 +153,7 @@ def test_an_old_file_is_a_warning() -> None:
     document = {"written_ms": BASE_MS - 60_000, "pid": 7, "settings": {"telemetry": {"status_interval_s": 5.0}}}
     assert head_lines(document, "status.json", BASE_MS) == [
         (
-            "status.json of process 7, written 60 s ago: OLD, it is due every 5 s; the process may have ended",
+            "status.json of process 7, written 60 s ago: OLD, expected every 5 s; the process may have stopped",
             True,
         )
     ]

@@ -173,8 +173,8 @@ def test_damaged_message_fails_or_is_a_row_that_says_why(lake: Lake, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (["export", "s"], "where to?", "--table NAMESPACE.TABLE and --catalog URL"),
-        (["export", "s", "--format", "parquet"], "Parquet files are written by Spark", "offloader spark export s --to"),
+        (["export", "s"], "missing --table and --catalog", "--table NAMESPACE.TABLE and --catalog URL"),
+        (["export", "s", "--format", "parquet"], "--format parquet needs Spark", "offloader spark export s --to"),
         (["export", "s", "--table", "a.b", "--catalog", "c", "--catalog-option", "x"], "'x' isn't NAME=VALUE", "s3."),
         (["spark", "export", "s", "--format", "iceberg"], "needs no Spark", "offloader export s --table"),
         (["export", "s", "--table", "a.b", "--catalog", "c"], "no catalogue c is configured", "sqlite:"),
@@ -194,7 +194,7 @@ def test_wrong_calls_are_refused(
     [
         ("nosuch", [], "stream nosuch isn't in"),
         ("s", ["--schema", "nofile.avsc"], "nofile.avsc can't be read"),
-        ("s", ["--message-type", "a.B"], "names a message of --schema"),
+        ("s", ["--message-type", "a.B"], "requires --schema"),
     ],
 )
 def test_wrong_input_creates_no_table(

@@ -63,7 +63,7 @@ def test_warehouse_on_an_s3_server(
     ]
     offloader = Offloader(capsys)
     assert offloader(*arguments).out == "t/orders: 200 new entries, exported up to 2:99\n"
-    assert offloader(*arguments).out == "t/orders: nothing new\n"
+    assert offloader(*arguments).out == "t/orders: no new entries\n"
     facts = {"s3.endpoint": endpoint, "s3.region": "us-east-1"}
     table = load_catalog("offloader", type="sql", uri=lake.catalog, **facts).load_table("lake.entries")
     assert rows_of(table.scan().to_arrow()) == sent(writer)

@@ -198,7 +198,7 @@ def test_command_joins_and_expires(lake: Lake, writer: StreamWriter, capsys: pyt
     place = ["--store", lake.store_url, "--table", "lake.entries", "--catalog", lake.catalog]
     arguments = ["export", writer.stream, *place, "--warehouse", lake.warehouse, "--range-size", "1"]
     code, said, _ = offloader.refuses(*arguments, "--dry-run")
-    assert (code, said) == (2, "--dry-run is for --join-files and --expire-snapshots")
+    assert (code, said) == (2, "--dry-run requires --join-files or --expire-snapshots")
     assert not (lake.folder / "catalog.db").exists()
     for ledger in range(1, 9):
         offload(writer, ledger)

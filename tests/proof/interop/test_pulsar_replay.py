@@ -152,7 +152,7 @@ def test_after_every_kill_consumers_get_every_message_once(place: Place, tmp_pat
             command(place.broker, "PUT", f"persistent/{NAMESPACE}/{name}/unload")
     done = subprocess.run(place.command(target), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "an earlier run got to" in done.stdout
+    assert "an earlier run sent up to" in done.stdout
     assert "twice" not in done.stdout
 
     origin, found = place.messages(SOURCE), place.messages(target)

@@ -184,9 +184,9 @@ def test_follower_without_an_owner_reads_what_is_offloaded_and_says_how_far_behi
             place.append(40)
             eventually(lambda: follower.notes)
             [note] = follower.notes
-            assert note.startswith(f"note: stream {STREAM}: its owner has been lost for ")
+            assert note.startswith(f"note: stream {STREAM}: its owner has been unreachable for ")
             assert "nobody answers at" in note
-            assert note.endswith("only what is offloaded is followed: nothing yet")
+            assert note.endswith("following offloaded entries only: none yet")
             assert follower.has(seen)
             offload = ("offload", STREAM, "--store", place.store.url, "--ledgers", place.ledgers, "--take-over")
             assert main(offload) == 0
@@ -198,7 +198,9 @@ def test_follower_without_an_owner_reads_what_is_offloaded_and_says_how_far_behi
                 place.append(3)
                 eventually(lambda: place.owned_by(next_url))
                 eventually(lambda: follower.has(place.expected))
-                eventually(lambda: follower.notes[-1].endswith(f"followed from {next_url} now"))
+                eventually(
+                    lambda: follower.notes[-1].endswith(f"the hot tier has recovered; reading it from {next_url}")
+                )
 
 
 class HalfOwner(BaseHTTPRequestHandler):
@@ -268,5 +270,5 @@ def test_owner_that_lists_ledgers_and_gives_no_entries_is_said_to_be_lost(tmp_pa
             server.shutdown()
             thread.join()
     assert found == [b"0", b"1", b"2"]
-    assert said[0].startswith(f"stream {STREAM}: its owner has been lost for 1")
-    assert f"{url}: out of order; only what is offloaded is followed: nothing yet" in said[0]
+    assert said[0].startswith(f"stream {STREAM}: its owner has been unreachable for 1")
+    assert f"{url}: out of order; following offloaded entries only: none yet" in said[0]

@@ -51,7 +51,7 @@ def test_unfinished_drain_times_out_and_reports_what_is_left(place: Place) -> No
             serving.signal(signal.SIGINT)
             assert serving.ended() == 4
             said = [line.get("text", "") for line in serving.lines]
-            assert any("1 streams were stopped before everything was offloaded" in each for each in said)
+            assert any("stopped 1 streams before all entries were offloaded" in each for each in said)
             assert serving.logged("drain_failed")["stream"] == ORDERS
 
 
@@ -143,7 +143,7 @@ def test_command_asks_a_running_process_to_complete_its_segment(
         assert (done["owner"], done["segments"], done["entries"]) == (f"http://127.0.0.1:{port}", 1, 50)
         assert place.has_all()
         assert main(["offload", ORDERS]) == 0
-        assert capsys.readouterr().out.startswith(f"nothing to offload of {ORDERS}: committed is ")
+        assert capsys.readouterr().out.startswith(f"nothing to offload in {ORDERS}: committed end ")
         state = load_manifest(place.store, ORDERS)
         assert (state.epoch, state.owner.url) == (1, f"http://127.0.0.1:{port}")
     # It is gone: without ledgers nobody can be asked, with them it is done here.

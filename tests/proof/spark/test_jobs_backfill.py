@@ -219,7 +219,7 @@ def test_the_command_prints_a_line_a_stream_and_ends_as_the_first_error_does(
     taken = command("spark", "backfill", "t/*", "--take-over")
     assert taken.code == 0
     lines = taken.out.splitlines()
-    assert lines[0] == f"t/a: nothing to offload; committed is {last}"
+    assert lines[0] == f"t/a: nothing to offload; committed end {last}"
     assert lines[1].startswith("t/b: 400 entries, ")
     assert "in 2 objects, each checked in" in lines[1]
     require_whole(store, hot, "t/a", "t/b")

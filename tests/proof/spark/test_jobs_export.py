@@ -256,7 +256,7 @@ def test_command_prints_the_number_of_new_rows(
     offloader = Offloader(capsys)
     done = offloader("spark", "export", writer.stream, "--to", to)
     assert (done.code, done.out) == (0, f"{writer.stream}: 1,200 new rows, exported up to 1:1199\n")
-    assert offloader("spark", "export", writer.stream, "--to", to).out == f"{writer.stream}: nothing new\n"
+    assert offloader("spark", "export", writer.stream, "--to", to).out == f"{writer.stream}: no new rows\n"
     [row] = offloader("spark", "export", writer.stream, "--to", to, "--json").rows
     assert row == {"stream": writer.stream, "ranges": 0, "rows": 0, "bad_rows": 0, "end": "1:1199"}
     assert exported(spark, to) == sorted(writer.entries)

@@ -124,8 +124,8 @@ def test_command_exports_avro_and_json_values(
     assert offloader(*common, "--json-values", "id BIGINT").code == 0
     assert [row.decoded.id for row in rows(spark, f"{to}/messages/stream=shop%2Forders/range=00000002")] == [7]
     for wrong, expected in (
-        (["--json-values", "id INT", "--avro-values", "x"], "values are JSON or Avro"),
-        (["--avro-version", "0=x"], "--avro-version is for Avro"),
+        (["--json-values", "id INT", "--avro-values", "x"], "--json-values and --avro-values exclude each other"),
+        (["--avro-version", "0=x"], "--avro-version requires --avro-values"),
         (["--avro-values", f"{tmp_path}/new.avsc", "--avro-version", "x"], "--avro-version 'x' isn't N=FILE"),
         (["--avro-values", f"{tmp_path}/nowhere"], "nowhere can't be read"),
     ):

@@ -256,5 +256,5 @@ def test_follower_reads_what_its_owner_has_not_offloaded_yet(
     # The process has ended: what is offloaded is followed, and the notes say why only that.
     done = Offloader(capsys)(*named, "--limit", "1")
     first, second, _ = done.err.splitlines()
-    assert first.startswith(f"note: stream {ORDERS}: its owner can't be asked for what isn't offloaded: nobody answers")
-    assert second.startswith(f"note: stream {ORDERS}: only what is offloaded is followed: up to ")
+    assert first.startswith(f"note: stream {ORDERS}: its owner can't provide entries that aren't offloaded: no answer")
+    assert second.startswith(f"note: stream {ORDERS}: following offloaded entries only: up to ")

@@ -184,10 +184,10 @@ def command(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["backfill", "t/a", "--to", "x"], "--dead-letter and --skip-lost are for exporting"),
+        (["backfill", "t/a", "--to", "x"], "--dead-letter and --skip-lost are only for exporting"),
         (["verify", "t/a", "--dry-run"], "--dry-run is for backfill, compact and rebuild"),
-        (["verify", "t/a", "--recode"], "--recode and --beside-owner are for compactions"),
-        (["export", "t/a", "--to", "x", "--take-over"], "are for backfills"),
+        (["verify", "t/a", "--recode"], "--recode and --beside-owner are only for compactions"),
+        (["export", "t/a", "--to", "x", "--take-over"], "are only for backfills"),
     ],
 )
 def test_options_of_other_jobs_are_refused(command: Offloader, arguments: list[str], expected: str) -> None:
@@ -198,4 +198,4 @@ def test_options_of_other_jobs_are_refused(command: Offloader, arguments: list[s
 
 def test_command_without_ledgers_names_the_option(command: Offloader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OFFLOADER_LEDGERS")
-    assert command.refuses("spark", "backfill", "t/a")[1] == "no ledger database was named"
+    assert command.refuses("spark", "backfill", "t/a")[1] == "no ledger database was given"

@@ -131,4 +131,7 @@ def test_command_prints_a_line_for_each_stream(
     ]
     assert offloader("spark", "compact", "t/a", "--beside-owner").out == "t/a: nothing to merge\n"
     refused = offloader("spark", "compact", "other")
-    assert (refused.code, refused.out.startswith("other: not compacted whole: stream other is owned by")) == (5, True)
+    assert (refused.code, refused.out.startswith("other: not completely compacted: stream other is owned by")) == (
+        5,
+        True,
+    )

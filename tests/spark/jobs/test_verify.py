@@ -187,7 +187,7 @@ def test_the_command_prints_findings_and_sums_and_ends_with_6_on_damage(
     whole = offloader("spark", "verify", "t/*")
     assert whole.code == 0
     assert [line.partition(":")[0] for line in whole.out.splitlines()] == ["t/a", "t/b"]
-    assert all("240 entries" in line and "all as the manifest says" in line for line in whole.out.splitlines())
+    assert all("240 entries" in line and "all match the manifest" in line for line in whole.out.splitlines())
     data = writer.keys(writer.uuids[2])[0]
     flip(tmp_path / "store" / data, 700)
     lines = offloader("spark", "verify", "t/a", "other").out.splitlines()
@@ -224,10 +224,10 @@ def test_the_command_and_verify_deep_agree(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["verify", "t/a", "--to", "x"], "--dead-letter and --skip-lost are for exporting"),
+        (["verify", "t/a", "--to", "x"], "--dead-letter and --skip-lost are only for exporting"),
         (["verify", "t/a", "--option", "splitBytes"], "--option 'splitBytes' isn't NAME=VALUE"),
-        (["verify", "t/a", "--option", "secretKey=x"], "--option secretKey: other users of this machine see it"),
-        (["export", "t/a"], "where to?"),
+        (["verify", "t/a", "--option", "secretKey=x"], "--option secretKey: other users of this machine can see it"),
+        (["export", "t/a"], "missing --to"),
     ],
 )
 def test_command_refuses_invalid_calls_without_starting_spark(
@@ -239,7 +239,7 @@ def test_command_refuses_invalid_calls_without_starting_spark(
     assert expected in line
     monkeypatch.delenv("OFFLOADER_STORE")
     code, line, hint = Offloader(capsys).refuses("spark", "verify", "t/a")
-    assert (code, line) == (2, "no store was named")
+    assert (code, line) == (2, "no store was given")
     assert "OFFLOADER_STORE" in hint
 
 
