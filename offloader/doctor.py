@@ -63,13 +63,13 @@ from offloader.write.quota import segment_age_s_max
 
 #: Name of the plugin's driver.
 DRIVER = "offloader"
-#: Versions of Pulsar that the plugin was tried with, both included.
+#: Range of tested Pulsar versions, inclusive.
 VERSIONS_TRIED = (3, 0), (4, 2)
 _DEFAULT_READ_PRIORITY = "tiered-storage-first"
 
 
 class BrokerFinding(NamedTuple):
-    """One setting: whether the plugin can't work with it, what it is, and what to do; no hint: it is right."""
+    """One setting: whether it prevents the plugin's work, its value and the remedy; no hint: it is correct."""
 
     is_problem: bool
     what: str
@@ -88,7 +88,7 @@ def settings_findings(settings: Mapping[str, str]) -> Iterator[BrokerFinding]:
 
 
 def _needed(settings: Mapping[str, str], value: Callable[[str], str]) -> Iterator[BrokerFinding]:
-    """Settings without which the plugin doesn't work, or isn't found."""
+    """Settings that the plugin requires."""
     driver, processors = value("managedLedgerOffloadDriver"), value("brokerEntryPayloadProcessors")
     adds_metadata = value("brokerEntryMetadataInterceptors")
     exposes_metadata = value("exposingBrokerEntryMetadataToClientEnabled").lower() == "true"
@@ -98,8 +98,8 @@ def _needed(settings: Mapping[str, str], value: Callable[[str], str]) -> Iterato
             driver != DRIVER,
             BrokerFinding(
                 True,
-                f"managedLedgerOffloadDriver is {driver or 'not set'}: the broker doesn't read through the plugin",
-                f"set managedLedgerOffloadDriver={DRIVER} and start the broker again; adopt ledgers of another driver "
+                f"managedLedgerOffloadDriver is {driver or 'not set'}: the broker doesn't use the plugin",
+                f"set managedLedgerOffloadDriver={DRIVER} and restart the broker; adopt ledgers of another driver "
                 "first",
             ),
         ),
@@ -107,12 +107,12 @@ def _needed(settings: Mapping[str, str], value: Callable[[str], str]) -> Iterato
             not value("offloadersDirectory"),
             BrokerFinding(
                 True,
-                "offloadersDirectory is not set: the broker looks for the plugin nowhere",
-                "set it to the folder that has the plugin's NAR file, and start the broker again",
+                "offloadersDirectory is not set: the broker can't find the plugin",
+                "set it to the folder with the plugin's NAR file, and restart the broker",
             ),
         ),
         (
-            # Most versions report no setting of an offloader's own: then nothing is known about it.
+            # Most versions don't report an offloader's own settings: skip the check then.
             "managedLedgerOffloadServiceEndpoint" in settings and not value("managedLedgerOffloadServiceEndpoint"),
             BrokerFinding(
                 False,
@@ -126,16 +126,15 @@ def _needed(settings: Mapping[str, str], value: Callable[[str], str]) -> Iterato
             BrokerFinding(
                 True,
                 "brokerEntryMetadataInterceptors is set and exposingBrokerEntryMetadataToClientEnabled is not true: "
-                "the stored entries lack what the broker adds, so every offload is refused",
-                "set exposingBrokerEntryMetadataToClientEnabled=true and start the broker again; new entries are "
-                "complete",
+                "the stored entries lack the broker's metadata, so every offload is refused",
+                "set exposingBrokerEntryMetadataToClientEnabled=true and restart the broker; new entries are complete",
             ),
         ),
         (
             processors,
             BrokerFinding(
                 True,
-                f"brokerEntryPayloadProcessors is {processors}: it changes the bytes between bookie and readers, so "
+                f"brokerEntryPayloadProcessors is {processors}: it changes the bytes between bookies and readers, so "
                 "every offload is refused",
                 "remove it from the broker's settings: the plugin doesn't work with payload processors",
             ),
@@ -145,7 +144,7 @@ def _needed(settings: Mapping[str, str], value: Callable[[str], str]) -> Iterato
 
 
 def _advice(value: Callable[[str], str]) -> Iterator[BrokerFinding]:
-    """Settings with which the plugin works, and that cost something."""
+    """Settings that work with the plugin but cost space or time."""
     priority = value("managedLedgerDataReadPriority") or _DEFAULT_READ_PRIORITY
     threshold = _whole(value("managedLedgerOffloadAutoTriggerSizeThresholdBytes"), -1)
     found = (
@@ -153,8 +152,8 @@ def _advice(value: Callable[[str], str]) -> Iterator[BrokerFinding]:
             priority != "bookkeeper-first",
             BrokerFinding(
                 False,
-                f"managedLedgerDataReadPriority is {priority}: an offloaded ledger is read from the store while the "
-                "bookie still has it",
+                f"managedLedgerDataReadPriority is {priority}: offloaded ledgers are read from the store while the "
+                "bookies still have them",
                 "set managedLedgerDataReadPriority=bookkeeper-first",
             ),
         ),
@@ -166,9 +165,9 @@ def _advice(value: Callable[[str], str]) -> Iterator[BrokerFinding]:
                 + (
                     f"{threshold}: the broker keeps that much of each topic in BookKeeper"
                     if threshold > 0
-                    else "not set: the broker starts no offload by itself"
+                    else "not set: the broker starts no offloads"
                 ),
-                "set it to 0: every closed ledger is offloaded; this service asks for what is left in any case",
+                "set it to 0 to offload every closed ledger; this service requests offloads of the others",
             ),
         ),
         (
@@ -176,7 +175,7 @@ def _advice(value: Callable[[str], str]) -> Iterator[BrokerFinding]:
             BrokerFinding(
                 False,
                 "managedLedgerOffloadDeletionLagMs is not set: BookKeeper keeps every offloaded ledger",
-                "set it to the time that BookKeeper keeps its copy after the offload, 14400000 for 4 hours",
+                "set it to the time for which BookKeeper keeps its copy after the offload, 14400000 for 4 hours",
             ),
         ),
     )
@@ -194,9 +193,8 @@ def namespace_findings(policies: Mapping[str, Any]) -> Iterator[BrokerFinding]:
     if driver and driver != DRIVER:
         yield BrokerFinding(
             True,
-            f"its offload policy has the driver {driver}: the broker reads its ledgers with that one and not through "
-            "the plugin",
-            "`pulsar-admin namespaces remove-offload-policies`, after the ledgers that it offloaded were adopted",
+            f"its offload policy has the driver {driver}: the broker reads ledgers with it instead of the plugin",
+            "adopt the ledgers that it offloaded, then run `pulsar-admin namespaces remove-offload-policies`",
         )
 
 
@@ -207,14 +205,14 @@ def version_finding(version: str) -> BrokerFinding:
     tried = f"{low[0]}.{low[1]} to {high[0]}.{high[1]}"
     if found is None:
         return BrokerFinding(
-            False, f"the broker's version is {version or 'not known'}", f"the plugin was tried with {tried}"
+            False, f"the broker's version is {version or 'unknown'}", f"the plugin was tested with {tried}"
         )
     if low <= (int(found[1]), int(found[2])) <= high:
-        return BrokerFinding(False, f"the broker is version {version}, and the plugin was tried with {tried}")
+        return BrokerFinding(False, f"the broker is version {version}; the plugin was tested with {tried}")
     return BrokerFinding(
         False,
-        f"the broker is version {version}, and the plugin was tried with {tried} only",
-        "try it with copies of data",
+        f"the broker is version {version}, but the plugin was tested with {tried} only",
+        "test it with copies of your data",
     )
 
 
@@ -222,7 +220,7 @@ class Outcome(StrEnum):
     """Severity of a finding."""
 
     OK = "ok"
-    #: It works, but the operator should know.
+    #: It works, but needs the operator's attention.
     WARNING = "warning"
     #: It doesn't work.
     PROBLEM = "problem"
@@ -236,7 +234,7 @@ class Finding:
         check: the item checked, ``store put``.
         what: the finding, one line.
         hint: the remedy, one line; empty if none is needed.
-        kind: of a problem: its error kind, which decides the exit code.
+        kind: the error kind of a problem, which sets the exit code.
     """
 
     check: str
@@ -247,17 +245,17 @@ class Finding:
 
 
 def fine(check: str, what: str) -> Finding:
-    """A finding without trouble."""
+    """A finding without a problem."""
     return Finding(check=check, outcome=Outcome.OK, what=what)
 
 
 def warning(check: str, what: str, hint: str) -> Finding:
-    """A finding that works, but that the operator should know."""
+    """A finding that works, but needs the operator's attention."""
     return Finding(check=check, outcome=Outcome.WARNING, what=what, hint=hint)
 
 
 def fine_unless(check: str, what: str, hint: str) -> Finding:
-    """A warning that has a hint; without one a finding without trouble."""
+    """A warning with a hint; without a hint, a finding without a problem."""
     return warning(check, what, hint) if hint else fine(check, what)
 
 
@@ -286,11 +284,11 @@ def run_checks(checks: Iterable[tuple[str, Iterable[Finding]]]) -> Iterator[Find
             yield problem(name, error)
 
 
-#: A disk with fewer free bytes is reported as nearly full.
+#: A disk with fewer free bytes is reported.
 DISK_BYTES_MIN = 1024**3
-#: Share of the machine's memory above which buffers leave too little for the rest.
+#: Maximum share of the machine's memory for buffers.
 MEMORY_SHARE_MAX = 0.5
-#: Open files that a process needs besides the store's connections.
+#: Open files of a process besides the store's connections.
 FILES_BESIDE = 256
 
 
@@ -300,11 +298,11 @@ def check_machine(settings: Settings) -> Iterator[Finding]:
         yield from _ledgers(settings.serve.ledgers)
     if settings.telemetry.status_file:
         folder = Path(settings.telemetry.status_file).absolute().parent
-        denied = AccessDenied(f"{folder} isn't there or can't be written")
+        denied = AccessDenied(f"{folder} doesn't exist or can't be written")
         yield (
             fine("status file", f"can be written in {folder}")
             if folder.is_dir() and os.access(folder, os.W_OK)
-            else problem("status file", denied, "make the folder, or set another telemetry.status_file")
+            else problem("status file", denied, "create the folder, or set another telemetry.status_file")
         )
     wanted_bytes = settings.offload.offload_memory_bytes_max
     there_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -324,11 +322,11 @@ def _ledgers(ledgers: str) -> Iterator[Finding]:
         return
     folder = path.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        missing = "isn't there" if not folder.is_dir() else "can't be written"
+        missing = "doesn't exist" if not folder.is_dir() else "can't be written"
         yield problem(
             "ledger database",
             AccessDenied(f"the folder {folder} {missing}"),
-            "make it, owned by the user of the process",
+            "create it, owned by the user of the process",
         )
         return
     if path.exists():
@@ -339,11 +337,11 @@ def _ledgers(ledgers: str) -> Iterator[Finding]:
     free_bytes = shutil.disk_usage(folder).free
     text = f"{free_bytes / 1024**3:.1f} GiB are free in {folder}"
     yield fine_unless(
-        "ledger disk", text, "free some: appends fail when it is full" if free_bytes < DISK_BYTES_MIN else ""
+        "ledger disk", text, "free some: appends fail on a full disk" if free_bytes < DISK_BYTES_MIN else ""
     )
 
 
-#: Topics whose subscriptions are checked; further topics are skipped.
+#: Maximum number of topics with a check of their subscriptions; further topics are skipped.
 TOPICS_LOOKED_AT_MAX = 100
 
 
@@ -358,7 +356,7 @@ def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
     patterns = TopicPatterns.of(settings.topics, settings.exclude)
     with PulsarCluster(settings, clock=clock) as cluster:
         try:
-            yield fine("pulsar broker", f"{cluster.client.greet()} answers and lets us in")
+            yield fine("pulsar broker", f"{cluster.client.greet()} answers and grants access")
         except OffloaderError as error:
             yield problem("pulsar broker", error)
         look, failure = survey(cluster.admin, patterns)
@@ -370,14 +368,14 @@ def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
         if topics:
             hint = "raise pulsar.topics_max, or share the topics between several processes"
             is_above = len(topics) > settings.topics_max
-            what = f" are meant, {settings.topics_max} are offloaded" if is_above else " and partitions are meant"
+            what = f" match, {settings.topics_max} are offloaded" if is_above else " and partitions match"
             yield fine_unless("pulsar topics", f"{len(topics)} topics{what}", hint if is_above else "")
             looked_at = topics[:TOPICS_LOOKED_AT_MAX]
             subscriptions, entries = _subscriptions(cluster, looked_at), _entries(cluster, looked_at)
             yield from run_checks([("pulsar subscriptions", subscriptions), ("pulsar entries", entries)])
         elif failure is None:
-            hint = "check names and patterns; topics that producers create later are discovered while it serves"
-            yield warning("pulsar topics", "pulsar.topics means no topic that is there", hint)
+            hint = "check names and patterns; `offloader serve` discovers topics that producers create later"
+            yield warning("pulsar topics", "pulsar.topics matches no existing topic", hint)
         for namespace in sorted(look.topics):
             yield from _policies(cluster, namespace)
         if settings.broker_plugin:
@@ -396,8 +394,8 @@ def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Iterator[Findin
     yield (
         warning(
             "pulsar subscriptions",
-            f"{len(without)} of {len(topics)} topics have no subscription {name}, {without[0]} for example",
-            "until a process serves them nothing keeps what isn't offloaded",
+            f"{len(without)} of {len(topics)} topics have no subscription {name}, for example {without[0]}",
+            "until a process serves them, Pulsar may delete entries that aren't offloaded",
         )
         if without
         else fine("pulsar subscriptions", f"{len(topics)} topics have the subscription {name}")
@@ -405,9 +403,9 @@ def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Iterator[Findin
 
 
 def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
-    """Checks that the admin interface can examine single entries, as it must for undelivered ones."""
+    """Checks that the admin interface can examine single entries, as needed for undelivered ones."""
     check, asked = "pulsar entries", 0
-    without = "until then entries that aren't delivered count as unconfirmed (pulsar.on_gap), and their ledgers stay"
+    without = "until then, undelivered entries count as unconfirmed (pulsar.on_gap), and their ledgers are kept"
     for topic in topics:
         try:
             filled = [each for each in cluster.admin.internals(topic).stored() if each[1]]
@@ -420,27 +418,27 @@ def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
         asked += 1
         if fate is EntryFate.DENIED:
             namespace = topic.removeprefix("persistent://").rpartition("/")[0]
-            what = f"{cluster.admin.url}: the token lacks the permission to look at entries of {topic}"
+            what = f"{cluster.admin.url}: the token lacks permission to examine entries of {topic}"
             raise AccessDenied(what, hint=f"grant its role the action consume on namespace {namespace}; {without}")
         if fate is EntryFate.UNKNOWN:
-            what = f"{cluster.admin.url} doesn't explain entries of {topic}"
-            hint = f"let GET .../ledger/L/entry/E and its X-Pulsar headers pass, of a broker 2.11 or later; {without}"
+            what = f"{cluster.admin.url} can't examine entries of {topic}"
+            hint = f"allow GET .../ledger/L/entry/E and its X-Pulsar headers, with brokers from 2.11; {without}"
             yield warning(check, what, hint)
             return
     if asked:
-        yield fine(check, f"{cluster.admin.url} explains single entries of {asked} topics")
+        yield fine(check, f"{cluster.admin.url} can examine single entries of {asked} topics")
 
 
 def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
-    """Checks the settings of a broker that is to read through the plugin."""
+    """Checks the settings of a broker that uses the plugin."""
     check, admin = "pulsar broker plugin", cluster.admin
-    with suppress(OffloaderError):  # the next request says why
+    with suppress(OffloaderError):  # the next request reports the cause
         yield _told(check, version_finding(admin.broker_version()))
     try:
         settings = admin.broker_settings()
     except AccessDenied as error:
         hint = (
-            "only a superuser may read a broker's settings: run doctor with such a token, or compare them yourself "
+            "only a superuser may read a broker's settings: run doctor with a superuser's token, or compare them "
             "with the page about the plugin"
         )
         yield warning(check, f"the settings of the broker can't be read: {error.message}", hint)
@@ -465,14 +463,14 @@ def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:
         for found in namespace_findings(policies) if has_plugin else ():
             yield _told(check, found)
     except NotFound:
-        yield warning(check, "there is no such namespace", hint="check pulsar.topics")
+        yield warning(check, "the namespace doesn't exist", hint="check pulsar.topics")
     except OffloaderError as error:
-        hint = "the token may not read them: look yourself for a message TTL and for quotas that evict"
+        hint = "the token may not read them: check for a message TTL and for quotas that evict"
         yield warning(check, f"its policies can't be read: {error.message}", hint)
 
 
 _BODY = b"offloader doctor"
-#: Verb -> S3's name of the permission.
+#: Operation -> the name of its permission in S3.
 _PERMISSIONS = {
     "list": "s3:ListBucket",
     "put": "s3:PutObject",
@@ -486,7 +484,7 @@ _PERMISSIONS = {
 
 
 def store_answers(store: ObjectStore) -> Finding:
-    """Whether the store responds; if it doesn't, every other check of it would fail the same way."""
+    """Whether the store responds; without a response, all its other checks would fail the same way."""
     try:
         store.list("", limit=1)
     except OffloaderError as error:
@@ -503,13 +501,13 @@ def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterato
     """
     yield from _verbs(store, deletes=settings.cleanup.delete)
     name, found = "store conditional puts", probe_conditional_puts(store)
-    broken = f"not kept: {'; '.join(found.problems)}"
+    broken = f"not guaranteed: {'; '.join(found.problems)}"
     if found.conditional:
-        yield fine(name, f"kept, also when creators met {found.rounds} times")
+        yield fine(name, f"guaranteed, also in {found.rounds} races of two creators")
     elif settings.store.single_writer:
-        yield warning(name, broken, "store.single_writer is set: nobody else may write there")
+        yield warning(name, broken, "store.single_writer is set: no other process may write to it")
     else:
-        hint = "use another store, or set store.single_writer where nobody else ever writes"
+        hint = "use another store, or set store.single_writer if no other process ever writes to it"
         yield problem(name, Unsupported(broken), hint)
     limit_s = settings.manifest.clock_skew_seconds_max
     time_for_deletion_ms(store, clock, skew_ms_max=limit_s * 1000)
@@ -518,13 +516,13 @@ def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterato
     if stop is not None:
         yield warning(
             "store deletion",
-            f"all deletion is stopped by {stop.by}: {stop.reason}",
-            "`offloader cleanup hold --all --off` lifts that",
+            f"a hold by {stop.by} stops all deletion ({stop.reason})",
+            "`offloader cleanup hold --all --off` removes the hold",
         )
 
 
 def check_bucket(bucket: Bucket) -> Iterator[Finding]:
-    """Checks what the bucket's own rules do to the data. What can't be read is said, and is no problem."""
+    """Checks the effect of the bucket's rules on the data. An unreadable rule is a warning, not a problem."""
     answers: dict[str, Mapping[str, Any] | None] = {}
     for what in (LIFECYCLE, VERSIONING, OBJECT_LOCK):
         try:
@@ -532,7 +530,7 @@ def check_bucket(bucket: Bucket) -> Iterator[Finding]:
         except Unsupported:
             yield fine(f"bucket {what}", "the server doesn't offer it")
         except OffloaderError as error:
-            hint = f"allow {PERMISSIONS[what]}, or look yourself" if isinstance(error, AccessDenied) else error.hint
+            hint = f"allow {PERMISSIONS[what]}, or check it yourself" if isinstance(error, AccessDenied) else error.hint
             yield warning(f"bucket {what}", f"can't be read: {error.message}", hint)
     found: list[BucketFinding] = []
     if LIFECYCLE in answers:
@@ -557,15 +555,15 @@ def _verbs(store: ObjectStore, *, deletes: bool) -> Iterator[Finding]:
         begun.append(store.begin_upload(key))
         store.upload_part(key, begun[-1], 1, _BODY)
         if len(store.list_parts(key, begun[-1])) != 1:
-            raise StoreUnavailable("a part that was sent isn't listed")
+            raise StoreUnavailable("an uploaded part isn't listed")
 
     def listed() -> None:
         if not any(each.key == key for each in store.list(key).objects):
-            raise StoreUnavailable("an object that was put isn't listed")
+            raise StoreUnavailable("an object isn't listed after its put")
 
     def read() -> None:
         if (store.head(key).size_bytes, store.get(key, ByteRange(2, 5))[0]) != (len(_BODY), _BODY[2:5]):
-            raise StoreUnavailable("what was put isn't what is read")
+            raise StoreUnavailable("the bytes of a get differ from those of the put")
 
     def deleted() -> None:
         kept = store.delete([key])
@@ -594,7 +592,7 @@ def _verbs(store: ObjectStore, *, deletes: bool) -> Iterator[Finding]:
             else:
                 yield problem(f"store {verb}", error, _hint(verb, error))
         except IndexError:
-            continue  # no upload was begun, so none is to be aborted
+            continue  # no upload was started, so there is none to abort
         else:
             yield fine(f"store {verb}", "allowed")
     with suppress(OffloaderError):
@@ -605,15 +603,15 @@ def _hint(verb: str, error: OffloaderError) -> str:
     return f"allow {_PERMISSIONS[verb]}" if isinstance(error, AccessDenied) and not error.hint else error.hint
 
 
-#: Streams that are looked through for one whose segments aren't compressed, and those that are sampled.
+#: Maximum numbers of streams to search for uncompressed segments, and to sample.
 COMPRESSION_STREAMS_MAX, SAMPLES_MAX = 50, 3
-#: Newest segments of each, of which the largest one is sampled.
+#: Number of newest segments per stream; the largest of them is sampled.
 _NEWEST_SEGMENTS = 32
 
 
 def check_compression(store: ObjectStore, clock: Clock) -> Iterator[Finding]:
-    """Measures what compression would save, on a sample of the streams with the most uncompressed data. Streams that
-    can't be read are left out: ``check_streams`` and ``verify`` name them."""
+    """Estimates the saving by compression, on a sample of the streams with the most uncompressed data. Streams that
+    can't be read are skipped: ``check_streams`` and ``verify`` report them."""
     largest: list[tuple[int, str, SegmentRecord]] = []
     for name in itertools.islice(list_streams(store), COMPRESSION_STREAMS_MAX):
         with suppress(OffloaderError):
@@ -630,8 +628,8 @@ def check_compression(store: ObjectStore, clock: Clock) -> Iterator[Finding]:
 
 
 def check_compression_ahead(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
-    """Measures the same for streams of the ledger database of which nothing is offloaded yet, on a sample of their
-    entries, so that the codec can be chosen before the first segment."""
+    """Estimates the same for streams of the ledger database without offloaded entries, on a sample of their entries, so
+    that you can choose the codec before the first segment."""
     with ExitStack() as stack:
         try:
             database = stack.enter_context(closing(EmbeddedLedgers(file.settings_of("").serve.ledgers, create=False)))
@@ -652,14 +650,14 @@ def check_compression_ahead(store: ObjectStore, file: SettingsFile, clock: Clock
                 yield _compression(name, found)
 
 
-#: How long the entries of one sampled topic are waited for.
+#: Timeout for the entries of one sampled topic.
 SAMPLE_WAIT_S_MAX = 5.0
 
 
 def check_compression_of_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
-    """Measures the same for the largest Pulsar topics of which nothing is offloaded yet, on their oldest entries.
+    """Estimates the same for the largest Pulsar topics without offloaded entries, on their oldest entries.
 
-    Topics that can't be read are left out: ``check_pulsar`` names what is wrong.
+    Topics that can't be read are skipped: ``check_pulsar`` reports their problems.
     """
     settings = file.settings_of("").pulsar
     settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
@@ -690,12 +688,12 @@ def _compression(stream: str, found: Saving) -> Finding:
     return replace(fine(f"compression of {stream}", str(found)), hint=found.advice)
 
 
-#: Streams whose manifests are loaded; the rest is only counted.
+#: Maximum number of manifests to load; further streams are only counted.
 STREAMS_MAX = 200
 
 
 def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers: str = "") -> Iterator[Finding]:
-    """Checks what keeps the store's and the hot tier's streams from being offloaded.
+    """Checks the streams of the store and of the hot tier for causes that prevent their offload.
 
     Args:
         ledgers: the ledger database; default: ``serve.ledgers``.
@@ -716,7 +714,7 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
                 losses = database.losses(stored)
             lost = {each.stream: (each, refused(path, each)) for each in losses}
         yield from check_identity(identity, {name: source.noted_store() for name, source in hot.items()})
-        # Damaged ones first: those are never left out.
+        # Damaged streams first: they are always reported.
         names = sorted({*stored, *hot, *lost}, key=lambda name: (name not in lost, name))
         troubles = 0
         for name in names[:STREAMS_MAX]:
@@ -727,15 +725,15 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
         for name, error in unlisted_streams(store, list_streams(store, released=True)):
             troubles += 1
             yield problem(f"stream {name}", error)
-    rest = f"; {len(names) - STREAMS_MAX} more weren't looked at" if len(names) > STREAMS_MAX else ""
+    rest = f"; {len(names) - STREAMS_MAX} more weren't checked" if len(names) > STREAMS_MAX else ""
     if not troubles:
-        yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")
+        yield fine("streams", f"{len(names)} streams, no problem prevents their offload{rest}")
     elif rest:
-        yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` says how far those are")
+        yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` shows their progress")
 
 
 def check_identity(identity: UUID | None, noted: Mapping[str, UUID | None]) -> Iterator[Finding]:
-    """Compares the store's identity with the one that each hot tier noted; says nothing where none differs."""
+    """Compares the store's identity with the one recorded by each hot tier; reports differences only."""
     whys = {name: why for name, each in sorted(noted.items()) if (why := other_identity(identity, each))}
     for name, why in list(whys.items())[:1]:
         more = f" and of {len(whys) - 1} more" if len(whys) > 1 else ""
@@ -753,21 +751,21 @@ def _stream(
     check = f"stream {name}"
     try:
         state = load_of_source(store, name, source)
-    except NotFound:  # deleted: its catalogue entry stays until the tombstone expires
+    except NotFound:  # deleted: the catalogue keeps its entry until the tombstone expires
         return
     if lost is not None and lost[0].is_after(state.committed_end()):
         yield problem(check, lost[1])
-    # List the ledgers after reading the manifest: they are compared with it.
+    # List the ledgers after reading the manifest, for the comparison.
     infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
     waiting = _entries_after(infos, state.committed_end())
     if state.paused:
-        yield warning(check, f"paused{_waits(waiting)}", f"`offloader resume {name}` lets it go on")
+        yield warning(check, f"paused{_waits(waiting)}", f"`offloader resume {name}` resumes it")
     elif settings.offload.method == "none" and (waiting or state.record_id):
         yield warning(check, f"its method is none{_waits(waiting)}", 'set offload.method = "streaming"')
     elif waiting:
         yield from _late(check, state, settings, clock.now_ms(), waiting)
     if state.held:
-        yield warning(check, "on hold: nothing of it is deleted", f"`offloader cleanup hold {name} --off` lifts that")
+        yield warning(check, "on hold: nothing is deleted from it", f"`offloader cleanup hold {name} --off` ends it")
 
 
 def _late(check: str, state: ManifestState, settings: Settings, now_ms: int, waiting: int) -> Iterator[Finding]:
@@ -780,14 +778,14 @@ def _late(check: str, state: ManifestState, settings: Settings, now_ms: int, wai
     if silent_s <= patience_s:
         return
     hint = (
-        "the method ledger takes closed ledgers only: the method streaming takes what is written too"
+        "the method ledger offloads closed ledgers only: the method streaming also offloads open ones"
         if offload.method == "ledger"
-        else f"its owner was {state.owner.name or 'nobody'}: {_START}"
+        else f"its last owner was {state.owner.name or 'unknown'}: {_START}"
     )
-    yield warning(check, f"nothing was written for {silent_s:.0f} s{_waits(waiting)}", hint)
+    yield warning(check, f"no manifest record for {silent_s:.0f} s{_waits(waiting)}", hint)
 
 
-_START = "start `offloader serve` where its ledgers are, and look at its log"
+_START = "start `offloader serve` on the machine with its ledgers, and check its log"
 
 
 def _entries_after(infos: list[LedgerInfo], end: Position | None) -> int:
@@ -797,4 +795,4 @@ def _entries_after(infos: list[LedgerInfo], end: Position | None) -> int:
 
 
 def _waits(count: int) -> str:
-    return f", and {count:,} entries wait" if count else ""
+    return f", with a backlog of {count:,} entries" if count else ""

@@ -1,7 +1,7 @@
-"""Error kinds, each with the caller's remedy and an exit code.
+"""Error kinds, each with a remedy and an exit code.
 
-Every intended error of the package is in this tree, except ``formats.errors``, which the callers translate. An error
-keeps its cause (``raise ... from``).
+Every intended error of the package is in this tree, except ``formats.errors``, which callers translate. An error keeps
+its cause (``raise ... from``).
 """
 
 from __future__ import annotations
@@ -51,44 +51,44 @@ def install_hint(extra: str) -> str:
     return f"in a checkout of offloader: pip install -c constraints.txt '.[{extra}]'"
 
 
-#: What an operating system says about a connection -> the same in plain words.
+#: Error class of a failed connection -> its cause as text.
 _REASONS: dict[type[BaseException], str] = {
     ConnectionRefusedError: "connection refused",
-    ConnectionError: "the connection was cut",
-    socket.gaierror: "no such host name",
+    ConnectionError: "connection closed by the peer",
+    socket.gaierror: "host name not found",
 }
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
-#: Causes of causes that are looked at.
+#: Maximum number of causes to examine.
 _CAUSES_MAX = 20
 
 
 def plain_reason(error: BaseException, answer_s: float | None = None) -> str:
-    """Why a connection failed, in plain words and without a library's text: ``connection refused``.
+    """The cause of a failed connection as short text, without a library's wording: ``connection refused``.
 
     Args:
-        error: with its causes; one that isn't about a connection is described by its own text.
-        answer_s: the call's limit, for ``no answer within 5 s``.
+        error: with its causes; an error that isn't about a connection is described by its own text.
+        answer_s: the timeout of the call, for ``no answer within 5 s``.
     """
     causes = list(_causes(error))
-    # Where nothing has loaded it, which takes long, no error is one of its.
+    # Don't load it here, which takes long: without it, no error can be of its classes.
     ssl: Any = sys.modules.get("ssl")
     for each in causes:
         if ssl and isinstance(each, ssl.SSLCertVerificationError):
-            return f"its certificate isn't good: {each.verify_message}"
+            return f"certificate verification failed: {each.verify_message}"
         if isinstance(each, OSError) and each.errno in _UNREACHABLE:
-            return "no way to that address"
+            return "no route to host"
         found = next((text for kind, text in _REASONS.items() if isinstance(each, kind)), "")
         if found:
             return found
         if ssl and isinstance(each, ssl.SSLError):
-            return f"it speaks no TLS that fits: {(each.reason or 'unknown reason').lower().replace('_', ' ')}"
+            return f"TLS handshake failed: {(each.reason or 'unknown reason').lower().replace('_', ' ')}"
     if any("timeout" in f"{type(each).__name__}".lower() for each in causes):
         return "no answer" if answer_s is None else f"no answer within {answer_s:g} s"
     return one_line(error.message if isinstance(error, OffloaderError) else str(error) or type(error).__name__)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it came from, the nearest first."""
+    """An error and its causes, the nearest first."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < _CAUSES_MAX:
         each = waiting.pop(0)
@@ -99,7 +99,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 class ErrorKind(enum.Enum):
-    """The caller's remedy; the value is the process's exit code."""
+    """Kind of an error by its remedy; the value is the process's exit code."""
 
     BUG = 1
     INVALID_REQUEST = 2
@@ -112,19 +112,19 @@ class ErrorKind(enum.Enum):
 
     @property
     def advice(self) -> str:
-        """Remedy for an error of this kind, as text."""
+        """The remedy for an error of this kind."""
         return _ADVICE[self]
 
 
 _ADVICE = {
-    ErrorKind.BUG: "report it, with what `--debug` prints",
+    ErrorKind.BUG: "report it with the output of `--debug`",
     ErrorKind.INVALID_REQUEST: "change the command, the settings or the input; nothing was changed",
-    ErrorKind.NOT_FOUND: "the stream, bucket, object or position isn't there: look at the name",
-    ErrorKind.RETRY_LATER: "the store or source didn't answer usefully; try again later",
-    ErrorKind.FENCED: "a newer owner has the stream; stop, and look who it is with `offloader status`",
-    ErrorKind.DATA_CORRUPTION: "stored bytes are damaged or gone: `offloader verify --deep` names them; restore a copy",
-    ErrorKind.OUTCOME_UNKNOWN: "a write may or may not have happened; look before you repeat it",
-    ErrorKind.DENIED: "credentials or permissions are wrong: mend them, then repeat",
+    ErrorKind.NOT_FOUND: "the stream, bucket, object or position doesn't exist; check the name",
+    ErrorKind.RETRY_LATER: "the store or source gave no usable response; retry later",
+    ErrorKind.FENCED: "another owner has the stream; stop, and find it with `offloader status`",
+    ErrorKind.DATA_CORRUPTION: "stored data is damaged or missing: run `offloader verify --deep`, restore a copy",
+    ErrorKind.OUTCOME_UNKNOWN: "a write may or may not have happened; check its result before you repeat it",
+    ErrorKind.DENIED: "credentials or permissions are wrong; correct them and repeat",
 }
 
 
@@ -132,8 +132,8 @@ class OffloaderError(Exception):
     """Base of all intended errors.
 
     Args:
-        message: one line: what, where (stream, object, position, setting and file), why.
-        hint: the remedy, one line, may be empty.
+        message: one line: what failed, on which object (stream, object, position, setting and file), why.
+        hint: the remedy in one line; may be empty.
     """
 
     kind: ClassVar[ErrorKind] = ErrorKind.BUG
@@ -171,13 +171,13 @@ class Unsupported(InvalidCall):
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Context for imports of packages that the extra ``extra`` brings.
+    """Context for imports of packages of the extra ``extra``.
 
     Args:
-        what: what needs them, for the message: ``"the command line"``.
+        what: the feature that needs them, for the message: ``"the command line"``.
 
     Raises:
-        Unsupported: one isn't installed.
+        Unsupported: a package isn't installed.
     """
     try:
         yield
@@ -190,7 +190,7 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def parsing(message: str, hint: str = "") -> Iterator[None]:
-    """Context that reads what a caller gave. Raises ``InvalidCall`` with this message instead of a ``ValueError``."""
+    """Context for parsing a caller's input. Raises ``InvalidCall`` with this message instead of a ``ValueError``."""
     try:
         yield
     except ValueError as error:
@@ -212,7 +212,7 @@ class NotFound(OffloaderError):
 
 
 class BucketMissing(OffloaderError):
-    """No such bucket or directory. Not a ``NotFound``, so that handlers of an absent object don't catch it."""
+    """A bucket or directory doesn't exist. Not a ``NotFound``: handlers of an absent object must not catch it."""
 
     kind = ErrorKind.NOT_FOUND
 
@@ -234,7 +234,7 @@ class Throttled(StoreUnavailable):
 
 
 class ExecutorLost(OffloaderError):
-    """A process of a job was lost; its work is unknown and doesn't count."""
+    """A process of a job was lost; its results are unknown and ignored."""
 
     kind = ErrorKind.RETRY_LATER
 
@@ -262,7 +262,7 @@ class Fenced(OffloaderError):
 
 
 class ReaderExpired(Fenced):
-    """A reader group gave this reader's partitions to others: it was silent for too long, or its name joined again."""
+    """The reader group reassigned this reader's partitions: it was inactive too long, or its name joined again."""
 
 
 class Corrupt(OffloaderError):
@@ -278,7 +278,7 @@ class SourceMismatch(OffloaderError):
 
 
 class StoreMismatch(SourceMismatch):
-    """A store isn't the one that a hot tier has committed to: another, an emptied or an older one."""
+    """A store isn't the one to which a hot tier has committed: another, an emptied or an older one."""
 
 
 class ObjectMissing(OffloaderError):

@@ -29,11 +29,11 @@ from offloader.write.stream_state import Lag, StreamStatus
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A stream that has data and makes no progress.
+    """A stream with a backlog and without progress.
 
     Attributes:
         seconds: since its last progress.
-        reason: one line: what waits, since when, why if that is known.
+        reason: one line: the backlog, its age and the cause, if known.
     """
 
     stream: str
@@ -51,8 +51,8 @@ class Watchdog:
     """Detects streams without progress between observations.
 
     Args:
-        no_progress_s: how long a stream with data may make none.
-        segment_age_s: maximum age of a segment; a stream whose entries are all offered may wait that long.
+        no_progress_s: maximum time without progress for a stream with a backlog.
+        segment_age_s: maximum age of a segment; the wait of a stream with all entries in a segment.
     """
 
     def __init__(self, no_progress_s: float, segment_age_s: float) -> None:
@@ -62,16 +62,16 @@ class Watchdog:
     def look(
         self, now_s: float, statuses: Mapping[str, StreamStatus], hanging: Mapping[str, str] | None = None
     ) -> dict[str, Stall]:
-        """The streams that are stalled now, by name; forgets streams that aren't in ``statuses``.
+        """The currently stalled streams by name; forgets streams that aren't in ``statuses``.
 
         Args:
             now_s: of a monotonic clock.
-            hanging: stream -> its overdue request, in words.
+            hanging: stream -> its overdue request as text.
         """
         seen: dict[str, _SeenProgress] = {}
         stalls: dict[str, Stall] = {}
         for stream, status in statuses.items():
-            # A paused stream makes no progress; resuming it restarts its time.
+            # A paused stream makes no progress; its time restarts when it is resumed.
             waits = _has_data(status) and status.mode is not Mode.PAUSED
             seen[stream] = self._moved(self._seen.get(stream) if waits else None, status, now_s)
             quiet_s, hangs = now_s - seen[stream].since_s, (hanging or {}).get(stream, "")
@@ -89,7 +89,7 @@ class Watchdog:
         return before
 
     def _stall(self, stream: str, status: StreamStatus, quiet_s: float, hangs: str) -> Stall | None:
-        waits = f"stream {stream}: entries up to {status.tail} wait, committed is {status.committed or 'nothing'}"
+        waits = f"stream {stream}: entries up to {status.tail} wait, committed end {status.committed or 'none'}"
         if status.mode is Mode.STOPPED:
             return None if status.was_closed else Stall(stream, quiet_s, f"{waits}; it stopped: {status.error}")
         gathering = status.mode is Mode.LIVE and not _after(status.tail, status.offered)
@@ -105,7 +105,7 @@ def _has_data(status: StreamStatus) -> bool:
 
 
 def _is_unread(status: StreamStatus) -> bool:
-    """Whether the process hasn't read the stream's manifest yet: it doesn't know what is committed."""
+    """Whether the process hasn't read the stream's manifest yet, so that the committed end is unknown."""
     return status.stored is None and status.committed is None
 
 
@@ -115,18 +115,18 @@ def _after(one: Position | None, other: Position | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """What a stream needs and can't be reached now, each in plain words; empty: it can, or nobody asks."""
+    """Unreachable services that a stream needs, as text; empty: reachable, or not needed."""
 
     source: str = ""
     store: str = ""
 
 
-#: Modes in which an outage changes nothing.
+#: Modes that an outage doesn't change.
 _LASTING = (Mode.PAUSED.value, Mode.STOPPED.value, "deleted")
 
 
 def mode_of(mode: str, *, disconnected: str = "", stalled: str | None = None) -> str:
-    """A stream's mode for people: ``disconnected`` without its hot tier, ``stalled`` where entries wait in vain, else
+    """A stream's mode as displayed: ``disconnected`` without its hot tier, ``stalled`` with blocked entries, else
     ``mode``."""
     if mode in _LASTING:
         return mode
@@ -134,11 +134,11 @@ def mode_of(mode: str, *, disconnected: str = "", stalled: str | None = None) ->
 
 
 def lag_now(known: Lag, known_s: float, known_ms: int, now_s: float, *, is_caught_up: bool) -> Lag:
-    """The lag while nobody can say what it is: it grows from where it was known last.
+    """The lag while it can't be measured: it grows from the last known value.
 
     Args:
-        known: at ``known_s`` of the monotonic clock, which was ``known_ms``.
-        is_caught_up: whether what was known of the hot tier is committed by now.
+        known: the lag at ``known_s`` of the monotonic clock, which was ``known_ms``.
+        is_caught_up: whether all known entries of the hot tier are committed by now.
     """
     seconds = (0.0 if is_caught_up else known.seconds or 0.0) + max(now_s - known_s, 0.0)
     entries, size_bytes = (0, 0) if is_caught_up else (known.entries, known.payload_bytes)
@@ -146,7 +146,7 @@ def lag_now(known: Lag, known_s: float, known_ms: int, now_s: float, *, is_caugh
 
 
 VERSION = 1
-_WHERE = "name the file that telemetry.status_file of the writing process names"
+_WHERE = "give the file of the writing process's setting telemetry.status_file"
 #: Ten thousand streams take about seven MiB.
 STATUS_FILE_BYTES_MAX = 256 * 1024 * 1024
 
@@ -154,8 +154,8 @@ STATUS_FILE_BYTES_MAX = 256 * 1024 * 1024
 def stream_document(
     stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None, outage: Outage | None = None
 ) -> dict[str, Any]:
-    """One stream's status in this process; ``lag`` is ``None`` if it was never known. What is offloaded is by the
-    manifest as the process knows it, ``None`` before it has read it."""
+    """One stream's status in this process. ``lag`` is ``None`` if it was never known. The offloaded amounts are those
+    of the manifest as last read, ``None`` before the first read."""
     outage, stored = outage or Outage(), status.stored
     stalled = _stalled(status, stall, outage)
     return {
@@ -183,7 +183,7 @@ def stream_document(
 
 
 def _stalled(status: StreamStatus, stall: Stall | None, outage: Outage) -> str | None:
-    """Why entries wait in vain; ``None``: they don't."""
+    """The cause that blocks entries; ``None``: they aren't blocked."""
     if stall is not None:
         return stall.reason
     waits = outage.store and _has_data(status) and status.mode.value not in _LASTING
@@ -211,7 +211,7 @@ def idle_document(stream: str, mode: str, *, error: str | None) -> dict[str, Any
 
 
 def manifest_document(state: ManifestState) -> dict[str, Any]:
-    """Status from the manifest alone: valid wherever the writer runs, but without hot tier and buffers."""
+    """Status from the manifest alone: valid for a writer on any machine, but without hot tier and buffers."""
     totals = state.totals()
     assigned = len(state.assigned())
     return {
@@ -248,7 +248,7 @@ def manifest_document(state: ManifestState) -> dict[str, Any]:
 
 def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Merges both documents of a stream: segments, entries, bytes and the committed end from the manifest (they outlive
-    processes), the rest from the writing process."""
+    processes), the others from the writing process."""
     merged = {**manifest, **process, "source": "process and manifest"}
     merged["segments"] = {**manifest["segments"], "failed": process["segments"]["failed"]}
     if manifest["mode"] == "paused" and process["mode"] != Mode.STOPPED.value:
@@ -258,7 +258,7 @@ def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> di
 
 
 def trouble_of(row: Mapping[str, Any]) -> str | None:
-    """A stream's problem, of its status document; ``None``: none known."""
+    """A stream's problem according to its status document; ``None``: none known."""
     return row.get("stalled") or row.get("disconnected") or row.get("last_error")
 
 
@@ -274,16 +274,16 @@ def write_status_file(path: Path, document: Mapping[str, Any]) -> None:
         beside.replace(path)
     except OSError as cause:
         raise AccessDenied(
-            f"the status file {path} can't be written: {cause.strerror}", hint="see telemetry.status_file"
+            f"the status file {path} can't be written: {cause.strerror}", hint="check telemetry.status_file"
         ) from cause
 
 
 def read_status_file(path: Path) -> dict[str, Any]:
-    """The document that a process wrote last; ``written_ms`` is its time.
+    """The document that a process last wrote; ``written_ms`` is its time.
 
     Raises:
         NotFound: no document was written yet.
-        AccessDenied: it can't be read.
+        AccessDenied: the file can't be read.
         Corrupt: it isn't a status document.
     """
     try:
@@ -291,7 +291,7 @@ def read_status_file(path: Path) -> dict[str, Any]:
             raw = file.read(STATUS_FILE_BYTES_MAX + 1)
     except FileNotFoundError as cause:
         raise NotFound(
-            f"there is no status file {path}", hint="the writing process makes it: set telemetry.status_file there"
+            f"the status file {path} doesn't exist", hint="set telemetry.status_file of the writing process"
         ) from cause
     except OSError as cause:
         raise AccessDenied(f"the status file {path} can't be read: {cause.strerror}") from cause
@@ -303,7 +303,7 @@ def read_status_file(path: Path) -> dict[str, Any]:
 
 
 def status_document(document: Any, *, where: str) -> dict[str, Any]:
-    """The document, checked. Raises ``Corrupt``: it isn't a status document."""
+    """The checked document. Raises ``Corrupt`` if it isn't a status document."""
     if not (
         isinstance(document, dict)
         and document.get("version") == VERSION
@@ -323,7 +323,7 @@ _log = logging.getLogger("offloader.monitor")
 
 
 class ObservedStream(Protocol):
-    """A stream to observe, such as ``StreamOffload``. Its ``lag`` is asked for only where its status has one."""
+    """A stream to observe, such as ``StreamOffload``. Its ``lag`` is requested only if its status has one."""
 
     @property
     def stream(self) -> str: ...
@@ -333,29 +333,29 @@ class ObservedStream(Protocol):
     def lag(self) -> Lag: ...
 
 
-#: Stalls of one look that have a line each; of further ones only the number.
+#: Stalls with a log line in one observation; further ones are only counted.
 _STALLS_TOLD_MAX = 3
-#: Observing ten thousand streams takes a quarter of a second: keep it a small part of the time.
+#: Observing ten thousand streams takes a quarter of a second: limit its share of the time.
 _IDLE_FACTOR = 50.0
 
 
 #: One observed stream, by name.
 _Seen = tuple[str, StreamStatus, Lag | None, Stall | None, Outage]
 
-#: Longest wait of a look for sources that are asked for their ledgers; what was known before is shown after it.
+#: Maximum wait of an observation for the ledgers of sources; then it shows the last known values.
 LAG_WAIT_S_MAX = 1.0
-#: A lag that was asked for longer ago isn't current.
+#: Maximum age of a current lag.
 LAG_CURRENT_S_MAX = 10.0
 
 
 class Lags:
-    """Lags of a process's streams, as known last. Sources are asked on a thread of their own: one that doesn't answer
-    delays no look by more than ``LAG_WAIT_S_MAX``, once. One look at a time."""
+    """Last known lags of a process's streams. A separate thread queries the sources: one that doesn't answer delays one
+    observation by at most ``LAG_WAIT_S_MAX``. One observation at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        #: Stream -> its lag, and when it was that, by both clocks.
+        #: Stream -> its lag, and the time of the measurement by both clocks.
         self._known: dict[str, tuple[Lag, float, int]] = {}
         self._asking = threading.Event()
         self._asking.set()
@@ -368,13 +368,13 @@ class Lags:
         """The lag of each stream; ``None``: it was never known.
 
         Args:
-            is_away: whether a stream that isn't among them can't be reached now: what was known of it is kept.
+            is_away: whether a stream that isn't among them is unreachable now: its last known lag is kept.
         """
-        # One value for all that have none: a process may have thousands of idle streams.
+        # One shared value for streams without lag: a process may have thousands of idle streams.
         none_now = Lag(0, 0, 0.0), self._clock.monotonic_s(), self._clock.now_ms()
         unknown: dict[str, ObservedStream] = {}
         with self._lock:
-            # A stream that is handed over or started again during an outage isn't less behind afterwards.
+            # A handover or restart of a stream during an outage doesn't reduce its lag.
             self._known = {name: each for name, each in self._known.items() if name in streams or is_away(name)}
             for name, (stream, status, outage) in streams.items():
                 if outage.source or (outage.store and _is_unread(status)):
@@ -422,7 +422,7 @@ class Observation:
         clock: for the watchdog and the time of a document.
         recorder: reads the gauges of the streams until this is closed.
         store: of the streams; its limits and open requests are observed too.
-        store_problems: guarantees that the store failed in a check; writes go on where ``store.single_writer`` is set.
+        store_problems: guarantees that the store failed in a check; with ``store.single_writer`` set, writes continue.
     """
 
     def __init__(
@@ -441,7 +441,7 @@ class Observation:
         self._lock, self._looking, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()
         self._reasons: dict[str, str] = {}
-        #: Stalled streams that were logged, and not yet that they move again.
+        #: Stalled streams whose recovery isn't logged yet.
         self._stalls_told: set[str] = set()
         self._told: str = ""
         self._complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda rows: rows
@@ -451,20 +451,21 @@ class Observation:
         self._unwatch = recorder.watch(self.readings)
 
     def add(self, stream: ObservedStream) -> None:
-        """Observes a stream from now on, by weak reference."""
+        """Starts the observation of a stream, by weak reference."""
         with self._lock:
             self._streams.add(stream)
 
     def remove(self, stream: ObservedStream) -> None:
-        """Ends the observation of a stream that was replaced, or that its process no longer offloads."""
+        """Ends the observation of a stream that was replaced, or is no longer offloaded by its process."""
         with self._lock:
             self._streams.discard(stream)
 
     def complete_with(
         self, complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], outage_of: Callable[[str], Outage]
     ) -> None:
-        """From now on ``complete`` makes the document's rows of the observations: a service knows more of its streams,
-        and of further ones. ``outage_of`` says what a stream can't reach. Both must be fast."""
+        """Sets the function ``complete`` that makes the document's rows of the observations, as a service knows more
+        about its streams and has further ones. ``outage_of`` returns unreachable services of a stream. Both must be
+        fast."""
         self._complete, self._outage_of = complete, outage_of
 
     @property
@@ -473,10 +474,10 @@ class Observation:
         return dict(self._reasons)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """Observes every ``status_interval_s``, less often where that takes long; a second call changes nothing.
+        """Observes every ``status_interval_s``, less often if that takes long. A second call has no effect.
 
         Args:
-            call_after: runs a call after so many seconds, on another thread.
+            call_after: runs a call after a number of seconds, on another thread.
         """
         with self._lock:
             if self._started or self._closed:
@@ -488,18 +489,18 @@ class Observation:
                 started_s = self._clock.monotonic_s()
                 try:
                     with self._writing:
-                        if not self._closed:  # else this would replace the final state
+                        if not self._closed:  # otherwise this would replace the final state
                             self._document()
                 except Exception:
-                    # An error in one stream must not end the watchdog.
-                    _log.exception("looking at the streams failed; they are looked at again")
+                    # An error of one stream must not stop the watchdog.
+                    _log.exception("the observation of the streams failed; it is repeated")
                 took_s = self._clock.monotonic_s() - started_s
                 call_after(max(self._settings.telemetry.status_interval_s, took_s * _IDLE_FACTOR), turn)
 
         call_after(0.0, turn)
 
     def close(self) -> None:
-        """Observes a last time, so that the status file has the final state. Idempotent."""
+        """Observes one last time, so that the status file has the final state. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed:
@@ -574,10 +575,10 @@ class Observation:
             streams: dict[str, tuple[ObservedStream, StreamStatus]] = {}
             for stream in held:
                 status = stream.status()
-                # A stream that was stopped and restarted may be listed twice for a while.
+                # A restarted stream may be listed twice for a while.
                 if stream.stream not in streams or not status.was_closed:
                     streams[stream.stream] = stream, status
-            # Before any source is queried: an unresponsive one must not block the watchdog.
+            # Before the queries of sources: an unresponsive source must not block the watchdog.
             named = {name: status for name, (_, status) in streams.items()}
             stalls = self._watchdog.look(self._clock.monotonic_s(), named, self._hanging())
             self._warn(stalls)
@@ -586,7 +587,7 @@ class Observation:
             return [(name, status, lags[name], stalls.get(name), outage) for name, (_, status, outage) in known.items()]
 
     def _warn(self, stalls: Mapping[str, Stall]) -> None:
-        # What an outage explains has the outage's line.
+        # The log line of an outage covers the stalls that it causes.
         new = {name for name in stalls.keys() - self._reasons.keys() if self._outage_of(name) == Outage()}
         for name in sorted(new)[:_STALLS_TOLD_MAX]:
             extra = {"event": "stream_stalled", "stream": name, "seconds": round(stalls[name].seconds, 3)}
@@ -598,9 +599,11 @@ class Observation:
         self._stalls_told |= new
         over = self._stalls_told - stalls.keys()
         for name in sorted(over)[:_STALLS_TOLD_MAX]:
-            _log.info("stream %s: not stalled any more", name, extra={"event": "stream_moves", "stream": name})
+            _log.info("stream %s: no longer stalled", name, extra={"event": "stream_moves", "stream": name})
         if (more := len(over) - _STALLS_TOLD_MAX) > 0:
-            _log.info("%d further streams aren't stalled", more, extra={"event": "streams_move", "streams": more})
+            _log.info(
+                "%d further streams are no longer stalled", more, extra={"event": "streams_move", "streams": more}
+            )
         self._stalls_told -= over
         self._reasons = {name: stall.reason for name, stall in stalls.items()}
 

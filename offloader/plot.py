@@ -15,22 +15,22 @@ from offloader.errors import AccessDenied, Unsupported, install_hint
 
 _INK, _MUTED, _LINE = "#22303c", "#6b7a88", "#c9d2da"
 _LEDGER_COLOURS = ("#2f6f9f", "#c96f1e", "#4b9b7a", "#a05195", "#c8553d", "#5c6bc0", "#8a9a3b", "#3a8fb7")
-#: Narrower bars, by share of the width, carry no text.
+#: Bars narrower than this share of the width have no text.
 _LABEL_WIDTH_MIN = 0.035
 _BINS = 53
-#: Ledgers whose ends are drawn as lines across the plot.
+#: Maximum number of ledgers with their ends drawn as lines across the plot.
 _LINES_MAX = 40
-#: Bars of a row; above it neighbours are merged.
+#: Maximum number of bars in a row; above it neighbours are merged.
 _BARS_MAX = 500
 _GAP_COLOUR = "#b3261e"
-#: Gaps drawn with their positions; further gaps only as lines.
+#: Maximum number of gaps with a label; further gaps are lines only.
 _GAP_LABELS_MAX = 8
 _MS_PER_S = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A ledger or a segment: events ``start`` (included) to ``stop`` (excluded) of the stream, and its bytes."""
+    """A ledger or a segment: events ``start`` (inclusive) to ``stop`` (exclusive) of the stream, and its bytes."""
 
     name: str
     start: int
@@ -43,10 +43,10 @@ class StreamTimeline:
     """Data of a plot.
 
     Attributes:
-        title: above the plot.
-        ledgers, segments: each ascending, without overlaps of its kind.
+        title: of the plot.
+        ledgers, segments: each ascending and without overlaps.
         timeline: (events before, publish time in ms) of some events, ascending in events.
-        gaps: (events before, what is missing there).
+        gaps: (events before, label of the missing entries).
         where_ledgers: in parentheses below the word "ledgers", unless empty.
     """
 
@@ -75,7 +75,9 @@ def draw(shape: StreamTimeline, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise Unsupported("matplotlib isn't installed, so there is no picture", hint=install_hint("plot")) from error
+        raise Unsupported(
+            "a picture needs the package matplotlib, which isn't installed", hint=install_hint("plot")
+        ) from error
     figure = Figure(figsize=(14, 6.6), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
     axis = _Axis(shape)
@@ -94,7 +96,7 @@ def draw(shape: StreamTimeline, path: Path) -> None:
 
 
 class _Axis:
-    """Maps events to the horizontal axis: dates in days since 1970 where times ascend, else events."""
+    """Maps events to the horizontal axis: dates in days since 1970 if times ascend, else events."""
 
     def __init__(self, shape: StreamTimeline) -> None:
         self._events = np.array([events for events, _ in shape.timeline], dtype=np.int64)
@@ -107,7 +109,7 @@ class _Axis:
         return float(np.interp(event, self._events, self._days)) if self.by_time else float(event)
 
     def events_at(self, edges: NDArray[np.float64], shape: StreamTimeline) -> NDArray[np.float64]:
-        """Events before each place; adds the stream's end, which the last sample isn't."""
+        """Events before each sample, and the stream's end."""
         days = np.append(self._days, self._days[-1])
         before: NDArray[np.float64] = np.interp(edges, days, np.append(self._events, shape.events))
         return before
@@ -219,7 +221,7 @@ def _draw_rate(axes: Any, shape: StreamTimeline, axis: _Axis) -> None:
 
 
 def _draw_times(axes: Any, shape: StreamTimeline) -> None:
-    """Publish times along the stream, where they don't ascend and can't be the axis."""
+    """Draws publish times along the stream if they don't ascend and can't be the axis."""
     known = [(events, time_ms) for events, time_ms in shape.timeline if time_ms >= 0]
     if not known:
         axes.set_yticks([])

@@ -28,7 +28,7 @@ from offloader.runtime.clock import Clock
 from offloader.runtime.system import sync_name
 from offloader.times import time_text
 
-#: 268 million entries of a ledger; brokers close one after 50,000, or after ten minutes if that is later.
+#: 268 million entries of a ledger; brokers close a ledger after 50,000, or after ten minutes if that is later.
 _ENTRY_BITS = 28
 _LEDGER_BITS = 63 - _ENTRY_BITS
 _NAME = "offloader-replay"
@@ -42,9 +42,9 @@ def number_of(position: Position) -> int:
     """
     if not (0 <= position.ledger_id < 1 << _LEDGER_BITS and 0 <= position.entry_id < 1 << _ENTRY_BITS):
         raise Unsupported(
-            f"{position} has no sequence id: a ledger's id must be below 2^{_LEDGER_BITS}, an entry's below "
+            f"position {position} has no sequence id: a ledger's id must be below 2^{_LEDGER_BITS}, an entry's below "
             f"2^{_ENTRY_BITS}",
-            hint="read this part and produce it with a program of your own",
+            hint="read these entries and send them with another producer",
         )
     return position.ledger_id << _ENTRY_BITS | position.entry_id
 
@@ -67,12 +67,12 @@ def producer_name(stream: str, incarnation: UUID, topic: str, begin: str, label:
 
 
 def begin_name(stream: str, topic: str, from_time: str, label: str = "") -> str:
-    """Name of the file of a relative beginning. Arguments as of ``producer_name``; ``stream`` may be a topic's name."""
+    """Name of the file of a relative start. Arguments as for ``producer_name``; ``stream`` may be a topic's name."""
     return f"{_NAME}-begin-{_digest(stream, topic, from_time, label)}"
 
 
 def lease_name(stream: str, incarnation: UUID, topic: str, label: str = "") -> str:
-    """Name of the producer that locks a topic against other replays of the stream: one for all starts. Arguments as of
+    """Name of the producer that locks a topic against other replays of the stream: one for all starts. Arguments as for
     ``producer_name``."""
     return f"{_NAME}-lease-{_digest(stream, str(incarnation), topic, label)}"
 
@@ -96,7 +96,7 @@ class Progress:
     Attributes:
         producer: its producer's name.
         sent: the newest entry of the stream that is stored in the target; ``None``: none.
-        target: an entry of the target; this replay's entries beyond ``sent`` lie after it; ``None``: anywhere.
+        target: an entry of the target; this replay's entries beyond ``sent`` are after it; ``None``: anywhere.
     """
 
     producer: str
@@ -112,7 +112,7 @@ def default_folder() -> Path:
 
 
 class ProgressFile:
-    """One replay's file. One process at a time writes it: the broker admits one producer of a name.
+    """The progress file of one replay. One process writes at a time: the broker admits one producer of a name.
 
     Args:
         path: the file; the first write creates its folder.
@@ -122,13 +122,13 @@ class ProgressFile:
         self.path = path
 
     def read(self) -> Progress | None:
-        """The last progress written; ``None``: none.
+        """The last written progress; ``None``: none.
 
         Raises:
-            Corrupt: it can't be read, or isn't such a file.
+            Corrupt: the file can't be read, or isn't a progress file.
         """
-        hint = "look at the target; then remove the file, and begin behind what is there (--from)"
-        return _read(self.path, _progress_of, "how far the replay is", hint=hint)
+        hint = "find the last replayed message in the target, remove the file, and start after it (--from)"
+        return _read(self.path, _progress_of, "progress of a replay", hint=hint)
 
     def require(self, wanted: Progress) -> Progress | None:
         """As ``read``, checked to be of the given replay.
@@ -139,8 +139,8 @@ class ProgressFile:
         found = self.read()
         if found is not None and found.producer != wanted.producer:
             raise InvalidCall(
-                f"{self.path} is of another replay: {found.stream} to {found.topic}",
-                hint="name another file, or the range and label of that replay",
+                f"{self.path} belongs to another replay: {found.stream} to {found.topic}",
+                hint="give another --progress-file, or the range and label of that replay",
             )
         return found
 
@@ -157,7 +157,7 @@ def _progress_of(fields: Mapping[str, Any]) -> Progress:
 
 
 def _read(path: Path, parse: Callable[[Mapping[str, Any]], _Told], what: str, *, hint: str) -> _Told | None:
-    """What a file's fields say; ``None``: there is no file. Raises ``Corrupt``: it doesn't say ``what``."""
+    """The parsed fields of a file; ``None``: there is no file. Raises ``Corrupt`` if it has no valid ``what``."""
     try:
         with path.open("rb") as opened:
             fields = json.loads(opened.read(FILE_BYTES_MAX))
@@ -167,12 +167,12 @@ def _read(path: Path, parse: Callable[[Mapping[str, Any]], _Told], what: str, *,
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
-        raise Corrupt(f"{path} doesn't say {what}: {cause}", hint=hint) from cause
+        raise Corrupt(f"{path} has no valid {what}: {cause}", hint=hint) from cause
 
 
 def _write(path: Path, told: Mapping[str, object], *, create: bool = False) -> None:
     """Replaces a file; durable on return. ``create``: raises ``FileExistsError`` if there is one."""
-    # Only creators may write at the same time; one name for the rest, so that kills leave one file.
+    # Only creators may write concurrently; the others share one name, so that kills leave one file.
     beside = path.with_name(f"{path.name}.{os.getpid()}.new" if create else f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,13 +192,13 @@ def _write(path: Path, told: Mapping[str, object], *, create: bool = False) -> N
         if create and isinstance(cause, FileExistsError):
             raise
         raise StoreUnavailable(
-            f"{path} can't be written: {cause.strerror}", hint="name another file with --progress-file"
+            f"{path} can't be written: {cause.strerror}", hint="give another file with --progress-file"
         ) from cause
 
 
 class RelativeBegin:
-    """The time that a relative beginning, ``-1h``, was at a replay's first run, in a file: until it is finished, later
-    runs begin there too. A run that began at another time would be another replay, and send entries twice.
+    """The resolved time of a relative start such as ``-1h``, in a file from a replay's first run until the replay is
+    finished: later runs start there too. With another start, a run would be another replay and send entries twice.
 
     Args:
         path: of the file.
@@ -210,7 +210,7 @@ class RelativeBegin:
         self.path, self._name, self._text = path, name, text
 
     def resolve(self, time_ms: int, *, dry_run: bool = False) -> int:
-        """The time of the first run; ``time_ms`` if this is the first one, which is durable on return.
+        """The time of the first run; for the first run ``time_ms``, durable on return.
 
         Args:
             dry_run: write nothing.
@@ -218,7 +218,7 @@ class RelativeBegin:
         Raises:
             InvalidCall: the replay is finished, or the file is another replay's.
             Corrupt: the file can't be read.
-            StoreUnavailable: it can't be written.
+            StoreUnavailable: the file can't be written.
         """
         known = self._read()
         if known is None and not dry_run:
@@ -231,18 +231,17 @@ class RelativeBegin:
         began_ms, is_finished = known
         if is_finished:
             raise InvalidCall(
-                f"--from-time {self._text} is the beginning of a replay that is finished: it began at "
-                f"{time_text(began_ms)}",
-                hint=f"--from-time {time_text(began_ms)} sends what came since; --label TEXT begins another replay",
+                f"--from-time {self._text} is the start of a finished replay, which began at {time_text(began_ms)}",
+                hint=f"--from-time {time_text(began_ms)} sends newer messages; --label TEXT starts another replay",
             )
         return began_ms
 
     def finish(self, time_ms: int) -> None:
-        """Remembers that everything of the range was sent. Raises ``StoreUnavailable``: the file can't be written."""
+        """Records that the whole range was sent. Raises ``StoreUnavailable`` if the file can't be written."""
         self._note(time_ms, is_finished=True)
 
     def forget(self) -> None:
-        """Removes the file: nothing was in the range."""
+        """Removes the file, for an empty range."""
         with suppress(OSError):
             self.path.unlink()
 
@@ -253,11 +252,11 @@ class RelativeBegin:
         found = _read(
             self.path,
             lambda fields: (str(fields["replay"]), int(fields["from_ms"]), bool(fields["finished"])),
-            "where the replay began",
-            hint="give the time itself with --from-time, as the first run printed it; then remove the file",
+            "start of a replay",
+            hint="give --from-time the absolute time that the first run printed, and remove the file",
         )
         if found is not None and found[0] != self._name:
-            raise InvalidCall(f"{self.path} is of another replay", hint="name another file with --progress-file")
+            raise InvalidCall(f"{self.path} belongs to another replay", hint="give another file with --progress-file")
         return None if found is None else found[1:]
 
 
@@ -277,7 +276,7 @@ class Rate:
         self._due_s = [clock.monotonic_s() - _BURST_S] * 2
 
     def take(self, messages: int, size_bytes: int, stopping: threading.Event) -> None:
-        """Waits until the limit admits so much, or until ``stopping``."""
+        """Waits until the limit admits this amount, or until ``stopping``."""
         now_s = self._clock.monotonic_s()
         for number, amount in enumerate((messages, size_bytes)):
             if self._limits[number]:
@@ -289,7 +288,7 @@ class Rate:
 
 _READER = "offloader-replay-looks"
 _EARLIEST = Position(-1, -1)
-#: How long a broker may withhold an entry that it lists.
+#: Maximum wait for an entry that a broker lists.
 SILENCE_S_MAX = 30.0
 _TAKE_S = 1.0
 
@@ -300,7 +299,7 @@ class TargetState:
 
     Attributes:
         number: the highest sequence id of the producer's entries; -1: none.
-        repeated: its entries whose sequence id is at or below an earlier one's.
+        repeated: number of its entries with a sequence id at or below an earlier one.
         end: the target's newest entry; ``None``: none.
         is_whole: whether all entries from the start of the search still exist; deleted ones may have been the replay's.
     """
@@ -319,13 +318,13 @@ NOTE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayLimits:
-    """Speed and patience of a replay.
+    """Rates and timeouts of a replay.
 
     Attributes:
-        messages_per_s, bytes_per_s: at most; 0: unlimited.
+        messages_per_s, bytes_per_s: maximum rates; 0: unlimited.
         producer: limits of unacknowledged entries.
-        retry_s: time without progress before it gives up.
-        retry_delay_s: between two attempts.
+        retry_s: maximum time without progress.
+        retry_delay_s: time between two attempts.
     """
 
     messages_per_s: float = 0.0
@@ -343,11 +342,11 @@ class ReplayResult:
         resumed_after: the newest entry that earlier runs sent; ``None``: none.
         sent: the newest entry stored in the target; ``None``: none.
         entries, messages, size_bytes: stored in the target by this run.
-        markers: skipped entries of the brokers themselves.
+        markers: skipped internal entries of the brokers.
         twice: entries known to be in the target twice.
         deduplicates: whether the target's broker is known to drop duplicates.
-        target_forgot: whether the target had deleted the entries that show an earlier run's progress: what that run
-            sent after its last progress write, a second's worth at most, is sent again.
+        target_forgot: whether the target had deleted the entries that prove an earlier run's progress: entries that the
+        run sent after its last progress write, at most one second's worth, are sent again.
     """
 
     resumed_after: Position | None = None
@@ -367,8 +366,8 @@ class Replayer:
     Args:
         first, last: the range, inclusive.
         wanted: the replay's names, with nothing sent.
-        lease: name of a producer that sends nothing: while it is connected, no other replay with that lease runs.
-        with_transactions: send transactional entries too; else the replay ends at the first.
+        lease: name of a producer that sends no messages: while it is connected, no other replay with that lease runs.
+        with_transactions: also send transactional entries; otherwise the replay fails at the first one.
         on_progress: called periodically with the progress.
     """
 
@@ -397,7 +396,7 @@ class Replayer:
         self._progress, self._result = wanted, ReplayResult()
         self._noted: Progress | None = None
         self._note_due_s = 0.0
-        #: Sent, not known to be stored: sequence id, messages, bytes.
+        #: Sent, not confirmed as stored: sequence id, messages, bytes.
         self._on_its_way: deque[tuple[int, int, int]] = deque()
 
     def stop(self) -> None:
@@ -405,20 +404,20 @@ class Replayer:
         self._stopping.set()
 
     def run(self) -> ReplayResult:
-        """Sends everything up to the end of the range.
+        """Sends the entries up to the end of the range.
 
         Raises:
             InvalidCall: the progress file is another replay's; an entry can't be sent.
-            Corrupt: an entry isn't what Pulsar stores, or is damaged; earlier entries are sent.
-            Trimmed: entries behind those that an earlier run sent were deleted.
-            OffloaderError: reading or sending failed permanently; another run resumes where this one ended.
+            Corrupt: an entry isn't a Pulsar message, or is damaged; earlier entries are sent.
+            Trimmed: entries after those of an earlier run were deleted.
+            OffloaderError: reading or sending failed permanently; another run resumes where this one stopped.
         """
         known = self._file.require(self._progress)
         new = self._progress
         if known is None:
             # Before the first send: after a kill, the next run needs the target's position.
             new = replace(new, target=self._target_end())
-            # Another run may have begun meanwhile; one that noted nothing until now sends behind that position.
+            # Another run may have started meanwhile; without recorded progress, it sends after that position.
             known = self._file.require(self._progress)
         is_new = known is None
         self._progress = known or new
@@ -435,7 +434,7 @@ class Replayer:
                     patient_until_s = self._clock.monotonic_s() + self._limits.retry_s
                 if not error.retryable or self._clock.monotonic_s() >= patient_until_s:
                     raise
-                _log.warning("replay to %s: %s; trying again", self._topic, error)
+                _log.warning("replay to %s: %s; retrying", self._topic, error)
             finally:
                 self._note()
             is_new = False
@@ -449,8 +448,8 @@ class Replayer:
             return Producer(self._client, self._topic, self._lease, clock=self._clock)
         except NameTaken as error:
             raise StoreUnavailable(
-                f"another replay of {self._progress.stream} goes to {self._topic}: {error.message}",
-                hint="wait until it has ended; with --label of its own another one runs beside it",
+                f"another replay of {self._progress.stream} to {self._topic} is running: {error.message}",
+                hint="wait until it has ended, or give another --label to run both",
             ) from error
 
     def _produce(self, *, is_new: bool) -> None:
@@ -469,16 +468,16 @@ class Replayer:
             producer.close()
 
     def _settle(self, producer: Producer, *, is_new: bool) -> None:
-        """Finds out what an earlier connection or run stored, including entries in flight when it broke.
+        """Finds the entries stored by an earlier connection or run, including those in flight when it broke.
 
-        ``is_new``: none is known; another run may have had the lease since the file was read.
+        ``is_new``: no earlier connection is known; another run may have had the lease since the file was read.
         """
         seen = self._look(producer.name, self._progress.target)
         if is_new and seen.number < 0:
             return
         if not seen.is_whole and not self._result.target_forgot:
             self._result = replace(self._result, target_forgot=True)
-            _log.warning("replay to %s: the target has deleted what tells where it was", self._topic)
+            _log.warning("replay to %s: the target deleted the entries that prove its progress", self._topic)
         self._found(seen.number)
         with closing(self._entries()) as entries:
             alone = next(entries, None)
@@ -495,7 +494,7 @@ class Replayer:
     def _found(self, number: int) -> None:
         is_first = self._result.sent is None
         self._count_stored(number)
-        # What an earlier connection sent and the target lacks never arrived.
+        # Entries of an earlier connection that the target lacks never arrived.
         self._on_its_way.clear()
         sent = max(filter(None, (place_of(number), self._progress.sent)), default=None)
         self._progress = replace(self._progress, sent=sent)
@@ -538,7 +537,7 @@ class Replayer:
                         self._result = replace(self._result, markers=self._result.markers + 1)
 
     def _next(self) -> Position:
-        """The first entry that isn't sent yet; ``Trimmed``: there were some before what the stream has now."""
+        """The first unsent entry. Raises ``Trimmed`` if the stream deleted unsent entries before it."""
         sent, begin = self._progress.sent, self._reader.first_position
         if sent is None:
             return self._first
@@ -546,9 +545,10 @@ class Replayer:
             return max(self._first, sent.next())
         if begin > sent and is_lost_between(self._reader.state, sent, begin):
             raise Trimmed(
-                f"stream {self._progress.stream}: sent up to {sent}, what follows was deleted: it begins at {begin}",
+                f"stream {self._progress.stream}: sent up to {sent}, but later entries were deleted: the stream now "
+                f"begins at {begin}",
                 first_available=begin,
-                hint=f"--from {begin} sends the rest, without what was between",
+                hint=f"--from {begin} sends the other entries, without the deleted ones",
             )
         return max(self._first, sent.next(), begin)
 
@@ -557,11 +557,11 @@ class Replayer:
         try:
             entry = resent(payload, self._progress.producer, number_of(position))
         except FormatError as cause:
-            raise Corrupt(f"{where} isn't a message of Pulsar's: {cause}", hint="--from goes on behind it") from cause
+            raise Corrupt(f"{where} isn't a Pulsar message: {cause}", hint="continue after it with --from") from cause
         if entry.is_of_transaction and not self._with_transactions:
             raise InvalidCall(
-                f"{where} was sent within a transaction, and doesn't say whether that was committed",
-                hint="--with-transactions sends it, as committed: what our own Pulsar source offloaded was",
+                f"{where} belongs to a transaction and does not record whether that was committed",
+                hint="--with-transactions sends it as committed, as entries of our Pulsar source are",
             )
         return entry
 
@@ -570,8 +570,8 @@ class Replayer:
             return reader.last_position()
 
     def _look(self, producer_name: str, start: Position | None) -> TargetState:
-        """A producer's stored entries from ``start``, an entry of the target (``None``: its beginning), to its end now;
-        ``StoreUnavailable``: it can't be read to its end."""
+        """A producer's stored entries from ``start``, an entry of the target (``None``: the first), to the target's
+        current end. Raises ``StoreUnavailable`` if it can't be read to its end."""
         with closing(self._consumer(start or _EARLIEST)) as reader:
             end = reader.last_position()
             if end is None or (start is not None and end < start):
@@ -583,8 +583,8 @@ class Replayer:
                 silent_s = 0.0 if taken else silent_s + max(self._clock.monotonic_s() - before_s, _TAKE_S)
                 if silent_s > SILENCE_S_MAX:
                     raise StoreUnavailable(
-                        f"{self._topic}: its broker says it has {end}, and sends nothing behind {at}",
-                        hint="try again; nothing was sent",
+                        f"topic {self._topic}: the broker lists entry {end}, but delivers none after {at}",
+                        hint="retry; nothing was sent",
                     )
                 for delivery in taken:
                     first = first or delivery.position

@@ -1,4 +1,4 @@
-"""Times as people write them, and milliseconds since 1970: one parser for every option that takes a time."""
+"""Text forms of times and milliseconds since 1970: one parser for every option that takes a time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECONDS = re.compile(r"(?!\d{8}$)-?\d{1,18}")
 _UNIT = "ms"
 #: First millisecond of the year 1, and last one of the year 9999: other publish times are null in tables of every kind,
-#: since Python and most engines can't show them.
+#: because Python and most engines can't represent them.
 TABLE_TIME_MS_MIN, TABLE_TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
-#: What every message and help text about times names.
+#: The accepted forms, for messages and help texts.
 TIME_FORMS = "2013-07-04T12:00:00Z, 2013-07-04 (UTC without a zone), -1h (an hour ago) or ms since 1970"
 
 
@@ -25,12 +25,12 @@ def time_ms_of(text: str, *, option: str, now_ms: int) -> int:
     """A time in milliseconds since 1970 UTC.
 
     ``2013-07-04T12:00:00+02:00`` is a time in ISO 8601; without a zone it is in UTC, never in the machine's zone.
-    ``2013-07-04`` is the beginning of that day in UTC. ``-1h``, ``-30m``, ``-1d`` (units: ms, s, m, h, d) is so long
-    before now. ``1372939200000`` is the number itself.
+    ``2013-07-04`` is the start of that day in UTC. ``-1h``, ``-30m``, ``-1d`` (units: ms, s, m, h, d) means that
+    long before now. ``1372939200000`` is the number itself.
 
     Args:
-        option: what the error names: ``--from-time``.
-        now_ms: the time that ``-1h`` counts back from. Take it once a call, so that two times count from the same.
+        option: its name for errors: ``--from-time``.
+        now_ms: the base of ``-1h``. Read the clock once per call, so that two times have the same base.
 
     Raises:
         InvalidCall: anything else; names ``option``.
@@ -40,11 +40,11 @@ def time_ms_of(text: str, *, option: str, now_ms: int) -> int:
         return int(given)
     try:
         if given.startswith("-"):
-            # A part of a millisecond counts back as well: the bounds mean "at this time or later".
+            # Round up here too: bounds mean "at this time or later".
             return now_ms - int(DURATION.parse(given[1:], _UNIT))
         when = datetime.fromisoformat(given)
     except ValueError as cause:
-        raise InvalidCall(f"{option}: {text!r} is not a time", hint=f"write {TIME_FORMS}") from cause
+        raise InvalidCall(f"{option}: {text!r} is not a time", hint=f"accepted forms: {TIME_FORMS}") from cause
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     # Round up: entries have whole milliseconds.
@@ -52,21 +52,21 @@ def time_ms_of(text: str, *, option: str, now_ms: int) -> int:
 
 
 def is_relative(text: str) -> bool:
-    """Whether a time that ``time_ms_of`` takes depends on now: ``-1h``."""
+    """Whether a time in a form of ``time_ms_of`` depends on the current time: ``-1h``."""
     return text.strip().startswith("-") and not _MILLISECONDS.fullmatch(text.strip())
 
 
 def moment_ms(given: int | str | datetime, *, what: str) -> int:
-    """A time that a program gives, in milliseconds since 1970 UTC: such a number, a time with or without a zone (then
+    """A time as a program passes it, in milliseconds since 1970 UTC: such a number, a time with or without a zone (then
     UTC), or a text as ``time_ms_of`` takes it, ``-1h`` counting back from now. Raises ``InvalidCall`` as that does."""
     if isinstance(given, datetime):
         given = given.isoformat()
-    # Anything else is a number, maybe one of NumPy's.
+    # Other values are numbers, possibly of NumPy.
     return time_ms_of(given, option=what, now_ms=SystemClock().now_ms()) if isinstance(given, str) else index(given)
 
 
 def time_text(time_ms: int) -> str:
-    """``1372939200000`` -> ``"2013-07-04T12:00:00.000Z"``; a time outside of the calendar stays a number."""
+    """``1372939200000`` -> ``"2013-07-04T12:00:00.000Z"``; a time outside of the calendar is left as a number."""
     try:
         when = _EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:

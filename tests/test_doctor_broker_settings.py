@@ -38,7 +38,7 @@ def test_setting_that_the_broker_does_not_report_is_not_guessed() -> None:
         ("managedLedgerOffloadServiceEndpoint", "null", False, "managedLedgerOffloadServiceEndpoint is not set"),
         ("brokerEntryPayloadProcessors", "[com.example.Masking]", True, "brokerEntryPayloadProcessors is [com."),
         ("managedLedgerDataReadPriority", "", False, "is tiered-storage-first"),
-        ("managedLedgerOffloadAutoTriggerSizeThresholdBytes", "-1", False, "starts no offload by itself"),
+        ("managedLedgerOffloadAutoTriggerSizeThresholdBytes", "-1", False, "starts no offloads"),
         ("managedLedgerOffloadAutoTriggerSizeThresholdBytes", "1000", False, "keeps that much"),
         ("managedLedgerOffloadDeletionLagMs", "", False, "BookKeeper keeps every offloaded ledger"),
     ],

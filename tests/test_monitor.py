@@ -293,7 +293,7 @@ def test_failing_look_is_logged_and_followed_by_more(caplog: pytest.LogCaptureFi
     due: list[Any] = []
     observation.start(lambda _, run: due.append(run))
     due.pop()()
-    assert "looking at the streams failed" in caplog.text
+    assert "the observation of the streams failed" in caplog.text
     stream.given["mode"] = Mode.LIVE
     caplog.clear()
     due.pop()()

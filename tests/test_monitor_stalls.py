@@ -82,7 +82,7 @@ def test_unresponsive_store_is_reported_with_its_waiting_request(hanging: Bench)
     hanging.clock.advance(NO_PROGRESS_S + SEGMENT_AGE_S)
     reason = hanging.stalled()
     assert reason is not None
-    assert reason.startswith(f"stream {STREAM}: entries up to 1:1 wait, committed is nothing; no progress for 1500 s; ")
+    assert reason.startswith(f"stream {STREAM}: entries up to 1:1 wait, committed end none; no progress for 1500 s; ")
     assert "; put of tenant/ns/persistent/orders/" in reason
     assert reason.endswith("has had no answer for 1500 s")
     document = hanging.offloader.status()

@@ -40,7 +40,7 @@ def test_data_and_no_progress_for_so_long_is_a_stall_with_a_reason() -> None:
     stall = watchdog.look(100.0, {"s": status(error="the disk is full")})["s"]
     assert stall.seconds == 100.0
     assert stall.reason == (
-        "stream s: entries up to 1:19 wait, committed is 1:9; no progress for 100 s; last error: the disk is full"
+        "stream s: entries up to 1:19 wait, committed end 1:9; no progress for 100 s; last error: the disk is full"
     )
 
 
@@ -56,7 +56,7 @@ def test_overdue_request_is_the_stall_reason_of_its_own_stream_only() -> None:
 def test_nothing_committed_yet_is_a_stall_too() -> None:
     watchdog = dog()
     watchdog.look(0.0, {"s": status(committed=None, offered=None)})
-    assert "committed is nothing" in watchdog.look(100.0, {"s": status(committed=None, offered=None)})["s"].reason
+    assert "committed end none" in watchdog.look(100.0, {"s": status(committed=None, offered=None)})["s"].reason
 
 
 def test_a_stream_without_data_is_never_stalled_however_long() -> None:

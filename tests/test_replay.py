@@ -89,7 +89,7 @@ def test_concurrent_replays_of_a_stream_to_one_topic_are_refused(
 
     place.run(on_progress=meanwhile)
     [error] = refused
-    assert f"another replay of {STREAM} goes to {TARGET}" in error.message
+    assert f"another replay of {STREAM} to {TARGET} is running" in error.message
     assert "--label" in error.hint
     assert place.arrived == ALL
     # It has ended: the other one may send its range now.
@@ -259,7 +259,7 @@ def test_progress_file_of_another_replay_is_refused(place: Place) -> None:
     with pytest.raises(InvalidCall, match="another replay"):
         place.run()
     place.file.path.write_text("{")
-    with pytest.raises(Corrupt, match="how far"):
+    with pytest.raises(Corrupt, match="no valid progress"):
         place.run()
     assert place.topic.entries == []
 

@@ -174,12 +174,12 @@ def test_waiting_streams_are_reported_with_the_reason(tmp_path: Path, capsys: py
     code, rows = doctor(capsys, "--config", str(config))
     assert code == 0, "warnings are no failure"
     said = {name: rows[f"stream {stream}"]["what"] for name, stream in names.items()}
-    assert said["paused"] == "paused, and 1 entries wait"
-    assert said["none"] == "its method is none, and 1 entries wait"
-    assert said["late"].startswith("nothing was written for ")
-    assert said["held"] == "on hold: nothing of it is deleted"
-    assert rows[f"stream {fresh}"]["what"] == "never offloaded, and 3 entries wait"
-    assert rows["store deletion"]["what"] == "all deletion is stopped by me: audit"
+    assert said["paused"] == "paused, with a backlog of 1 entries"
+    assert said["none"] == "its method is none, with a backlog of 1 entries"
+    assert said["late"].startswith("no manifest record for ")
+    assert said["held"] == "on hold: nothing is deleted from it"
+    assert rows[f"stream {fresh}"]["what"] == "never offloaded, with a backlog of 3 entries"
+    assert rows["store deletion"]["what"] == "a hold by me stops all deletion (audit)"
     assert rows["ledger database"]["what"].endswith("ledgers.db has 5 streams")
 
 
@@ -211,7 +211,7 @@ def test_reading_only_leaves_the_store_untouched(tmp_path: Path, capsys: pytest.
     assert (code, list((tmp_path / "store").iterdir())) == (0, [])
     assert "store put" not in rows
     assert main(["doctor"]) == 2
-    assert "no store was named" in capsys.readouterr().err
+    assert "no store was given" in capsys.readouterr().err
 
 
 def test_unsafe_listeners_are_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,12 +46,12 @@ def expired() -> ssl.SSLCertVerificationError:
     ("cause", "reason"),
     [
         (ConnectionRefusedError(111, "Connection refused"), "connection refused"),
-        (ConnectionResetError(104, "Connection reset by peer"), "the connection was cut"),
-        (socket.gaierror(-2, "Name or service not known"), "no such host name"),
+        (ConnectionResetError(104, "Connection reset by peer"), "connection closed by the peer"),
+        (socket.gaierror(-2, "Name or service not known"), "host name not found"),
         (TimeoutError("timed out"), "no answer within 5 s"),
         (ConnectTimeoutError("connect timeout=5"), "no answer within 5 s"),
-        (OSError(113, "No route to host"), "no way to that address"),
-        (expired(), "its certificate isn't good: certificate has expired"),
+        (OSError(113, "No route to host"), "no route to host"),
+        (expired(), "certificate verification failed: certificate has expired"),
     ],
 )
 def test_reasons_of_connections_are_plain_words(cause: Exception, reason: str) -> None:

@@ -251,7 +251,7 @@ def lively(streams: int = 12) -> StagedView:
     rows[2] |= {
         "mode": "catch-up", "lag": {"entries": 81_204, "bytes": 83 * _MIB, "seconds": 1900.0},
         "buffer": {"bytes": 64 * _MIB, "bytes_max": 64 * _MIB}, "last_progress_ms": NOW_MS - 1_900_000,
-        "stalled": "entries up to 7:19 wait, committed is 7:9; no progress for 1,900 s; last error: "
+        "stalled": "entries up to 7:19 wait, committed end 7:9; no progress for 1,900 s; last error: "
         "store s3://cold-tier/production: 503 SlowDown",
         "last_error": "store s3://cold-tier/production: 503 SlowDown", "segments": {"offloaded": 12, "failed": 3},
     }  # fmt: skip
