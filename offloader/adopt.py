@@ -37,13 +37,13 @@ from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
 
 #: Index objects are read whole.
 INDEX_BYTES_MAX = 512 * 1024 * 1024
-#: The last entry is searched in this many bytes at the end, then in 16 times as many, and so on.
+#: The search for the last entry reads this many bytes at the end, then 16 times as many, and so on.
 TAIL_BYTES_FIRST = 64 * 1024
 TAIL_BYTES_FACTOR = 16
 TAIL_BYTES_MAX = 256 * 1024 * 1024
-#: Data objects whose index hasn't been listed yet; a store that lists in order needs one.
+#: Maximum number of data objects waiting for their index; a store that lists in order needs one.
 PENDING_MAX = 1_000_000
-#: Keys of each kind kept as examples.
+#: Maximum number of example keys of each kind.
 EXAMPLES_MAX = 20
 
 
@@ -65,7 +65,7 @@ class Attempt:
         managed_ledger: its managed ledger from the metadata; empty when absent.
         cluster: the Pulsar cluster that wrote it, empty when unknown.
         closed: whether its index marks every ledger in it as closed (not recorded in V2).
-        modified_ms: when its index was written, by the store's clock.
+        modified_ms: time of the last write of its index, by the store's clock.
     """
 
     segment: FoundSegment
@@ -91,18 +91,18 @@ class Found:
 def read_attempt(store: ObjectStore, pair: ObjectPair, *, deep: bool) -> Attempt:
     """Verified content of a pair: index, length of the data object, last entry; with ``deep`` every entry.
 
-    An object whose index doesn't give its size is always read whole: a V2 object of Pulsar's own, and a ledger whose
+    An object whose index doesn't record its size is always read whole: a V2 object of Pulsar, and a ledger whose
     recorded length is 0.
 
     Raises:
-        FormatError: it isn't complete, with the reason.
-        NotFound: it was removed since the listing.
+        FormatError: the attempt isn't complete, with the reason.
+        NotFound: it was removed after the listing.
         LimitReached: the index or the last block is too large to read.
     """
     uuid, ledger_id = pair.uuid, pair.ledger_id
     key = index_key("", uuid, ledger_id)
     if pair.index.size_bytes > INDEX_BYTES_MAX:
-        raise LimitReached(f"{key} has {pair.index.size_bytes} bytes, at most {INDEX_BYTES_MAX} are read")
+        raise LimitReached(f"{key} has {pair.index.size_bytes} bytes, above the limit of {INDEX_BYTES_MAX} bytes")
     index, info = store.get(key)
     if info.metadata:  # not every store keeps user metadata
         check_object_version(info.metadata, key)
@@ -221,7 +221,7 @@ def _require_last_entry(store: ObjectStore, pair: ObjectPair, segment_map: Segme
 
 
 def ends_with_entry(tail: bytes, entry_id: int) -> bool:
-    """Whether the end of a data object, from anywhere in it, ends with an entry, followed only by a block's padding."""
+    """Whether a data object's tail, from any offset, ends with an entry, followed only by a block's padding."""
     needle = entry_id.to_bytes(8, "big")
     at = tail.rfind(needle)
     while at >= 0:
@@ -269,7 +269,7 @@ class AttemptTable:
 
 
 def _packed(attempt: Attempt) -> bytes | None:
-    """The packed row of an attempt, ``None`` if it doesn't fit."""
+    """The packed row of an attempt; ``None`` if a value is too large."""
     segment, summary = attempt.segment, attempt.segment.summary
     if segment.ledger_id is None or summary.layout is not Layout.V1:
         return None
@@ -320,8 +320,8 @@ class Choice:
     Attributes:
         adopted: disjoint, in the stream's order, none of them in the manifest yet.
         already: number already in the manifest.
-        closed: ledger id -> last entry id (-1: empty), facts that the manifest doesn't have yet.
-        missing: closed ledgers of the topic with entries that neither the store nor the manifest has completely.
+        closed: ledger id -> last entry id (-1: empty); only facts that the manifest doesn't have yet.
+        missing: closed ledgers of the topic with entries missing from both the store and the manifest.
     """
 
     adopted: Sequence[FoundSegment]
@@ -334,8 +334,8 @@ class Choice:
 def choose_attempts(attempts: Sequence[Attempt], state: ManifestState, topic: TopicLedgers | None) -> Choice:
     """Choose among a stream's attempts.
 
-    Of several complete attempts at the same entries the newest wins: Pulsar forgets an attempt when it begins another,
-    and deletes its objects.
+    Of several complete attempts at the same entries the newest wins: when Pulsar starts another attempt, it forgets the
+    earlier one and deletes its objects.
 
     The attempts are complete, and all of the same stream and cluster; ``topic``, the broker's list of its ledgers, is
     ``None`` if not queried.
@@ -385,7 +385,7 @@ def adoptions_of(choice: Choice, driver: Mapping[str, str], *, owned: bool) -> l
 
 
 def without_hiding(choice: Choice, state: ManifestState) -> Choice:
-    """The choice without segments that wouldn't join the committed ones.
+    """The choice without segments that wouldn't be contiguous with the committed ones.
 
     History that ends in a gap before readable entries would itself be unreadable, and would block the stream's start
     position.
@@ -399,7 +399,7 @@ def without_hiding(choice: Choice, state: ManifestState) -> Choice:
         kept = [s for s in choice.adopted if end is not None and s.summary.begin > end]
         if len(kept) == len(choice.adopted):
             kept = []
-        why = f"ledgers are missing between it and {committed}, which can be read now and couldn't any more"
+        why = f"ledgers are missing between it and {committed}, which would become unreadable"
         hidden = [LeftOut(s, why) for s in choice.adopted if s not in kept]
         taken = {span.ledger_id for s in kept for span in s.summary.ledgers}
         closed = {ledger_id: last for ledger_id, last in choice.closed.items() if ledger_id in taken}
@@ -408,28 +408,28 @@ def without_hiding(choice: Choice, state: ManifestState) -> Choice:
 
 
 def _refusal(attempt: Attempt, state: ManifestState, topic: TopicLedgers | None) -> str:
-    """Why an attempt can't be part of the stream; empty when it can."""
+    """The reason why an attempt can't be part of the stream; empty if it can."""
     summary = attempt.segment.summary
     if not attempt.closed:
         return "its index says that the ledger wasn't closed"
     if state.segments.get(attempt.segment.uuid) is not None:
-        return "the manifest has another range under its uuid"
+        return "the manifest has another range with its uuid"
     if _is_truncated(summary.end, state):
-        return f"the stream begins at {state.head}: this part was truncated"
+        return f"it is before the stream's start, {state.head}: these entries were truncated"
     for span in summary.ledgers:
         why = _contradiction(span, state, topic)
         if why:
             return why
     there = next(iter(state.segments.in_order(summary.begin, summary.end)), None)
     if there is not None:
-        return f"the stream has these entries already, in segment {there.uuid}"
+        return f"the stream already has these entries in segment {there.uuid}"
     if any(gap.first <= summary.end and gap.last >= summary.begin for gap in state.gaps):
-        return "the stream has a gap recorded there"
+        return "the stream has a recorded gap at these positions"
     return ""
 
 
 def _is_truncated(end: Position | None, state: ManifestState) -> bool:
-    """Whether a segment that ends there lies before the stream's head: it can't be added any more."""
+    """Whether a segment with this end is before the stream's head, so that it can't be added."""
     return state.head is not None and end is not None and end < state.head
 
 
@@ -440,7 +440,7 @@ def _contradiction(span: LedgerSpan, state: ManifestState, topic: TopicLedgers |
     if topic is None:
         return ""
     if span.ledger_id not in {ledger.ledger_id for ledger in topic.ledgers}:
-        return f"the topic has no ledger {span.ledger_id} (any more)"
+        return f"the topic has no ledger {span.ledger_id}"
     last = topic.closed.get(span.ledger_id)
     if last is not None and span.last_entry_id > last:
         return f"the topic's ledger {span.ledger_id} ends at entry {last}, this has {span.last_entry_id}"
@@ -466,11 +466,11 @@ def _missing(topic: TopicLedgers, adopted: Sequence[FoundSegment], state: Manife
     return [ledger for ledger in topic.ledgers[:-1] if held.get(ledger.ledger_id, 0) < ledger.entries]
 
 
-#: Edits of one record.
+#: Maximum number of edits in one record.
 RECORD_EDITS_MAX = 500
-#: Attempts read in parallel, and streams recorded in parallel.
+#: Number of attempts to read in parallel, and of streams to record in parallel.
 REQUESTS_IN_FLIGHT = 16
-#: Problems kept; further ones are only counted.
+#: Maximum number of problems to keep; further ones are only counted.
 PROBLEMS_MAX = 10_000
 
 
@@ -484,7 +484,7 @@ class AdoptionProblem:
 
 @dataclass(frozen=True, slots=True)
 class AdoptionProgress:
-    """Progress: objects listed, attempts read, streams recorded of how many (0: not known yet)."""
+    """Progress: objects listed, attempts read, streams recorded and their total (0: unknown)."""
 
     objects: int
     attempts: int
@@ -497,8 +497,8 @@ class AdoptedStream:
     """Adoption of one stream.
 
     Attributes:
-        adopted: begins of the segments recorded, or in a dry run to be recorded; ascending.
-        entries, payload_bytes: of those.
+        adopted: first positions of the recorded segments, or in a dry run of those to record; ascending.
+        entries, payload_bytes: of these segments.
         left_out, missing: see ``Choice``.
         first, last: readable positions afterwards; ``None``: none, or it is a dry run.
         unreadable: segments after a gap; readable once the gap is filled.
@@ -521,8 +521,8 @@ class Adoption:
     """Result of an adoption.
 
     Attributes:
-        problems: what isn't adopted; at most ``PROBLEMS_MAX``.
-        problems_count: all of them.
+        problems: objects and streams that aren't adopted; at most ``PROBLEMS_MAX``.
+        problems_count: number of all problems.
         foreign: objects at the root that are neither data nor index.
         unfinished: data objects without an index, or the reverse: a failed or running offload.
         unmatched: complete attempts of an unknown topic.
@@ -555,9 +555,9 @@ def adopt(
     requests_in_flight: int = REQUESTS_IN_FLIGHT,
     on_progress: Callable[[AdoptionProgress], None] = lambda _: None,
 ) -> Adoption:
-    """Find objects that a Pulsar offloaded to ``store`` and record them in manifests there.
+    """Find objects that Pulsar offloaded to ``store`` and record them in manifests in that store.
 
-    Repeatable, also while the stream is being written: each run adds new ledgers.
+    Repeatable, even during writes to the stream: each run adds new ledgers.
 
     Args:
         store: its root holds Pulsar's objects. ``catalogue:///directory`` keeps the manifests elsewhere.
@@ -565,18 +565,18 @@ def adopt(
             ledgers are missing.
         streams: names, of topics with partitions too, or patterns of those to adopt; none: all.
         cluster: only objects written by this Pulsar cluster.
-        take_ownership: let our retention and cleanup delete the objects from now on, including those adopted earlier.
+        take_ownership: let retention and cleanup delete the objects, including those adopted earlier.
         deep: every entry is read.
         on_progress: called at intervals.
 
     Raises:
-        InvalidCall: one topic is given twice with different ledgers.
-        OffloaderError: the store is unreachable. Records written until then stay; run it again.
+        InvalidCall: a topic is given twice with different ledgers.
+        OffloaderError: the store is unreachable. Earlier records are kept; run it again.
     """
     by_stream: dict[str, TopicLedgers] = {}
     for topic in topics:
         if by_stream.setdefault(topic.stream, topic) != topic:
-            raise InvalidCall(f"the ledgers of topic {topic.topic} are given twice, and differ")
+            raise InvalidCall(f"topic {topic.topic} is given twice, with different ledgers")
     done = Adoption()
     by_ledger = {ledger.ledger_id: topic.managed_ledger for topic in topics for ledger in topic.ledgers}
     found = AttemptTable()
@@ -608,14 +608,14 @@ def _read(store: ObjectStore, pair: ObjectPair, deep: bool) -> Attempt | Adoptio
     except (FormatError, LimitReached) as error:
         return AdoptionProblem(pair.data.key, str(error))
     except NotFound:
-        return AdoptionProblem(pair.data.key, "it was deleted while it was looked at")
+        return AdoptionProblem(pair.data.key, "it was deleted during the check")
 
 
 def _pairs(store: ObjectStore, done: Adoption) -> Iterator[ObjectPair]:
-    """Pairs at the store's root, as soon as both halves are listed; counts in ``done`` what is listed.
+    """Pairs at the store's root, as soon as both halves are listed; counts the listed objects in ``done``.
 
     Raises:
-        LimitReached: more than ``PENDING_MAX`` halves wait for the other one.
+        LimitReached: more than ``PENDING_MAX`` halves without the other one.
     """
     waiting: dict[tuple[UUID, int | None], ObjectInfo] = {}
     for info in listed(store, ""):
@@ -634,8 +634,8 @@ def _pairs(store: ObjectStore, done: Adoption) -> Iterator[ObjectPair]:
         waiting[name] = info
         if len(waiting) > PENDING_MAX:
             raise LimitReached(
-                f"{store.url}: {len(waiting)} objects whose data or index isn't there",
-                hint="is this really where Pulsar's offloader writes?",
+                f"{store.url}: {len(waiting)} objects lack their data or index object",
+                hint="check that Pulsar's offloader writes to this store",
             )
     for info in waiting.values():
         done.unfinished.add(info.key)
@@ -675,7 +675,7 @@ def _adopted(
     if len(clusters) > 1:
         # Ledger ids of different clusters are unrelated.
         return AdoptionProblem(
-            stream, f"clusters {', '.join(clusters)} have a topic of this name: choose one with --cluster"
+            stream, f"clusters {', '.join(clusters)} have a topic of this name; choose one with --cluster"
         )
     attempts = [attempt for owner in owners for attempt in found.of(owner)]
     try:
@@ -715,7 +715,7 @@ def _state(store: ObjectStore, stream: str) -> ManifestState:
     except NotFound:
         return ManifestState(stream=stream, incarnation=UUID(int=0))
     if state.stream_deleted:
-        raise InvalidCall(f"stream {stream} is being deleted", hint="run this again when that is complete")
+        raise InvalidCall(f"stream {stream} is being deleted", hint="repeat the command after the deletion")
     return state
 
 

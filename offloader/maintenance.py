@@ -31,12 +31,12 @@ _log = logging.getLogger("offloader.maintenance")
 
 CLEANUP = "cleanup"
 ORPHANS = "orphans"
-#: Maximum threads of ``Maintenance.start``: retention, cleanup and orphan search, one each. A search may take minutes,
-#: and cleanup stays on schedule meanwhile.
+#: Maximum threads of ``Maintenance.start``: one each for retention, cleanup and orphan search. A search may take
+#: minutes, during which cleanup keeps its schedule.
 JOBS_AT_ONCE_MAX = 3
-#: The first run starts after a part of the period, at most after this time, so that short-lived processes run it too.
+#: Maximum delay of the first run, which starts early so that short-lived processes run it too.
 FIRST_S_MAX = 3600.0
-_KEPT = ": nothing was deleted, cleanup.delete is false"
+_KEPT = ": nothing was deleted because cleanup.delete is false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _Job:
     due_s: float
     running: threading.Lock = field(default_factory=threading.Lock)
     runs: int = 0
-    #: Runs in a row that began and failed.
+    #: Consecutive failed runs.
     failures: int = 0
     latest: JobRun | None = None
     succeeded_ms: int | None = None
@@ -65,7 +65,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Remaining orphans of a search: count, bytes, and the oldest's time of writing."""
+    """Remaining orphans of a search: count, bytes, and the write time of the oldest."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -92,13 +92,13 @@ def awaited_approval(store: ObjectStore, plan: CleanupPlan) -> AwaitedApproval |
 def plan_changed(name: str) -> InvalidCall:
     """The error for the approval of a plan that isn't the current one of a stream or topic."""
     return InvalidCall(
-        f"stream {name}: what cleanup would delete has changed since it was looked at",
-        hint="look at it again, then approve that",
+        f"stream {name}: the cleanup plan has changed since you read it",
+        hint="read the new plan, then approve it",
     )
 
 
 class _Pending(NamedTuple):
-    """One stream's undeleted objects of purged segments, refused batches, and what ``cleanup.delete`` would let go."""
+    """One stream's undeleted objects of purged segments, refused batches, and objects kept by ``cleanup.delete``."""
 
     objects: int = 0
     refused: int = 0
@@ -111,8 +111,8 @@ class Maintenance:
 
     Args:
         store: open for writing.
-        clock: schedules the jobs; deletions use the store's time if that is earlier.
-        settings_of: the settings of a stream or topic; those of the name "" have the periods.
+        clock: for the schedules; deletions use the store's time if it is earlier.
+        settings_of: the settings of a stream or topic; those of the name "" set the periods.
         source_of: the hot tier of a stream, for entries that aren't offloaded yet.
         hot_streams: the streams of ``source_of``: policies also apply to those that aren't offloaded.
         by: actor, for the audit; default: user and machine.
@@ -133,7 +133,7 @@ class Maintenance:
         self._store, self._clock, self._settings_of = store, clock, settings_of
         self._recorder, self._by = recorder, by
         cycle = RetentionCycle(store, clock=clock, settings_of=settings_of, source_of=source_of, by=by)
-        #: Schedules each stream.
+        #: Schedules the streams.
         self.retention = RetentionService(
             cycle,
             clock=clock,
@@ -149,21 +149,21 @@ class Maintenance:
                 (ORPHANS, settings.cleanup.orphans_hours * 3600, self._find_orphans),
             )
         ]
-        # Guards the start flags and the figures behind the gauges.
+        # Guards the start flags and the values of the gauges.
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
         self._awaited: dict[str, AwaitedApproval] = {}
-        #: Orphans that the newest search left, by owner: ``ours`` and ``foreign``; empty before the first.
+        #: Remaining orphans of the newest search, by owner: ``ours`` and ``foreign``; empty before the first search.
         self.leftovers: Mapping[str, Left] = {}
         self._started = self._closed = False
         self._unwatch = recorder.watch(self._readings)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """Starts all periodic jobs, each on its own schedule; a second call changes nothing.
+        """Starts all periodic jobs, each with a separate schedule. A second call has no effect.
 
         Args:
-            call_after: runs a call after so many seconds, on another thread; ``JOBS_AT_ONCE_MAX`` of them at once. A
-                run may take long: don't queue time-critical work behind it.
+            call_after: runs a call after a number of seconds, on another thread; at most ``JOBS_AT_ONCE_MAX`` calls run
+            concurrently. A run may take long: don't queue time-critical work behind it.
         """
         with self._lock:
             if self._started or self._closed:
@@ -181,7 +181,7 @@ class Maintenance:
                 call_after(0.0, partial(turn, job))
 
     def close(self) -> None:
-        """Starts no further run and waits for the current steps. Idempotent."""
+        """Prevents further runs and waits for the current steps. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         self.retention.close()
@@ -193,17 +193,17 @@ class Maintenance:
 
     @property
     def latest(self) -> Mapping[str, JobRun]:
-        """The newest run of each job that has run."""
+        """The newest run of each job that has run at least once."""
         return {job.name: job.latest for job in self._jobs if job.latest is not None}
 
     @property
     def awaited_approvals(self) -> list[AwaitedApproval]:
-        """Those that the newest round needed and didn't have, by stream."""
+        """The approvals that the newest round needed and didn't have, by stream."""
         with self._lock:
             return sorted(self._awaited.values(), key=lambda each: each.stream)
 
     def clean_approved(self, stream: str, *, plan: str, by: str) -> CleanupReport:
-        """One round for one stream, which may retire more than half of it.
+        """Run one round for one stream, which may retire more than half of it.
 
         Args:
             plan: the identity of the plan that ``by`` approved.
@@ -213,7 +213,9 @@ class Maintenance:
             As ``cleanup_stream``.
         """
         if not self._may_delete(stream):
-            raise InvalidCall(f"stream {stream}: cleanup.delete is false: nothing is deleted", hint="set it first")
+            raise InvalidCall(
+                f"stream {stream}: nothing is deleted because cleanup.delete is false", hint="set cleanup.delete = true"
+            )
 
         def require_approved(found: CleanupPlan) -> None:
             if found.identity != plan:
@@ -252,10 +254,10 @@ class Maintenance:
             if has_begun or job.latest is None or job.latest.error is None:
                 self._warn(job.name, "", found)
         except Exception:
-            # An error in one stream must not end maintenance.
-            _log.exception("a run of %s failed; it is tried again", job.name)
+            # An error in one stream must not stop maintenance.
+            _log.exception("a run of %s failed; it is retried", job.name)
         job.runs += 1
-        # What fails before it begins is one request, and may be repeated often: after an outage the job is done soon.
+        # A failure before the start costs one request: retry often, so that the job runs soon after an outage.
         job.failures = job.failures + has_begun if failed else 0
         in_a_row = job.failures if has_begun else 1
         job.latest = JobRun(self._clock.now_ms(), error)
@@ -273,7 +275,7 @@ class Maintenance:
         return self._settings_of(stream).cleanup.delete
 
     def _seed(self, text: str) -> str:
-        return f"{self._store.url} {text}"  # of two stores, jobs come round at other times
+        return f"{self._store.url} {text}"  # jobs of two stores run at different times
 
     def _clean(self) -> None:
         seen: set[str] = set()
@@ -321,7 +323,7 @@ class Maintenance:
             self._warn(CLEANUP, stream, report.error)
         for batch in report.pending:
             if batch.attempts:
-                text = "stream %s: objects of batch %s aren't deleted after %d attempts: %s"
+                text = "stream %s: objects of batch %s not deleted after %d attempts: %s"
                 extra = {"event": "delete_failed", "stream": stream, "attempts": batch.attempts}
                 _log.warning(text, stream, batch.name, batch.attempts, batch.problem, extra=extra)
         if swept.purged or swept.retired or swept.released:
@@ -330,12 +332,12 @@ class Maintenance:
             _log.info(text, stream, *counts, extra={"event": "cleaned", "stream": stream})
 
     def _remember(self, report: CleanupReport) -> None:
-        """Keeps the approval that the stream's round needs, and forgets an older one."""
+        """Keeps the approval that the stream's round needs, and drops an older one."""
         awaited = None
         if isinstance(report.error, LargeDelete) and report.plan is not None:
             try:
                 awaited = awaited_approval(self._store, report.plan)
-            except OffloaderError:  # only the time is unknown
+            except OffloaderError:  # without the time
                 awaited = report.plan.awaited_approval(())
         with self._lock:
             self._awaited.pop(report.stream, None)
@@ -402,7 +404,7 @@ class Maintenance:
             if not settings.cleanup.delete:
                 kept.append(objects)
                 continue
-            text = "stream %s: its manifest begins at record %d; %d records, %d checkpoints, %d runs deleted"
+            text = "stream %s: its manifest now starts at record %d; %d records, %d checkpoints, %d runs deleted"
             counts = (done.first_kept_id, done.records, done.checkpoints, done.runs)
             _log.info(text, stream, *counts, extra={"event": "history_expired", "stream": stream})
         if kept:

@@ -1,6 +1,6 @@
 """Managed ledger over embedded ledgers: append, read through both tiers, offload.
 
-An append is acknowledged only after the ledger database committed it.
+An append is acknowledged only after the ledger database has committed it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def open_managed_ledger(
 ) -> ManagedLedger:
     """Opens a stream for appends and offloads its entries to ``store`` as they are written.
 
-    Takes over the stream: a previous owner is fenced at its next append. With offloading, appends wait until the
-    manifest has recorded this start.
+    Takes ownership of the stream; a previous owner is fenced at its next append. With offloading, appends wait until
+    the manifest has recorded this start.
 
     Args:
         stream: its name, levels separated by ``/``, or its topic's: ``persistent://tenant/ns/topic``.
@@ -67,8 +67,8 @@ def open_managed_ledger(
 
     Raises:
         SourceMismatch: the database isn't the one in the manifest, or has lost entries.
-        InvalidCall: ``store`` is a URL; a name that the store can't take; unknown or contradictory settings, or without
-            effect.
+        InvalidCall: ``store`` is a URL; the store can't represent a name; a setting is unknown, contradictory or
+            without effect.
         Unsupported: the store lacks create-if-absent, and ``store.single_writer`` isn't set.
         StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
     """
@@ -80,7 +80,7 @@ def open_managed_ledger(
     clock = clock or SystemClock()
     problems: Sequence[str] = ()
     if settings.offload.method != "none":
-        # Two writers that both "win" would lose entries: check before the first write.
+        # If two writers could both create an object, entries would be lost: check before the first write.
         problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
         require_free_name(store, stream)
     own = EmbeddedLedgers(ledgers, settings=settings.ledgers, clock=clock) if isinstance(ledgers, str) else None
@@ -96,7 +96,7 @@ def open_managed_ledger(
         opened.callback(offloader.close)
         log = offloader.history.owners_log(stream)
         source = open_source(database, log, settings=settings.offload, clock=clock, new_source=new_source)
-        # Before the offload: an entry must be in the cache when its notification arrives.
+        # Before the offload: the cache must have an entry before its notification arrives.
         tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
         offload = MethodOffload(offloader, tail, stream, settings.offload.method)
         offload.begin(log)
@@ -114,7 +114,7 @@ def open_managed_ledger(
 class _Parts:
     stream: str
     source: EmbeddedStream
-    #: The same source for readers: it serves the newest entries from memory.
+    #: The source for readers, which serves the newest entries from memory.
     tail: TailingSource
     store: ObjectStore
     settings: Settings
@@ -128,7 +128,7 @@ class _Parts:
 
 
 class ManagedLedger:
-    """One stream, both tiers. Thread-safe. Made by ``open_managed_ledger``; close it, or use it as a context."""
+    """One stream in both tiers. Thread-safe. Created by ``open_managed_ledger``; close it, or use it as a context."""
 
     def __init__(self, parts: _Parts) -> None:
         self._parts, self._closed = parts, False
@@ -155,9 +155,9 @@ class ManagedLedger:
         """Appends entries, all or none; they are durable in the hot tier on return.
 
         Args:
-            payloads: byte strings, or an Arrow array of them.
+            payloads: byte strings, or an Arrow array of byte strings.
             publish_times_ms: a time for each, or one for all, ms since 1970 UTC; default now.
-            notes: small facts of the caller, stored in the same transaction.
+            notes: small values of the caller, stored in the same transaction.
 
         Returns:
             One batch for each ledger written.
@@ -166,14 +166,14 @@ class ManagedLedger:
             Fenced: another process opened the stream since.
             InvalidCall: not byte strings, a wrong number of times, or times out of range.
             LimitReached: an entry is above ``entry_bytes_max``.
-            StoreUnavailable: the disk is full or locked; nothing was written.
+            StoreUnavailable: the disk is full or the database is locked; nothing was written.
         """
         limit = min(self._parts.settings.offload.entry_bytes_max, self._parts.settings.offload.offload_buffer_bytes_max)
         require_small(payloads, limit, where=f"append to stream {self.stream!r}")
         return self._parts.source.append(payloads, publish_times_ms, notes=notes)
 
     def read(self, first: Position, last: Position) -> Entries:
-        """The entries from ``first`` to ``last``, from the cold tier where committed, else the hot."""
+        """The entries from ``first`` to ``last``, from the cold tier if committed, else from the hot tier."""
         with open_stream_reader(
             self._parts.store, self.stream, settings=self._parts.settings.read, source=self._parts.tail
         ) as reader:
@@ -190,7 +190,7 @@ class ManagedLedger:
         Raises:
             InvalidCall: the method is ``none``.
             StreamPaused: the stream is paused.
-            StoreUnavailable: not committed in time; nothing is lost.
+            StoreUnavailable: not committed in time; no entry is lost.
         """
         return self._parts.offload.offload(until, timeout_s=timeout_s)
 
@@ -200,11 +200,11 @@ class ManagedLedger:
         return self._parts.offload.method
 
     def set_method(self, method: str) -> None:
-        """Switches the offload method during appends; nothing is re-sent, nothing is lost.
+        """Switches the offload method during appends, without sending entries again or losing any.
 
         From ``streaming``: closes the open ledger and completes its segment first, so that streaming ends with a
         ledger. To ``ledger``: offloads closed ledgers by the thresholds or at the next ``offload``; a ledger that
-        streaming began is completed in its layout. From ``ledger``: after the current run. The manifest records the
+        streaming started is completed in its layout. From ``ledger``: after the current run. The manifest records the
         method; the next opening takes it from the settings again.
 
         Raises:
@@ -213,7 +213,7 @@ class ManagedLedger:
                 couldn't be written; the method is unchanged.
         """
         if method not in ("streaming", "ledger", "none"):
-            raise InvalidCall(f"stream {self.stream}: no method {method!r}", hint="streaming, ledger or none")
+            raise InvalidCall(f"stream {self.stream}: no method {method!r}", hint="use streaming, ledger or none")
         with self._switching:
             offload = self._parts.offload
             if method == offload.method:
@@ -228,7 +228,7 @@ class ManagedLedger:
                 self._parts.offloader.history.switch(self.stream, method)
                 offload.method = method
             finally:
-                offload.begin_again()  # still the old method if the manifest's record failed
+                offload.begin_again()  # with the old method, if the manifest's record failed
 
     def truncate(self, before: Position, *, force: bool = False) -> Truncation:
         """Truncates the stream: earlier entries than ``before`` become unreadable in both tiers.
@@ -243,11 +243,11 @@ class ManagedLedger:
             EditRefused: an earlier entry isn't offloaded yet, or the stream is on hold; nothing was changed.
             InvalidCall: no entry was ever written before the position.
             DeletionStopped: all deletion in the store is stopped.
-            StoreUnavailable, OutcomeUnknown: call it again.
+            StoreUnavailable, OutcomeUnknown: repeat the call.
         """
         with self._switching:
             if self.method == "none" and read_entry(self._parts.store, self.stream) is not None:
-                # The manifest must not record a method without an offloader.
+                # The manifest must only record a method that has an offloader.
                 self._parts.offloader.history.switch(self.stream, "none")
             if force:
                 self._parts.offload.end()
@@ -268,14 +268,14 @@ class ManagedLedger:
     def pause(self, reason: str = "") -> bool:
         """Pauses offloading until any process calls ``resume``; appends and reads continue. False: already paused.
 
-        The current segment completes with its entries; later ones stay in the hot tier.
+        The current segment completes with its entries; later ones remain in the hot tier.
 
         Args:
-            reason: for people, kept in the manifest's record.
+            reason: shown to operators, kept in the manifest's record.
 
         Raises:
             NotFound: the stream was never offloaded.
-            StoreUnavailable, OutcomeUnknown: the manifest's record couldn't be written; call again.
+            StoreUnavailable, OutcomeUnknown: the manifest's record couldn't be written; repeat the call.
         """
         return self._look_after(self._parts.offloader.history.pause(self.stream, reason))
 
@@ -291,7 +291,7 @@ class ManagedLedger:
         """Deletes hot copies whose deletion lag has passed (also done periodically); returns their ledgers.
 
         Raises:
-            ObjectMissing, ObjectChanged: an object of a ledger isn't in the store as recorded: its hot copy stays.
+            ObjectMissing, ObjectChanged: an object of a ledger isn't in the store as recorded: its hot copy is kept.
             StoreUnavailable: the store or the database doesn't respond; retried at the next run.
         """
         done = self._parts.hot_release.look()
@@ -328,7 +328,7 @@ class ManagedLedger:
         if self._closed:
             return
         self._closed = True
-        with ExitStack() as rest:  # from the last to the first, also when Ctrl-C ends the wait for the last segment
+        with ExitStack() as rest:  # in reverse order, even if Ctrl-C ends the wait for the last segment
             if self._parts.own_database is not None:
                 rest.callback(self._parts.own_database.close)
             rest.callback(self._parts.tail.close)
@@ -348,10 +348,10 @@ class ManagedLedger:
 
 
 def _require_ledger_settings(database: EmbeddedLedgers, settings: LedgerSettings) -> None:
-    # An open database polls nothing.
+    # An open database doesn't poll.
     others = (replace(each, poll_interval_s=settings.poll_interval_s) for each in (LedgerSettings(), database.settings))
     if settings not in others:
         raise InvalidCall(
-            f"the settings ledgers have no effect on {database.path}: it was opened with others",
+            f"the settings ledgers have no effect on {database.path}: it was opened with other settings",
             hint="open it with EmbeddedLedgers(..., settings=settings.ledgers)",
         )

@@ -46,18 +46,18 @@ TOKEN_VARIABLE, CA_VARIABLE = "OFFLOADER_TOKEN", "OFFLOADER_CA_FILE"
 #: Comma-separated hosts that may receive the token, besides ``access.owner_hosts``.
 HOSTS_VARIABLE = "OFFLOADER_OWNER_HOSTS"
 CONNECT_TIMEOUT_S = 5.0
-#: The owner responds "not done yet" within the first; the second is added for receiving the whole response.
+#: The owner responds within the first, possibly with "not done yet"; the second is added for receiving the response.
 WAIT_S_MAX, ANSWER_S = 20.0, 25.0
-#: The same of a follower's request: it looks elsewhere then.
+#: The same for a follower's request; after it, the follower reads another source.
 FOLLOW_ANSWER_S = 10.0
-#: The same of a forwarded request, whose sender waits as well.
+#: The same for a forwarded request, whose sender waits too.
 FORWARD_ANSWER_S = 4.0
-#: Header of a forwarded request: it isn't forwarded again.
+#: Header of a forwarded request, which must not be forwarded again.
 FORWARDED = "Offloader-Forwarded"
-#: Between two requests.
+#: Delay between two requests.
 AGAIN_S = 0.5
 ANSWER_BYTES_MAX = 1024 * 1024
-#: Entries in one answer, and its bytes: a page has 512 KiB of payload, or one larger entry.
+#: Maximum entries and bytes of one response: a page has 512 KiB of payload, or one larger entry.
 ENTRIES_MAX, ENTRIES_BYTES_MAX = 500, 64 * 1024 * 1024
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -74,10 +74,10 @@ class OwnerUnreachable(StoreUnavailable):
 
 
 class NotOwner(OffloaderError):
-    """Only the process that owns the stream can do this.
+    """The operation needs the process that owns the stream.
 
     Args:
-        owner: its URL; empty: it has none, or there is no owner.
+        owner: its URL; empty: it serves no HTTP, or the stream has no owner.
     """
 
     kind = ErrorKind.FENCED
@@ -92,11 +92,11 @@ class OwnerClient:
 
     Args:
         url: ``http://host:port``, from the manifest.
-        hosts: that may receive the token, each a host, or a host and a port.
-        environ: has the token, the CA file and further hosts.
+        hosts: hosts that may receive the token, each with an optional port.
+        environ: with the token, the CA file and further hosts.
 
     Raises:
-        InvalidCall: no such URL.
+        InvalidCall: the URL isn't valid.
         AccessDenied: the CA file can't be read.
     """
 
@@ -105,7 +105,7 @@ class OwnerClient:
     ) -> None:
         parts = _URL.fullmatch(url)
         if parts is None:
-            raise InvalidCall(f"the stream's owner gave {url[:200]!r}, which is no HTTP address")
+            raise InvalidCall(f"the address of the stream's owner, {url[:200]!r}, isn't an HTTP URL")
         self.url, self._clock = url.rstrip("/"), clock
         self._host = parts["host"].strip("[]").lower()
         is_tls, authorities_file = parts["scheme"] == "https", environ.get(CA_VARIABLE, "")
@@ -117,14 +117,14 @@ class OwnerClient:
         self._pool = urllib3.PoolManager(retries=False, ssl_context=client_tls(authorities_file) if is_tls else None)
 
     def offload(self, stream: str, until: Position | None, *, within_s: float) -> Position | None:
-        """Has the owner close and complete the current segment; returns the committed end in its response.
+        """Requests that the owner close and complete the current segment; returns the committed end in its response.
 
-        Takes at most ``within_s`` plus ``ANSWER_S``, however the owner responds.
+        Takes at most ``within_s`` plus ``ANSWER_S``.
 
         Raises:
             OwnerUnreachable: no response from the address.
-            NotFound: the process doesn't offload that stream (any more).
-            AccessDenied: a missing or wrong token; or the host may not receive it, and nothing was sent.
+            NotFound: the process doesn't offload that stream, or no longer.
+            AccessDenied: a missing or wrong token, or a host that may not receive it; then nothing was sent.
             StoreUnavailable: not committed in time; the owner continues.
             OutcomeUnknown: no complete response in time.
             OffloaderError: the owner's error.
@@ -138,7 +138,7 @@ class OwnerClient:
             except StoreUnavailable as error:
                 if isinstance(error, OwnerUnreachable) or self._clock.monotonic_s() >= deadline_s:
                     raise
-                # An immediate response would repeat immediately.
+                # Don't repeat immediately after an immediate response.
                 self._clock.wait(threading.Event(), AGAIN_S)
                 continue
             committed = found.get("committed")
@@ -147,7 +147,7 @@ class OwnerClient:
             try:
                 return Position.parse(committed)
             except (TypeError, ValueError) as cause:
-                raise Corrupt(f"{self.url} answers with {committed!r} instead of a position") from cause
+                raise Corrupt(f"{self.url} responded with {committed!r} instead of a position") from cause
 
     @property
     def is_allowed(self) -> bool:
@@ -157,16 +157,16 @@ class OwnerClient:
     def offload_ledger(
         self, stream: str, ledger_id: int, asked: Mapping[str, Any], *, wait_s: float, source: str = ""
     ) -> Mapping[str, Any]:
-        """Passes a broker's request to offload a ledger on to the owner; returns its response.
+        """Forwards a broker's request to offload a ledger to the owner; returns the response.
 
         Args:
             asked: the request's body.
-            source: the cluster's name; empty: none was given.
+            source: the cluster's name; empty: unknown.
 
-        Raises: as ``offload``; LedgerTrimmed, LedgerMismatch, NotOwner: the owner's own.
+        Raises: as ``offload``; LedgerTrimmed, LedgerMismatch, NotOwner: errors of the owner.
         """
         more = {FORWARDED: "1", **({"Offloader-Source": source} if source else {})}
-        # The routes of brokers take the name that brokers have.
+        # The routes for brokers use the brokers' stream names.
         path = f"/v1/streams/{quote(managed_ledger_of_stream(stream), safe='')}/ledgers/{ledger_id}/offload"
         return self._request(path, {**asked, "wait_seconds": wait_s}, wait_s + FORWARD_ANSWER_S, more)
 
@@ -180,7 +180,7 @@ class OwnerClient:
         try:
             return [LedgerInfo(**{name: row[name] for name in _LEDGER_FIELDS}) for row in found["items"]]
         except (KeyError, TypeError) as cause:
-            raise Corrupt(f"{self.url} answers with something else than ledgers: {cause}") from cause
+            raise Corrupt(f"{self.url} responded with invalid ledgers: {cause}") from cause
 
     def entries(self, stream: str, start: Position) -> EntryBatch | None:
         """Entries of one ledger, from the first one at or after ``start``, of both tiers; ``None``: none yet. Raises as
@@ -199,12 +199,12 @@ class OwnerClient:
                 rows[0][0].ledger_id, ids, pa.array(payloads, pa.binary()), np.array(times, dtype=np.int64)
             )
         except (KeyError, TypeError, ValueError) as cause:
-            raise Corrupt(f"{self.url} answers with something else than entries: {cause}") from cause
+            raise Corrupt(f"{self.url} responded with invalid entries: {cause}") from cause
 
     def _request(
         self, path: str, body: Mapping[str, Any] | None, limit_s: float, more: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
-        """The answer to a ``POST`` of ``body``; to a ``GET`` if that is ``None``."""
+        """The response to a ``POST`` of ``body``, or to a ``GET`` if that is ``None``."""
         headers = {
             "Content-Type": "application/json",
             "Accept": "application/json",
@@ -218,7 +218,7 @@ class OwnerClient:
             try:
                 sent = None if body is None else json.dumps(body).encode()
                 found.append(self._exchanged(path, sent, headers, limit_s))
-            except Exception as error:  # raised below, by the calling thread
+            except Exception as error:  # raised below, in the calling thread
                 found.append(error)
             finally:
                 over.set()
@@ -226,28 +226,28 @@ class OwnerClient:
         # On its own thread: no socket timeout bounds a response that trickles in.
         threading.Thread(target=exchange, name="offloader-asking", daemon=True).start()
         if not self._clock.wait(over, limit_s):
-            raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="ask again")
+            raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="retry")
         [answer] = found
         if isinstance(answer, Exception):
             raise answer
         return self._understood(*answer)
 
     def _authorization(self, path: str) -> Mapping[str, str]:
-        """The header with the token, if one is set; ``AccessDenied``: this host may not receive it."""
+        """The header with the token, if one is set. Raises ``AccessDenied`` if this host may not receive it."""
         if not self._token:
             return {}
         if not self._is_trusted:
             raise AccessDenied(
-                f"the manifest names {self.url} as the stream's owner, and nothing here says that {self._host} may "
-                f"have {TOKEN_VARIABLE}: it isn't sent there, and nothing was asked",
-                hint=f'if that is your process: access.owner_hosts = ["{self._host}"] in the settings file, or '
-                f"{HOSTS_VARIABLE}={self._host}, or the authority of its certificate in {CA_VARIABLE}; "
-                f"or ask it yourself: POST {self.url}{path}",
+                f"the manifest names {self.url} as the stream's owner, but {self._host} isn't allowed to receive the "
+                f"token of {TOKEN_VARIABLE}: no request was sent",
+                hint=f'if that process is yours, set access.owner_hosts = ["{self._host}"] in the settings file or '
+                f"{HOSTS_VARIABLE}={self._host}, or give the authority of its certificate in {CA_VARIABLE}; "
+                f"or send the request yourself: POST {self.url}{path}",
             )
         if not self._is_safe:
             raise AccessDenied(
-                f"{self.url} is another machine's and isn't encrypted: the token isn't sent there",
-                hint="serve HTTP with TLS, or ask on that machine",
+                f"{self.url} is on another machine and not encrypted: the token was not sent",
+                hint="serve HTTP with TLS, or run the command on that machine",
             )
         return {"Authorization": f"Bearer {self._token}"}
 
@@ -267,14 +267,14 @@ class OwnerClient:
             raw = answer.read(ANSWER_BYTES_MAX if body is not None else ENTRIES_BYTES_MAX)
             answer.release_conn()
         except urllib3.exceptions.ReadTimeoutError as cause:
-            raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="ask again") from cause
+            raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="retry") from cause
         except urllib3.exceptions.HTTPError as cause:
-            # The cause in urllib3's message, without its own terms.
+            # The cause, without urllib3's wording.
             reason = getattr(cause, "reason", None) or cause
             why = str(reason).rpartition(": ")[2] or type(reason).__name__
             raise OwnerUnreachable(
-                f"nobody answers at {self.url}, which offloads the stream: {why}",
-                hint="is the process running, and reachable from here? serve.url says where others reach it",
+                f"no answer from {self.url}, the owner of the stream: {why}",
+                hint="check that the process is running and reachable; serve.url is its address for other machines",
             ) from cause
         return answer.status, raw
 
@@ -284,24 +284,24 @@ class OwnerClient:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise Corrupt(f"{self.url} isn't a process that offloads streams: it answers {status} and no JSON")
+            raise Corrupt(f"{self.url} isn't a process that offloads streams: it returned status {status} without JSON")
         if status == 200:
             return found
-        detail, hint = str(found.get("detail", f"it answers {status}")), str(found.get("hint", ""))
+        detail, hint = str(found.get("detail", f"it returned status {status}")), str(found.get("hint", ""))
         message = f"{self.url}: {detail}"
         if status in (401, 403):
-            raise AccessDenied(message, hint=f"set {TOKEN_VARIABLE} to a token that may write there")
+            raise AccessDenied(message, hint=f"set {TOKEN_VARIABLE} to a token with write access to it")
         raise _ERRORS.get(str(found.get("kind", "")), OffloaderError)(message, hint=hint)
 
 
 class OwnerHotTier:
-    """The hot tier of a stream as its owner gives it over HTTP (``ReadableLedgers``). Thread-safe.
+    """The hot tier of a stream, read from its owner over HTTP (``ReadableLedgers``). Thread-safe.
 
-    Its methods raise ``HotTierLost``: the owner doesn't answer, answers with an error, or has no ledgers of the stream.
+    Its methods raise ``HotTierLost`` if the owner doesn't answer, returns an error, or has no ledgers of the stream.
 
     Attributes:
         url: the owner's.
-        lost: why one of them has; empty: none did.
+        lost: the reason of the last ``HotTierLost``; empty: none was raised.
     """
 
     def __init__(self, owner: OwnerClient, stream: str) -> None:
@@ -312,12 +312,12 @@ class OwnerHotTier:
         """All ledgers that still exist, ascending."""
         found = list(self._asked(lambda: self._owner.ledgers(self._stream)))
         if not found:
-            self.lost = f"{self.url} has no ledgers of stream {self._stream} (any more)"
+            self.lost = f"{self.url} has no ledgers of stream {self._stream}"
             raise HotTierLost(self.lost)
         return found
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - the owner bounds its answers
-        """As ``LedgerSource.read``; the owner gives entries of the cold tier too."""
+        """As ``LedgerSource.read``; the owner also returns entries of the cold tier."""
         last = newest_listed(self.ledgers())
         is_there = last is not None and start <= last
         return self._asked(lambda: self._owner.entries(self._stream, start)) if is_there else None
@@ -337,11 +337,11 @@ _LEDGER_FIELDS = ("ledger_id", "closed", "entries", "size_bytes", "created_ms", 
 
 
 def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, settings: Settings) -> ManifestState:
-    """Has a stream's owner complete its segment; returns the manifest, checked against the owner's response.
+    """Requests that a stream's owner complete its segment; returns the manifest, checked against the response.
 
     Args:
-        state: the stream's, whose owner has an address.
-        until: last entry to offload; ``None``, or beyond the newest one: that one.
+        state: of the stream; its owner has an address.
+        until: last entry to offload; ``None``, or a later position: the newest entry.
         settings: the time limit, and the hosts that may receive the token.
 
     Raises:
@@ -354,12 +354,12 @@ def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, 
     after = load_stream(store, state.stream)
     shown = after.committed_end()
     if after.incarnation != state.incarnation:
-        raise NotFound(f"stream {state.stream} was deleted meanwhile, and there is another one of that name")
+        raise NotFound(f"stream {state.stream} was deleted and created again meanwhile")
     if said is not None and (shown is None or shown < said):
         raise Corrupt(
-            f"{owner.url} says that stream {state.stream} is offloaded up to {said}; by its manifest it is up to "
+            f"{owner.url} reports stream {state.stream} as offloaded up to {said}, but its manifest as offloaded up to "
             f"{shown or 'nothing'}",
-            hint="what answers there isn't the process that offloads the stream: nothing was done on its word",
+            hint="another process answers at that address: its response was ignored",
         )
     return after
 
@@ -378,7 +378,7 @@ _ERRORS: Mapping[str, Callable[..., OffloaderError]] = {
 
 
 def client_tls(authorities_file: str) -> ssl.SSLContext:
-    """TLS that trusts the machine's authorities and those of a file. Raises ``AccessDenied``: it can't be read."""
+    """TLS that trusts the machine's authorities and those of a file. Raises ``AccessDenied`` if it can't be read."""
     try:
         return ssl.create_default_context(cafile=authorities_file or None)
     except (OSError, ssl.SSLError) as cause:

@@ -30,14 +30,14 @@ from formats.entries import TIME_UNKNOWN_MS
 from offloader.errors import AccessDenied, InvalidCall, NotFound, Unsupported, install_hint
 from offloader.read.ranges import grouped
 
-#: Events read, appended and hashed at once.
+#: Events per batch.
 EVENTS_PER_BATCH = 8192
 #: Number of flights in the data set.
 FLIGHTS = 336_776
 FORMATS = ("ndjson", "json", "csv", "parquet", "lines")
-#: Longest line; bounds the memory for a file without line ends.
+#: Maximum length of a line; bounds the memory for a file without line ends.
 LINE_BYTES_MAX = 16 * 1024 * 1024
-#: Payload bytes of a batch, unless one event has more.
+#: Maximum payload bytes of a batch, unless one event has more.
 _BATCH_BYTES = 4 * 1024 * 1024
 #: Smaller numbers are seconds since 1970, larger ones milliseconds (as seconds: the year 5138).
 _MILLISECONDS_FROM = 100_000_000_000
@@ -46,7 +46,7 @@ _SUFFIXES = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "json", ".csv": "
 _COMPRESSED = (".gz", ".zst")
 #: First bytes of compressed files -> Arrow's name of the compression.
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-#: First bytes of files that people take for text -> what they are.
+#: First bytes of binary files -> their type.
 _BINARY = {
     b"PK\x03\x04": "a ZIP archive (or a spreadsheet)",
     b"BZh": "compressed with bzip2",
@@ -60,11 +60,11 @@ _BINARY = {
     b"ORC": "an ORC file",
     b"PAR1": "a Parquet file",
 }
-#: Bytes at the beginning that decide whether a file is text.
+#: Number of first bytes that decide whether a file is text.
 _SNIFFED_BYTES = 64 * 1024
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _UNCHANGED = "correct the file; nothing was imported"
-_INSTALL = f"{install_hint('demo')}, or bring your own events with --input FILE"
+_INSTALL = f"{install_hint('demo')}, or give your own events with --input FILE"
 
 
 class Events(NamedTuple):
@@ -88,7 +88,7 @@ class InputSummary:
 class EventDigest:
     """SHA-256 over events in order: of each its length (4 bytes), its time (8 bytes) if counted, its bytes.
 
-    With the lengths, other boundaries of the same bytes give another digest.
+    The lengths make the digest depend on the boundaries of events.
     """
 
     def __init__(self, *, with_times: bool) -> None:
@@ -118,7 +118,7 @@ class EventDigest:
 
 
 def open_input(path: str, *, file_format: str = "", time_field: str = "") -> Source:
-    """``path`` as events; the flights when it is empty.
+    """The events of ``path``, or the flights if it is empty.
 
     Raises:
         InvalidCall, NotFound, Unsupported: as ``EventFile`` and ``Flights``.
@@ -126,7 +126,7 @@ def open_input(path: str, *, file_format: str = "", time_field: str = "") -> Sou
     if path:
         return EventFile(path, file_format=file_format, time_field=time_field)
     if file_format or time_field:
-        raise InvalidCall("--input-format and --time-field belong to --input FILE", hint="name the file")
+        raise InvalidCall("--input-format and --time-field require --input", hint="give --input FILE")
     return Flights()
 
 
@@ -136,7 +136,7 @@ def survey(source: Source) -> InputSummary:
     for events in source.events():
         digest.add(events)
     if digest.events == 0:
-        raise InvalidCall(f"{source.name} holds no events", hint="nothing was imported")
+        raise InvalidCall(f"{source.name} has no events", hint="check the file; nothing was imported")
     return InputSummary(source.name, digest.events, digest.payload_bytes, digest.hexdigest(), source.has_times)
 
 
@@ -162,7 +162,7 @@ class Flights:
         self._events: list[Events] = []
 
     def events(self) -> Iterator[Events]:
-        """All flights, each as compact JSON; 100 MB, made once."""
+        """All flights, each as compact JSON; 100 MB, created once."""
         if not self._events:
             self._events = list(self._read())
         yield from self._events
@@ -190,7 +190,7 @@ def table_to_json(table: pa.RecordBatch) -> pa.BinaryArray:
     """
     if not table.num_columns:
         return pa.array([b"{}"] * table.num_rows, pa.binary())
-    # A missing value makes its piece null; Arrow's own skipping of nulls would drop rows with no other value.
+    # A missing value makes its piece null; Arrow's skipping of nulls would drop rows with no other value.
     pieces = [
         pc.fill_null(pc.binary_join_element_wise(f",{_json(name)}:", _column_to_json(name, column), ""), "")
         for name, column in zip(table.schema.names, table.columns, strict=True)
@@ -228,7 +228,7 @@ class EventFile:
 
     Args:
         file_format: one of ``FORMATS``; empty: by the file's suffix (before ``.gz`` or ``.zst``), else lines. ``json``
-            is one array, or values as in ``ndjson``; with ``lines`` any bytes are taken, even if it isn't text.
+            is one array, or values as in ``ndjson``; ``lines`` accepts any bytes, even if they aren't text.
         time_field: the field of an event's publish time, see ``time_ms_of``; empty: events have none.
 
     Raises:
@@ -246,12 +246,14 @@ class EventFile:
             raise InvalidCall(f"input format {self._format!r} is unknown", hint=f"give {', '.join(FORMATS)}")
         if self._format == "lines" and time_field:
             raise InvalidCall(
-                f"{path} is read as lines, which have no field {time_field!r}", hint="without --time-field"
+                f"{path} is read as lines, which have no field {time_field!r}", hint="leave out --time-field"
             )
         if not self._path.exists():
             raise NotFound(f"input file {path} doesn't exist", hint="check the path")
         if not self._path.is_file():
-            raise InvalidCall(f"input {path} is not a regular file, and it is read twice", hint="write it to a file")
+            raise InvalidCall(
+                f"input {path} is not a regular file, but the demo reads it twice", hint="save it to a regular file"
+            )
 
     def events(self) -> Iterator[Events]:
         """All events, in batches; checks each line.
@@ -265,13 +267,13 @@ class EventFile:
             return
         try:
             with self._opened() as file:
-                # Each counts as so many bytes at least that a batch has at most ``EVENTS_PER_BATCH`` of them.
+                # A minimum size per event limits a batch to ``EVENTS_PER_BATCH`` events.
                 least = _BATCH_BYTES // EVENTS_PER_BATCH
                 yield from map(_events_of, grouped(self._rows(file), lambda row: max(len(row[0]), least), _BATCH_BYTES))
         except OSError as error:
-            if error.errno is None:  # Arrow's, of what it decompresses
+            if error.errno is None:  # an error of Arrow's decompression
                 raise InvalidCall(
-                    f"{self.name} is damaged: it can't be decompressed: {error}", hint=_UNCHANGED
+                    f"{self.name} is damaged and can't be decompressed: {error}", hint=_UNCHANGED
                 ) from error
             raise AccessDenied(f"input file {self.name} can't be read: {error.strerror or error}") from error
 
@@ -304,11 +306,11 @@ class EventFile:
             why = what or f"not text: byte {zero + 1} is zero"
             raise InvalidCall(
                 f"{self.name} is binary, {why}",
-                hint=f"give {', '.join(FORMATS)}, plain, .gz or .zst; --input-format lines takes any bytes",
+                hint=f"give {', '.join(FORMATS)}, plain, .gz or .zst; --input-format lines accepts any bytes",
             )
 
     def _array(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-        """The elements of one JSON array, each as it is written, or compact if that is several lines."""
+        """The elements of one JSON array, each with its original text, or compact if that has several lines."""
         array = JsonArray(file, json.JSONDecoder(parse_constant=_refuse_constant), LINE_BYTES_MAX)
         try:
             for value, source in array:
@@ -351,7 +353,7 @@ class EventFile:
                 yield text.encode(), self._time_of(value, number)
 
     def _csv(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-        """Rows as JSON objects: JSON numbers stay numbers, empty fields are left out."""
+        """Rows as JSON objects: JSON numbers are kept as numbers, empty fields are left out."""
         reader = csv.reader((text for _, text in self._texts(file)), strict=True)
         header: list[str] = []
         try:
@@ -372,9 +374,9 @@ class EventFile:
 
     def _check_header(self, header: list[str], number: int) -> None:
         if "" in header or len(set(header)) != len(header):
-            self._broken(number, "the names of the fields must differ and must not be empty")
+            self._broken(number, "field names must be unique and not empty")
         if self._time_field and self._time_field not in header:
-            self._broken(number, f"no field {self._time_field!r}; there are {', '.join(header)}")
+            self._broken(number, f"no field {self._time_field!r}; the fields are {', '.join(header)}")
 
     def _parquet(self) -> Iterator[Events]:
         import pyarrow.parquet
@@ -411,7 +413,7 @@ class EventFile:
         try:
             return time_ms_of(found)
         except (ValueError, OverflowError) as error:
-            self._broken(number, f"field {self._time_field!r} is no time: {error}", unit=unit, cause=error)
+            self._broken(number, f"field {self._time_field!r} isn't a time: {error}", unit=unit, cause=error)
 
 
 #: Returns the same events each time; ``has_times``: with publish times.
@@ -444,7 +446,7 @@ def _events_of(rows: list[tuple[bytes, int]]) -> Events:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} isn't a JSON number")
 
 
 _PIECE_CHARS = 64 * 1024
@@ -455,7 +457,7 @@ class JsonArray:
     """Iterates over (value, its text) of each element. Use it once.
 
     Args:
-        file: UTF-8, at its beginning.
+        file: UTF-8, at its start.
         decoder: of an element.
         chars_max: of one element; bounds the memory.
 
@@ -463,7 +465,7 @@ class JsonArray:
         number: of the current element, from 1.
 
     Raises:
-        ValueError: (while iterating) it isn't one JSON array; the message fits after the element's number.
+        ValueError: (while iterating) the file isn't one JSON array; the message continues the element's number.
     """
 
     def __init__(self, file: BinaryIO, decoder: json.JSONDecoder, chars_max: int) -> None:
@@ -486,7 +488,7 @@ class JsonArray:
                 self._at += 1
         self._at += 1
         if self._next_sign():
-            raise ValueError("there is more after the end of the array")
+            raise ValueError("there is text after the end of the array")
 
     def _element(self) -> tuple[Any, str]:
         self._next_sign()
@@ -494,18 +496,18 @@ class JsonArray:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                if self._read_on():  # perhaps it is only cut off
+                if self._read_on():  # it may be incomplete in the buffer
                     continue
                 raise ValueError(f"not JSON: {error.msg}") from error
             except RecursionError as error:
                 raise ValueError(f"not JSON: {error}") from error
             if end == len(self._text) and self._read_on():
-                continue  # a number may go on
+                continue  # a number may continue
             source, self._at = self._text[self._at : end], end
             return value, source
 
     def _next_sign(self) -> str:
-        """The sign at the next place that isn't blank; empty at the file's end."""
+        """The next character that isn't blank; empty at the file's end."""
         while True:
             while self._text[self._at : self._at + 1] in _BLANKS and self._at < len(self._text):
                 self._at += 1
@@ -513,7 +515,7 @@ class JsonArray:
                 return self._text[self._at : self._at + 1]
 
     def _read_on(self) -> bool:
-        """Drops what is done, and reads about as much as is left; whether there was more."""
+        """Drops parsed text and reads about as much as remains; returns whether there was more."""
         left = self._text[self._at :]
         if len(left) > self._chars_max:
             raise ValueError(f"longer than {self._chars_max} characters")

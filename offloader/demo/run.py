@@ -1,4 +1,4 @@
-"""Demo run: reads the input, appends and offloads it, reads everything back, plots and scans it."""
+"""Demo run: reads the input, appends and offloads it, reads all events back, plots and scans them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: The demo's only stream.
 STREAM = "public/default/persistent/demo"
-#: Time without a commit after which the run fails, and the interval of progress reports.
+#: Maximum time without a commit, and the interval of progress reports.
 STALL_S, _REPORT_S = 120.0, 0.1
 #: Samples of publish times in the plot.
 _TIMELINE_PER_BATCH, _TIMELINE_MAX = 64, 20_000
@@ -48,7 +48,7 @@ _NOTE_INPUT, _NOTE_EVENTS = "demo.input", "demo.events"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRequest:
-    """Parameters of a run. Empty texts mean: the default store, the flights, a format by the file's suffix.
+    """Parameters of a run. Empty texts: the default store, the flights, a format by the file's suffix.
 
     Each store has its own ledgers and picture in ``directory``, so that the demo can run against several.
     """
@@ -66,7 +66,7 @@ class DemoRequest:
 
     @property
     def store_options(self) -> Mapping[str, str]:
-        """The store's options besides its URL, as Spark's data source names them."""
+        """The store's options besides its URL, with the names of Spark's data source."""
         given = {"endpointUrl": self.endpoint_url, "region": self.region}
         return {name: value for name, value in given.items() if value}
 
@@ -96,7 +96,7 @@ class DemoRequest:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """State of the ledgers: how much of which input they have; nothing before the first run."""
+    """State of the ledgers: their input and number of its events; empty before the first run."""
 
     input_sha256: str = ""
     input_name: str = ""
@@ -106,7 +106,7 @@ class Imported:
 
     @classmethod
     def read(cls, path: Path) -> Imported:
-        """Reads a ledger database and its notes without disturbing a current run.
+        """Reads a ledger database and its notes without an effect on a current run.
 
         Raises:
             Corrupt: its notes aren't the demo's.
@@ -146,20 +146,20 @@ class Progress:
 
 
 class Observer:
-    """Called at the start of each step and with the progress of appends and offloading; must return quickly. This one
-    prints nothing, and keeps the newest progress."""
+    """Called at the start of each step and with the progress of appends and offloading; must return quickly. This base
+    class prints no output and keeps the newest progress."""
 
     now: Progress | None = None
 
     def step(self, text: str) -> None:
-        """The step ``text`` begins."""
+        """The step ``text`` starts."""
 
     def progress(self, now: Progress) -> None:
         """The progress of the current step."""
         self.now = now
 
     def results(self, result: DemoResult) -> None:
-        """Everything but Spark's scan is known; Spark is starting."""
+        """All results except Spark's scan are known; Spark is starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class Verification:
 class DemoResult:
     """Result of a run.
 
-    ``problems``: steps that failed without affecting others, the gravest first. ``saving``: of compression, by a sample
+    ``problems``: steps that failed without an effect on others, worst first. ``saving``: of compression, by a sample
     of the largest segment.
     """
 
@@ -217,7 +217,7 @@ class DemoResult:
 
 
 def demo_settings(payload_bytes: int) -> Settings:
-    """Sizes with which ``payload_bytes`` make 4 ledgers and 8 segments, whose ends don't coincide."""
+    """Sizes that divide ``payload_bytes`` into 4 ledgers and 8 segments with different ends."""
     mib = 1024 * 1024
     segment_bytes = max(int(payload_bytes * 0.138), 64 * 1024)
     return Settings.of(
@@ -240,7 +240,7 @@ def run_demo(request: DemoRequest, observer: Observer, clock: Clock) -> DemoResu
     started_s = clock.monotonic_s()
     _require_usable(Path(request.directory))
     source = open_input(request.input_path, file_format=request.input_format, time_field=request.time_field)
-    observer.step(f"Looking through {source.name}")
+    observer.step(f"Checking {source.name}")
     result = DemoResult(request=request, summary=survey(source))
     with closing(
         open_store(request.url, endpoint_url=request.endpoint_url or None, region=request.region or None, clock=clock)
@@ -253,7 +253,7 @@ def run_demo(request: DemoRequest, observer: Observer, clock: Clock) -> DemoResu
         if imported.events != result.summary.events or committed != imported.newest:
             observer.step(f"Appending to ledgers and offloading to {store.url}")
             result.offload = _Run(result, store, observer, clock).report(source)
-        observer.step("Reading everything back from the store")
+        observer.step("Reading all events back from the store")
         _read_back(result, store, clock)
     with _spark_starting(request) as session:
         before_spark_s = clock.monotonic_s()
@@ -276,32 +276,32 @@ def _try(result: DemoResult, step: Callable[[], None]) -> None:
 
 
 def _require_usable(directory: Path) -> None:
-    """Raises ``AccessDenied`` if the demo's directory isn't writable, or can't be made; leaves nothing behind."""
+    """Raises ``AccessDenied`` if the demo's directory isn't writable or can't be created; leaves no files."""
     whole = directory.absolute()
     nearest = next(each for each in (whole, *whole.parents) if each.exists())
     try:
         TemporaryDirectory(dir=nearest).cleanup()
     except OSError as cause:
         raise AccessDenied(
-            f"the demo's directory {directory} can't be made in {nearest}: {cause.strerror}",
-            hint="name another one with --dir",
+            f"the demo's directory {directory} can't be created in {nearest}: {cause.strerror}",
+            hint="give another directory with --dir",
         ) from cause
 
 
 def _check_fits(request: DemoRequest, store: ObjectStore, summary: InputSummary) -> tuple[Imported, Position | None]:
-    """How much of this input earlier runs imported and offloaded; ``InvalidCall`` for another input's data."""
+    """The amounts that earlier runs imported and offloaded; raises ``InvalidCall`` for data of another input."""
     path, committed = request.ledgers_path, None
     imported = Imported.read(path)
     with suppress(NotFound):
         committed = load_manifest(store, STREAM).committed_end()
     if imported.events and imported.input_sha256 != summary.sha256:
         raise InvalidCall(
-            f"{path} holds {imported.events:,} events of {imported.input_name}, and {summary.name} is another input",
+            f"{path} holds {imported.events:,} events of {imported.input_name}, but {summary.name} is another input",
             hint=_CLEAN_HINT,
         )
     if not imported.events and committed is not None:
         raise InvalidCall(
-            f"{store.url} holds stream {STREAM} up to {committed}, and {path} knows nothing of it", hint=_CLEAN_HINT
+            f"{store.url} holds stream {STREAM} up to {committed}, but {path} has no record of it", hint=_CLEAN_HINT
         )
     return imported, committed
 
@@ -309,14 +309,14 @@ def _check_fits(request: DemoRequest, store: ObjectStore, summary: InputSummary)
 def _clean(request: DemoRequest, store: ObjectStore) -> int:
     """Removes the demo's stream from the store, its ledgers and plot; returns the number of objects."""
     removed = 0
-    # The catalog entry last: an interrupted removal can be repeated.
+    # Delete the catalogue entry last, so that an interrupted removal can be repeated.
     for prefix in (stream_prefix(STREAM), catalog_key(STREAM)):
         while keys := [info.key for info in store.list(prefix).objects]:
             if failures := store.delete(keys):
                 raise StoreUnavailable(
                     f"{store.url}: {len(failures)} of {len(keys)} objects weren't deleted; {failures[0].key}: "
                     f"{failures[0].reason}",
-                    hint="give the same command again",
+                    hint="repeat the command",
                 )
             removed += len(keys)
     for upload in store.list_uploads(stream_prefix(STREAM)):
@@ -372,7 +372,7 @@ class _Run:
         for events in source.events():
             skipped = min(max(self._appended - digest.events, 0), len(events.payloads))
             digest.add(events)
-            # Checked before the last batch is appended, so that a changed input never counts as complete.
+            # Check before the append of the last batch, so that a changed input never counts as complete.
             if digest.events >= self._summary.events:
                 self._require_same(digest)
             if skipped < len(events.payloads):
@@ -382,7 +382,7 @@ class _Run:
     def _require_same(self, digest: EventDigest) -> None:
         summary = self._summary
         if (digest.events, digest.hexdigest()) != (summary.events, summary.sha256):
-            raise InvalidCall(f"{summary.name} changed while it was read", hint="give --clean and run the demo again")
+            raise InvalidCall(f"{summary.name} changed during the run", hint="give --clean and run the demo again")
 
     def _append(self, topic: ManagedLedger, events: Events) -> None:
         after = self._appended + len(events.payloads)
@@ -408,8 +408,8 @@ class _Run:
                     raise
                 elif now_s - since_s > STALL_S:
                     raise StoreUnavailable(
-                        f"{STREAM}: nothing was offloaded for {STALL_S:g} s; last error: {now.error or 'none'}",
-                        hint="all events are durable in the ledgers: the same command goes on",
+                        f"{STREAM}: no commit for {STALL_S:g} s; last error: {now.error or 'none'}",
+                        hint="all events are durable in the ledgers; repeat the command to resume",
                     ) from None
         self._report(topic)
 
@@ -425,7 +425,7 @@ class _Run:
 
 
 def _read_back(result: DemoResult, store: ObjectStore, clock: Clock) -> None:
-    """Reads the whole stream from the store alone and hashes it like the input."""
+    """Reads the whole stream from the store alone and hashes it in the same way as the input."""
     reader = open_stream_reader(store, STREAM, settings=demo_settings(result.summary.payload_bytes).read)
     result.segments = reader.segments()
     result.ledgers = list(Imported.read(result.request.ledgers_path).ledgers)
@@ -449,13 +449,13 @@ def _read_back(result: DemoResult, store: ObjectStore, clock: Clock) -> None:
     )
     largest = max(result.segments, key=lambda each: each.content.data_bytes, default=None)
     if largest is not None:
-        with suppress(OffloaderError, FormatError):  # this is only advice
+        with suppress(OffloaderError, FormatError):  # only advice: no reason to fail
             key = largest.object_keys(STREAM)[0]
             result.saving = measure_saving(store, key, largest.content, clock=clock)
     if not found.ok:
         text = (
-            f"{store.url}: {found.events:,} events with SHA-256 {found.sha256} were read back, "
-            f"appended were {found.expected.events:,} with {found.expected.sha256}"
+            f"{store.url}: read {found.events:,} events with SHA-256 {found.sha256} back, but appended "
+            f"{found.expected.events:,} with {found.expected.sha256}"
         )
         result.problems.append(Corrupt(text, hint="keep the data and report this"))
 
@@ -488,7 +488,7 @@ def _spans(sizes: list[tuple[str, int, int]]) -> list[Span]:
 
 @contextmanager
 def _spark_starting(request: DemoRequest) -> Iterator[WaitForSession | None]:
-    """Starts Spark, which takes seconds, while the results so far are drawn and printed."""
+    """Starts Spark, which takes seconds, in parallel with drawing and printing of the results."""
     if not request.spark:
         yield None
         return

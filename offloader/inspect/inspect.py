@@ -66,7 +66,7 @@ def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | Non
     window = _Window(store, key, info.size_bytes)
     kind, describe = _kind_of(key, window.bytes_of(0, 4))
     if describe is not None and info.size_bytes > WHOLE_BYTES_MAX:
-        raise LimitReached(f"{key} in {store.url}: {info.size_bytes} bytes are too many for a {kind}")
+        raise LimitReached(f"{key} in {store.url}: {info.size_bytes} bytes, above the limit for a {kind}")
     pieces = (
         _data_pieces(window, _ledger_id_of(key), settings or ReadSettings())
         if describe is None
@@ -77,7 +77,7 @@ def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | Non
     )
 
 
-#: Which keys, their kind, and its describer.
+#: Predicate on keys, the kind of the object, and its describer.
 _KINDS: tuple[tuple[Callable[[str], bool], tuple[str, Callable[[bytes], Iterator[DescribedBytes]]]], ...] = (
     (lambda key: key.startswith("_catalog/"), ("catalogue entry", describe_catalog_entry)),
     (lambda key: record_number(key) is not None, ("manifest record", describe_record)),
@@ -109,7 +109,7 @@ def _data_pieces(window: _Window, ledger_id: int | None, settings: ReadSettings)
             block_bytes = decode_block_header(head).block_bytes
         except FormatError:
             block_bytes = len(head)
-        # With the bytes after the block's length, as Pulsar's reader checks there.
+        # Include the bytes after the block's length, which Pulsar's reader checks.
         fetched = min(block_bytes, settings.block_bytes_max) + BLOCK_HEADER_BYTES
         pieces = describe_block(
             window.bytes_of(at, at + fetched),
@@ -126,7 +126,7 @@ def _data_pieces(window: _Window, ledger_id: int | None, settings: ReadSettings)
 
 
 class _Window:
-    """An object's bytes by ranged GETs of ``WINDOW_BYTES``; keeps the last one."""
+    """An object's bytes by ranged GETs of ``WINDOW_BYTES``; caches the last one."""
 
     def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -145,7 +145,7 @@ class _Window:
 
 
 def segment_row(record: SegmentRecord, stream: str) -> dict[str, object]:
-    """Manifest facts of one segment of ``stream``; positions as text, sizes only where it is complete."""
+    """Manifest facts of one segment of ``stream``; positions as text, sizes only if it is complete."""
     summary = record.summary
     data, index = record.object_keys(stream)
     known = (
@@ -209,7 +209,7 @@ def timeline_of(state: ManifestState) -> StreamTimeline:
         timeline += [(events, summary.publish_time_min_ms), (at - 1, summary.publish_time_max_ms)]
         events = at
     if not segments:
-        raise NotFound(f"stream {state.stream} has no readable segment", hint="offload something first")
+        raise NotFound(f"stream {state.stream} has no readable segment", hint="offload entries first")
     gaps = [
         (next((before for begin, before in begins if begin > gap.last), events), f"gap {gap.first}..{gap.last}")
         for gap in state.gaps

@@ -1,4 +1,4 @@
-"""What compression would save of a segment, measured on a sample of its blocks, and what it costs."""
+"""Estimates the saving and the cost of compression for a segment, measured on a sample of its blocks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from formats.summary import SegmentSummary
 from offloader.runtime.clock import Clock
 from offloader.store.base import ByteRange, ObjectStore
 
-#: Bytes of a data object that are read for a sample; a smaller sample than the second says nothing.
+#: Maximum and minimum bytes of a sample of a data object.
 SAMPLE_BYTES_MAX = 4 * 1024 * 1024
 SAMPLE_BYTES_MIN = 64 * 1024
-#: Length of the parts that a sample is encoded in.
+#: Length of the parts in which a sample is encoded.
 PART_BYTES = SAMPLE_BYTES_MAX
-#: Share of the stored bytes below which compression isn't worth a word.
+#: Minimum saving, as a share of the stored bytes, to recommend compression.
 SAVING_MIN = 0.1
-#: Who reads such an object.
-READERS = "offloader and a broker with its plugin read compressed objects, Pulsar's own offloader refuses them"
+#: Readers of compressed objects.
+READERS = "offloader and a broker with its plugin read compressed objects; Pulsar's own offloader rejects them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class Saving:
     """Sizes of one sample.
 
     Attributes:
-        sample_bytes: blocks of the sample, as they are stored.
-        zstd_bytes: the same blocks with ``offload.codec = "zstd"``.
-        now, then: stored bytes of the whole segment for one byte of payload, as it is, and estimated by the sample.
+        sample_bytes: stored bytes of the sample's blocks.
+        zstd_bytes: bytes of the same blocks with ``offload.codec = "zstd"``.
+        now, then: stored bytes of the whole segment per byte of payload, now and with compression as estimated.
         bytes_per_s: speed of the compression on one core; ``None``: too fast to measure.
     """
 
@@ -45,30 +45,30 @@ class Saving:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether it saves at least ``SAVING_MIN`` of the stored bytes."""
+        """Whether compression saves at least ``SAVING_MIN`` of the stored bytes."""
         return self.zstd_bytes <= self.sample_bytes * (1 - SAVING_MIN)
 
     @property
     def advice(self) -> str:
-        """How to save it, and who reads the result; empty: it isn't worth it."""
+        """The setting to change, and the readers of the result; empty: the saving is too small."""
         return f'offload.codec = "zstd" for new segments; {READERS}' if self.is_worth_it else ""
 
     def __str__(self) -> str:
         speed = "" if self.bytes_per_s is None else f", at {self.bytes_per_s / 1e6:,.0f} MB/s on one core"
         return (
-            f"stored bytes are {self.now:.0%} of the payload, zstd would make it {self.then:.0%} "
+            f"stored bytes are {self.now:.0%} of the payload, with zstd {self.then:.0%} "
             f"(a sample of {self.sample_bytes / 1024**2:.1f} MiB{speed})"
         )
 
 
 def measure_saving(store: ObjectStore, key: str, summary: SegmentSummary, *, clock: Clock) -> Saving | None:
-    """The saving of a segment that isn't compressed. Reads at most ``SAMPLE_BYTES_MAX`` of its data object.
+    """The saving for an uncompressed segment. Reads at most ``SAMPLE_BYTES_MAX`` of its data object.
 
     Args:
         key: of the data object.
 
     Returns:
-        ``None``: it is compressed or small, or its first block is larger than a sample.
+        ``None``: the segment is compressed or small, or its first block is larger than a sample.
 
     Raises:
         OffloaderError: the object can't be read. FormatError: it is damaged.
@@ -79,10 +79,10 @@ def measure_saving(store: ObjectStore, key: str, summary: SegmentSummary, *, clo
 
 
 def saving_of(entries: Sequence[EntryBatch], *, block_bytes: int, clock: Clock) -> Saving | None:
-    """The saving of entries that aren't offloaded yet, ascending, in blocks of ``block_bytes``.
+    """The saving for entries that aren't offloaded yet, ascending, in blocks of ``block_bytes``.
 
     Returns:
-        ``None``: they are too few for a sample.
+        ``None``: too few entries for a sample.
     """
     if not any(each.payload_bytes for each in entries):
         return None
@@ -93,7 +93,7 @@ def saving_of(entries: Sequence[EntryBatch], *, block_bytes: int, clock: Clock) 
 
 
 def _measured(body: bytes, summary: SegmentSummary, clock: Clock) -> Saving | None:
-    """The saving of a segment, of the blocks at its beginning."""
+    """The saving for a segment, from its first blocks."""
     stored = packed = 0
     started_s = clock.monotonic_s()
     for header, run in _blocks(body):
@@ -115,7 +115,7 @@ def _measured(body: bytes, summary: SegmentSummary, clock: Clock) -> Saving | No
 
 
 def _blocks(body: bytes) -> Iterator[tuple[BlockHeader, bytes]]:
-    """The whole blocks at the beginning of a data object, and their entries."""
+    """The whole blocks at the start of a data object, and their entries."""
     at = 0
     with suppress(Truncated):
         while at < len(body):

@@ -1,4 +1,4 @@
-"""Verify a stream's objects, indexes, blocks and records against its manifest; find objects that it doesn't name."""
+"""Verify a stream's objects, indexes, blocks and records against its manifest; find unreferenced objects."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Damage(Enum):
     UNFINISHED = "unfinished"
 
 
-#: Findings without data loss: reported only.
+#: Findings without data loss, which are only reported.
 NOTES = frozenset({Damage.ORPHAN, Damage.FOREIGN, Damage.UNFINISHED})
 
 
@@ -75,9 +75,9 @@ class Finding:
     """One deviation.
 
     Attributes:
-        problem: what kind of thing.
-        start, stop: bytes of the object, where they are known.
-        message: one line with all of it.
+        problem: the kind of damage or note.
+        start, stop: byte range in the object, if known.
+        message: all facts on one line.
     """
 
     stream: str
@@ -93,11 +93,11 @@ class Finding:
 
     @property
     def is_damage(self) -> bool:
-        """Whether entries are lost or at risk; else it is a note."""
+        """Whether entries are lost or at risk; otherwise the finding is a note."""
         return self.problem not in NOTES
 
     def as_row(self) -> dict[str, object]:
-        """For JSON: values of plain types."""
+        """The finding for JSON, with values of plain types."""
         return {
             "stream": self.stream,
             "problem": self.problem.value,
@@ -120,7 +120,7 @@ class SegmentCheck:
     Attributes:
         blocks, entries: decoded; 0 in a shallow check.
         data_bytes: bytes read of the data object.
-        is_trimmed: whether retention deleted the segment meanwhile; the other fields are empty then.
+        is_trimmed: whether retention deleted the segment during the check; the other fields are empty then.
     """
 
     uuid: UUID
@@ -167,7 +167,7 @@ def check_segments(fetcher: Fetcher, state: ManifestState, *, deep: bool) -> Ite
         OffloaderError: an error unrelated to the objects: the store is unreachable, access is denied.
     """
     records = state.offloaded()
-    if deep:  # inside a segment blocks are read in parallel
+    if deep:  # blocks of a segment are read in parallel
         yield from (check_segment(fetcher, state.stream, record, deep=True) for record in records)
         return
     tasks = (partial(check_segment, fetcher, state.stream, record, deep=False) for record in records)
@@ -178,7 +178,7 @@ def check_segments(fetcher: Fetcher, state: ManifestState, *, deep: bool) -> Ite
 def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep: bool) -> SegmentCheck:
     """Check the two objects of one offloaded segment.
 
-    Shallow: both exist, with the length and (where the store keeps one) the checksum in the manifest; the index is
+    Shallow: both exist with the manifest's length and (if the store keeps one) checksum; the index is
     read, matches its checksum, and agrees with the manifest. Deep: every block is read and decoded as well, its entries
     match the index, and the whole object matches its checksum.
     """
@@ -199,7 +199,7 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
         if not deep or any(each.problem is Damage.MISSING for each in found):
             return SegmentCheck(uuid=record.uuid, findings=tuple(found))
         return _check_blocks(fetcher, objects, segment_map, summary, found)
-    except Trimmed:  # retention deleted it since the manifest was loaded
+    except Trimmed:  # retention deleted it after the load of the manifest
         return SegmentCheck(uuid=record.uuid, is_trimmed=True)
 
 
@@ -219,8 +219,8 @@ def check_order(state: ManifestState) -> Iterator[Finding]:
                 expected=f"a begin after {before.end}",
                 found=str(after.begin),
                 message=f"stream {state.stream}: segments {before.uuid} and {after.uuid} overlap: one ends at "
-                f"{before.end}, the next begins at {after.begin}",
-                advice="report it; both are readable",
+                f"{before.end}, the next starts at {after.begin}",
+                advice="report it; both segments are readable",
             )
         elif not state.follows(before.end, after.begin) and not any(
             before.end < gap.last and gap.first < after.begin for gap in state.gaps
@@ -229,17 +229,17 @@ def check_order(state: ManifestState) -> Iterator[Finding]:
                 stream=state.stream,
                 problem=Damage.GAP,
                 segment=after.uuid,
-                expected=f"what follows {before.end}, or a recorded gap",
+                expected=f"entries after {before.end}, or a recorded gap",
                 found=str(after.begin),
-                message=f"stream {state.stream}: nothing says what was between {before.end} and {after.begin}",
+                message=f"stream {state.stream}: no segment or gap is recorded between {before.end} and {after.begin}",
                 advice="compare with the hot tier, if it still has these entries",
             )
 
 
 def check_fills(store: ObjectStore, state: ManifestState, *, deep: bool) -> Iterator[Finding]:
-    """Check the objects that hold entries of gaps: their length and, where the store keeps one, their checksum.
+    """Check the objects that hold entries of gaps: their length and, if the store keeps one, their checksum.
 
-    ``deep``: also every byte, and that they hold just the entries of the gaps in their range.
+    ``deep``: also check every byte, and that they hold exactly the entries of the gaps in their range.
 
     Raises:
         OffloaderError: an error unrelated to the objects: the store is unreachable, access is denied.
@@ -256,13 +256,13 @@ def check_fills(store: ObjectStore, state: ManifestState, *, deep: bool) -> Iter
                         problem=Damage.CONTRADICTION,
                         segment=fill.uuid,
                         key=key,
-                        message=f"stream {state.stream}, object {key}: it doesn't hold just the entries of the gaps "
+                        message=f"stream {state.stream}, object {key}: its entries differ from those of the gaps "
                         f"from {fill.first} to {fill.last}",
-                        advice="report it; readers aren't given these entries",
+                        advice="report it; readers skip these entries",
                     )
             else:
                 _check_fill_object(store, state.stream, fill)
-        except Trimmed:  # its ledger was deleted since the manifest was loaded
+        except Trimmed:  # its ledger was deleted after the load of the manifest
             continue
         except OffloaderError as error:
             yield _finding(error, state.stream, fill.uuid, key)
@@ -273,7 +273,7 @@ def _check_fill_object(store: ObjectStore, stream: str, fill: GapFilled) -> None
     try:
         info = store.head(key)
     except NotFound:
-        read_fill(store, stream, fill)  # raises what it means
+        read_fill(store, stream, fill)  # raises the specific error
         return
     if info.size_bytes != fill.object_bytes or info.crc32c not in (None, fill.crc32c):
         found = f"{info.size_bytes} bytes" + ("" if info.crc32c is None else f", CRC-32C {info.crc32c:08x}")
@@ -298,14 +298,14 @@ def _check_data_object(fetcher: Fetcher, objects: SegmentObjects, summary: Segme
     known = info.crc32c is not None and summary.data_crc32c  # 0: adopted and not yet read
     if known and info.crc32c != summary.data_crc32c:
         raise ObjectChanged(
-            f"{where} in {fetcher.store.url}: expected CRC-32C {summary.data_crc32c:08x}, the store says "
+            f"{where} in {fetcher.store.url}: expected CRC-32C {summary.data_crc32c:08x}, the store reports "
             f"{info.crc32c:08x}",
             hint="the object was replaced: restore it from a copy",
         )
 
 
 def _contradictions(objects: SegmentObjects, segment_map: SegmentMap, summary: SegmentSummary) -> list[Finding]:
-    """Differences between the index's own sums and the manifest's. A plain index has too little to sum up."""
+    """Differences between the totals in the index and those in the manifest. A plain index has no totals."""
     if not segment_map.has_extension:
         return []
     own: Any = segment_map.summary(summary.data_crc32c)
@@ -314,8 +314,8 @@ def _contradictions(objects: SegmentObjects, segment_map: SegmentMap, summary: S
         for each in fields(SegmentSummary)
         if each.name not in ("index_bytes", "index_crc32c")
     ]
-    advice = "run `offloader verify --deep`: the blocks tell which of the two is right"
-    return _differences(objects, objects.index_key, Damage.CONTRADICTION, pairs, "the index adds up to", advice)
+    advice = "run `offloader verify --deep`: the blocks show which of the two is correct"
+    return _differences(objects, objects.index_key, Damage.CONTRADICTION, pairs, "the index has", advice)
 
 
 def _differences(
@@ -327,7 +327,7 @@ def _differences(
     advice: str,
     **place: int,
 ) -> list[Finding]:
-    """A finding for each pair, of the manifest's value and the object's own, that differ."""
+    """A finding for each pair of the manifest's and the object's values that differ."""
     return [
         Finding(
             stream=objects.stream,
@@ -375,7 +375,7 @@ def _check_blocks(
         ]
         key, advice = objects.data_key, "restore this object from a copy"
         place = {"start": 0, "stop": summary.data_bytes}
-        found += _differences(objects, key, Damage.CORRUPT, pairs, "its blocks give", advice, **place)
+        found += _differences(objects, key, Damage.CORRUPT, pairs, "its blocks have", advice, **place)
     return SegmentCheck(uuid=objects.uuid, blocks=decoded, entries=entries, data_bytes=position, findings=tuple(found))
 
 
@@ -398,7 +398,7 @@ _PROBLEMS = {
 def _finding(error: OffloaderError, stream: str, uuid: UUID, key: str) -> Finding:
     """Convert an error into a finding; re-raise errors unrelated to the object.
 
-    An unreachable store or denied access is no finding: nothing was checked.
+    An unreachable store or denied access isn't a finding: nothing was checked.
     """
     corrupt = Damage.CORRUPT if error.kind is ErrorKind.DATA_CORRUPTION else None
     problem = next((problem for kind, problem in _PROBLEMS.items() if isinstance(error, kind)), corrupt)
@@ -435,7 +435,7 @@ def check_history(store: ObjectStore, state: ManifestState) -> Iterator[Finding]
             yield _damage(state.stream, Damage.MANIFEST, f"record {number}: {error}", key)
             continue
         if expected and record.previous_nonce and record.previous_nonce != expected:
-            what = f"record {number} follows another record {number - 1} than the one that is there"
+            what = f"record {number} refers to another record {number - 1} than the stored one"
             yield _damage(state.stream, Damage.LOST_RECORDS, what, key)
         nonce = record.writer.nonce
     for key, problem in check_checkpoints(store, state, stored):
@@ -454,14 +454,14 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
     yield from (_damage(stream, Damage.MANIFEST, f"{key} can't be read", key) for key in found.unreadable)
     for first, last in found.absent(_first_kept(store, stream, incarnations, found)):
         text = f"record {first} is" if first == last else f"records {first} to {last} are"
-        yield _damage(stream, Damage.LOST_RECORDS, f"{text} missing, and record {found.numbers[-1]} is there", None)
+        yield _damage(stream, Damage.LOST_RECORDS, f"{text} missing, but record {found.numbers[-1]} exists", None)
     there = set()
     for info in listed(store, stream_prefix(stream)):
         if (name := parse_object_key(info.key, stream)) is None or name.is_index:
             continue
         there.add(name.uuid)
         if name.uuid not in found.ranges and name.uuid not in found.fills:
-            words = "no record names it", "nothing deletes it while the manifest can't be read"
+            words = "no record references it", "it is not deleted while the manifest can't be read"
             yield _note(stream, Damage.ORPHAN, info.key, f"{info.size_bytes} bytes", words)
     for uuid in sorted(found.ranges.keys() - there):
         where = "..".join(map(str, found.ranges[uuid]))
@@ -469,15 +469,16 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
 
 
 def _lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed) -> Finding | None:
-    """Damage reported by an unnamed object; ``None``: none, or its record was written since ``state`` was loaded."""
+    """Damage proved by an unreferenced object; ``None``: none, or its record is newer than ``state``."""
     if not unnamed.tells_of_loss or unnamed.testimony is None:
         return None
     newer = load_manifest_view(store, state.stream, state.incarnation).state
     if not any(each.tells_of_loss for each in unnamed_objects(store, newer, [unnamed.info])):
         return None
     what = (
-        f"object {unnamed.info.key} tells of record {unnamed.testimony.record_id} of its epoch, which the manifest "
-        "hasn't: the newest records are lost"
+        f"object {unnamed.info.key} belongs to record {unnamed.testimony.record_id} of its epoch, which is missing "
+        f"from "
+        "the manifest: the newest records are lost"
     )
     return _damage(state.stream, Damage.LOST_RECORDS, what, unnamed.info.key, segment=unnamed.uuid)
 
@@ -499,10 +500,10 @@ def _damage(
 
 
 def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Finding]:
-    """Findings for objects and unfinished uploads that the manifest doesn't explain: damage where an object refers to a
+    """Findings for objects and unfinished uploads that the manifest doesn't explain: damage if an object refers to a
     missing record, else a note.
 
-    The listing may be older or newer than ``state``. A segment being written is no finding, as its record is older than
+    The listing may be older or newer than ``state``. A segment in progress isn't a finding, as its record is older than
     its objects; a segment assigned after ``state`` was loaded looks like an orphan.
     """
     prefix, aside = stream_prefix(state.stream), state.uuids_aside()
@@ -522,10 +523,10 @@ def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Findin
 
 
 def what_is(key: str, state: ManifestState, aside: Collection[UUID]) -> Damage | None:
-    """Kind of a listed key under the stream's prefix; ``None`` where the manifest explains it.
+    """Kind of a listed key under the stream's prefix; ``None`` if the manifest explains it.
 
-    Source: spec of the manifest, sections 1 (known key shapes, directly under the stream) and 5 (a uuid proves its
-    origin).
+    Known key shapes are directly under the stream, and a uuid proves the origin of an object: see
+    docs/explanation/manifest.md.
 
     Args:
         aside: the state's ``uuids_aside``.
@@ -542,13 +543,13 @@ def what_is(key: str, state: ManifestState, aside: Collection[UUID]) -> Damage |
 
 
 _WORDS = {
-    Damage.ORPHAN: ("a leftover of a failed attempt, or of one that began just now", "cleanup takes it when old"),
-    Damage.FOREIGN: ("not an object that this stream's manifest knows", "nothing here ever touches it"),
-    Damage.UNFINISHED: ("an upload that no segment is waiting for", "cleanup aborts it when old, if it is ours"),
+    Damage.ORPHAN: ("left by a failed or very recent attempt", "cleanup deletes it when it is old"),
+    Damage.FOREIGN: ("not an object of this stream's manifest", "offloader never changes it"),
+    Damage.UNFINISHED: ("an upload without a segment", "cleanup aborts it when it is old, if it is ours"),
 }
 _UNTOLD = (
-    "it says nothing of its record and is younger than the newest one: a leftover, or a record is lost",
-    "cleanup keeps it until a newer record is there",
+    "it names no record and is younger than the newest one: left by a failed attempt, or a record is lost",
+    "cleanup keeps it until a newer record exists",
 )
 
 

@@ -53,7 +53,7 @@ def test_a_run_imports_offloads_verifies_and_draws(tmp_path: Path, input_file: P
     assert there(result.saving).then < there(result.saving).now / 2, "of text that repeats"
     assert READERS in there(result.saving).advice
     assert there(result.picture).read_bytes().startswith(b"\x89PNG")
-    assert [step.split()[0] for step in observer.steps] == ["Looking", "Appending", "Reading"]
+    assert [step.split()[0] for step in observer.steps] == ["Checking", "Appending", "Reading"]
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
         "ledgers.db",
         "ledgers.db.acked",

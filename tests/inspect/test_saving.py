@@ -96,7 +96,7 @@ def test_doctor_names_the_saving_of_the_largest_streams_and_its_cost(tmp_path: P
     found = list(check_compression(store, SystemClock()))
     assert [each.check for each in found] == [f"compression of logs/{number}" for number in range(SAMPLES_MAX, 0, -1)]
     assert {each.outcome for each in found} == {Outcome.OK}
-    assert all("% of the payload, zstd would make it " in each.what for each in found)
+    assert all("% of the payload, with zstd " in each.what for each in found)
     assert all(each.hint.endswith(READERS) for each in found)
 
 

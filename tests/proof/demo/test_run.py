@@ -72,7 +72,7 @@ def test_a_store_with_data_and_lost_ledgers_is_refused(tmp_path: Path, input_fil
     result = run(tmp_path, input_path=str(input_file))
     for path in tmp_path.glob("ledgers.db*"):
         path.unlink()
-    with pytest.raises(InvalidCall, match="knows nothing of it") as caught:
+    with pytest.raises(InvalidCall, match="has no record of it") as caught:
         run(tmp_path, input_path=str(input_file))
     assert "--clean" in caught.value.hint
     assert stored(result.request.url) == events(EVENTS)
