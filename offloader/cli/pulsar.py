@@ -380,8 +380,7 @@ def replay(
 
     If interrupted, repeat the command: it resumes where it stopped. Messages arrive once if the target's broker
     deduplicates; otherwise at most one entry may arrive twice, and the output reports it. A relative --from-time is
-    resolved at the first run and kept with the progress: until the replay is finished, the same command starts at that
-    time.
+    resolved at the first run and kept with the progress: repeated commands start at that time until the replay ends.
     """
     asked = AskedRange.of(start, end, from_time, to_time, end_options=("--until", "--to-time"))
     settings, opened = given.prepared(stream)
