@@ -1,8 +1,8 @@
-"""Export of streams to a table of Apache Iceberg: one commit a range, the range's positions in the commit.
+"""Export of streams to a table of Apache Iceberg: one commit per range, with the range's positions in the commit.
 
-The table alone decides where an export goes on: a run reads the newest exported range out of the table's history. A
-commit succeeds only if nobody committed since that was read, so that two exporters never add one range twice.
-``offloader.iceberg.commits`` has the order of a commit's durable steps.
+The table is the only record of an export's progress: a run reads the newest exported range from the table's history. A
+commit succeeds only if no other program has committed since that read, so two exporters never add the same range twice.
+``offloader.iceberg.commits`` describes the order of a commit's durable steps.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from offloader.read.typed_values import plain_type
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
-#: Bytes of data objects in one range: the most that a crashed run has to repeat. A larger segment is a range itself.
+#: Bytes of data objects in one range: the most that a crashed run has to repeat. A larger segment forms one range.
 RANGE_BYTES_MAX = 1024**3
-#: Commits of one range that others may get in front of, before the export gives up.
+#: Attempts to commit one range before the export fails because other programs commit first.
 COMMIT_ATTEMPTS_MAX = 100
-#: Attempts to create a table, its namespace and the catalogue's own tables, which others may create at the same time.
+#: Attempts to create a table, its namespace and the catalogue's own tables while other exporters create them.
 OPEN_ATTEMPTS_MAX = 3
-#: Seconds that a REST catalogue and an object store have for a response.
+#: Seconds to wait for a response of a REST catalogue or an object store.
 RESPONSE_S_MAX = 60
-#: Seconds to connect to either.
+#: Seconds to connect to a REST catalogue or an object store.
 CONNECT_S_MAX = 10
 
 _NAME = "offloader"
@@ -74,7 +74,7 @@ _log = logging.getLogger("offloader.iceberg")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of a run for one stream: the ranges that it added, and the last exported position; ``None``: none."""
+    """Result of a run for one stream: the ranges it added and the last exported position (``None``: none)."""
 
     stream: str
     ranges: tuple[ExportedRange, ...]
@@ -115,32 +115,34 @@ def open_table(
     content: str = "entries",
     create: bool = True,
 ) -> Table:
-    """The table to export to; creates it, and its namespace, where it doesn't exist.
+    """Returns the table to export to; creates it and its namespace if they don't exist.
 
     Args:
-        name: with its namespace: ``lake.entries``.
-        catalog: ``sqlite:////folder/catalog.db`` or another URL of SQLAlchemy, ``https://...`` of a REST catalogue, or
-            the name of a catalogue in pyiceberg's own configuration. One given by URL is called ``offloader``.
-        warehouse: where the files of a new table are: ``file:///folder`` or ``s3://bucket/root``.
-        options: further properties of the catalogue, as pyiceberg has them: ``s3.endpoint``.
-        content: what a row of a new table is: ``entries``, or ``messages`` of Pulsar.
-        create: create it where it doesn't exist; else that is ``NotFound``.
+        name: name with namespace, for example ``lake.entries``.
+        catalog: a URL of SQLAlchemy (``sqlite:////folder/catalog.db``), ``https://...`` of a REST catalogue, or the
+            name of a catalogue configured for pyiceberg. A catalogue given by URL has the name ``offloader``.
+        warehouse: location of the files of a new table: ``file:///folder`` or ``s3://bucket/root``.
+        options: further properties of the catalogue, with pyiceberg's names: ``s3.endpoint``.
+        content: kind of row in a new table: ``entries``, or ``messages`` of Pulsar.
+        create: create a missing table; ``False``: raise ``NotFound``.
 
     Raises:
-        InvalidCall: a name, URL, option or content is wrong, or no warehouse was named for a new table.
-        NotFound: no catalogue of that name is configured, or no such table and ``create`` isn't set.
+        InvalidCall: a name, URL, option or content is wrong, or a new table has no warehouse.
+        NotFound: no catalogue of that name is configured, or the table is missing and ``create`` is ``False``.
         Unsupported: the table exists with another content, other columns or partitions.
         StoreUnavailable: the catalogue or the warehouse gave no usable response.
     """
     if len(name.split(".")) < 2 or not all(name.split(".")):
         raise InvalidCall(f"table {name!r} has no namespace", hint="write NAMESPACE.TABLE, for example lake.entries")
     if content not in COLUMNS:
-        raise InvalidCall(f"a table has no content {content!r}", hint=f"one of {', '.join(COLUMNS)}")
+        raise InvalidCall(f"unknown table content {content!r}", hint=f"use one of {', '.join(COLUMNS)}")
     with (
         warnings.catch_warnings(),
-        translated(f"table {name} in catalogue {catalog}", hint="is the catalogue's URL right, and is it running?"),
+        translated(
+            f"table {name} in catalogue {catalog}", hint="check the catalogue's URL and that the catalogue runs"
+        ),
     ):
-        # What it warns of is then an error.
+        # pyiceberg raises an error where this warning would matter.
         warnings.filterwarnings("ignore", message="No preferred file implementation", category=UserWarning)
         for attempt in range(1, OPEN_ATTEMPTS_MAX + 1):
             try:
@@ -149,9 +151,9 @@ def open_table(
             except (ArgumentError, ValueError) as error:
                 raise InvalidCall(
                     f"table {name}: catalogue {catalog} or its warehouse can't be opened: {one_line(str(error))}",
-                    hint="see docs/how-to/iceberg.md for URLs that can be used",
+                    hint="see docs/how-to/iceberg.md for supported URLs",
                 ) from error
-            except SQLAlchemyError:  # another exporter creates the same rows just now
+            except SQLAlchemyError:  # another exporter may be creating the same rows
                 if attempt == OPEN_ATTEMPTS_MAX:
                     raise
     _require_fitting(table, name, content)
@@ -162,7 +164,7 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
     for each in options:
         if any(word in each.lower() for word in _SECRETS):
             raise InvalidCall(
-                f"catalogue option {each}: other users of this machine see it",
+                f"catalogue option {each} is a secret; on a command line other users of this machine see it",
                 hint=f"set PYICEBERG_CATALOG__OFFLOADER__{each.upper().replace('.', '__').replace('-', '_')}",
             )
     has_url = "://" in catalog
@@ -175,8 +177,8 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
         )
     if has_url and ":" in catalog.partition("://")[2].rpartition("@")[0]:
         raise InvalidCall(
-            "the catalogue's URL has a password: other users of this machine see it",
-            hint="configure the catalogue in ~/.pyiceberg.yaml, and give its name",
+            "the catalogue's URL contains a password; on a command line other users of this machine see it",
+            hint="configure the catalogue in ~/.pyiceberg.yaml and pass its name",
         )
     deadlines = {"s3.connect-timeout": str(CONNECT_S_MAX), "s3.request-timeout": str(RESPONSE_S_MAX)}
     given = {**deadlines, **configured, **options}
@@ -193,11 +195,11 @@ def _opened(catalog: Catalog, name: str, content: str, *, create: bool) -> Table
         if not create:
             raise NotFound(f"table {name} doesn't exist", hint="an export without --dry-run creates it") from error
     if "warehouse" not in catalog.properties and not isinstance(catalog, RestCatalog):
-        raise InvalidCall(f"table {name} doesn't exist, and no warehouse was named", hint="give --warehouse URL")
+        raise InvalidCall(f"table {name} doesn't exist, and no warehouse was given", hint="give --warehouse URL")
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
     properties = {TableProperties.FORMAT_VERSION: "2", CONTENT: content}
     with (
-        suppress(TableAlreadyExistsError, CommitFailedException),  # by another exporter, just now
+        suppress(TableAlreadyExistsError, CommitFailedException),  # another exporter created the table first
         catalog.create_table_transaction(name, COLUMNS[content], properties=properties) as transaction,
         transaction.update_spec() as update,
     ):
@@ -208,7 +210,7 @@ def _opened(catalog: Catalog, name: str, content: str, *, create: bool) -> Table
 
 def _require_fitting(table: Table, name: str, content: str) -> None:
     if (found := content_of(table)) != content:
-        raise Unsupported(f"table {name} has {found}, not {content}", hint="export to a table of its own")
+        raise Unsupported(f"table {name} contains {found}, not {content}", hint="export to a separate table")
     arrow, ours = schema_to_pyarrow(table.schema(), include_field_ids=False), COLUMNS[content]
     missing = [
         f"{each.name} {each.type}"
@@ -218,27 +220,27 @@ def _require_fitting(table: Table, name: str, content: str) -> None:
     further = [each.name for each in arrow if each.name not in ours.names and not each.nullable]
     if missing or further:
         what = f"without {', '.join(missing)}" if missing else f"with the required columns {', '.join(further)}"
-        raise Unsupported(f"table {name} exists {what}", hint="export to a table of its own")
+        raise Unsupported(f"table {name} exists {what}", hint="export to a separate table")
     fields = {(table.schema().find_column_name(each.source_id), str(each.transform)) for each in table.spec().fields}
     if fields != {("publish_time", "day"), ("stream", "identity")} or table.metadata.format_version < 2:
         raise Unsupported(
-            f"table {name} is not partitioned by day of publish_time and by stream, or is older than format 2",
-            hint="export to a table of its own",
+            f"table {name} is not partitioned by day of publish_time and by stream, or its format is older than 2",
+            hint="export to a separate table",
         )
 
 
 def _is_same(found: DataType, wanted: DataType) -> bool:
-    """Whether a column's type is the wanted one; of nested ones only that they are."""
+    """Whether a column's type is the wanted one; nested types are compared by their kind only."""
     return bool(types.is_nested(found) if types.is_nested(wanted) else plain_type(found) == wanted)
 
 
 @contextmanager
 def translated(what: str, *, hint: str) -> Iterator[None]:
-    """Raises errors of the libraries as ``StoreUnavailable``.
+    """Raises errors of pyiceberg and its libraries as ``StoreUnavailable``.
 
     Args:
-        what: can't be used then.
-        hint: of the error.
+        what: object of the message: "... can't be used".
+        hint: hint of the raised error.
     """
     try:
         yield
@@ -263,36 +265,36 @@ def export(
     settings: ReadSettings | None = None,
     stop: threading.Event | None = None,
 ) -> Exported:
-    """Adds to the table every entry of a stream that it doesn't have yet, up to the end of the newest manifest.
+    """Adds every entry of a stream that the table doesn't have yet, up to the end of the newest manifest.
 
     Args:
-        stream: its name.
-        table: of ``open_table``; it is refreshed.
-        skip_lost: skip entries that retention deleted before their export, instead of failing.
-        range_bytes: most bytes of segments in one range; a larger segment is a range of its own.
-        bad_messages: at an entry that isn't a message in a table of messages, and at a value that isn't of its schema:
-            fail, or add a row that says why.
-        values: schemas of the values, which are decoded in the column ``decoded``; it gets the fields that it lacks.
-            ``None``: they stay bytes.
-        stop: once it is set, end after the range that is being added.
+        stream: name of the stream.
+        table: result of ``open_table``; the export refreshes it.
+        skip_lost: skip entries that retention deleted before their export, instead of raising ``Trimmed``.
+        range_bytes: maximum bytes of segments in one range; a larger segment forms one range.
+        bad_messages: how to handle an entry that isn't a message (in a table of messages) or a value that doesn't match
+            its schema: raise ``Corrupt``, or add a row with the reason.
+        values: schemas that decode values into the column ``decoded``, whose missing fields the export adds. ``None``:
+            values remain bytes.
+        stop: when set, the export ends after the current range.
 
     Raises:
         NotFound: no such stream.
-        InvalidCall: the table has another stream of that name, or decoded values, and there are no schemas.
+        InvalidCall: the table has another stream of that name, or has decoded values while no schemas were given.
         Unsupported: a schema has a field whose type doesn't fit its column; nothing was changed.
         Trimmed: entries were deleted before their export, and ``skip_lost`` isn't set.
-        Corrupt: the table's properties were changed, the entries aren't those that the manifest counts, or a message is
-            damaged, or a value not of its schema.
-        StoreUnavailable: catalogue or warehouse gave no usable response, or others always committed first.
-        OutcomeUnknown: a commit may have happened. Run it again: it goes on where the table says.
+        Corrupt: the table's properties were changed, the entries differ in number from the manifest, or a message is
+            damaged or its value doesn't match its schema.
+        StoreUnavailable: catalogue or warehouse gave no usable response, or other programs always committed first.
+        OutcomeUnknown: a commit may have happened. Run the export again: it continues from the table's newest range.
     """
     if range_bytes < 1:
-        raise InvalidCall(f"range_bytes is {range_bytes}, it must be above zero")
+        raise InvalidCall(f"range_bytes is {range_bytes}; it must be positive")
     name = ".".join(table.name())
     state = load_stream(store, stream)
     done: list[ExportedRange] = []
     with open_stream_reader(store, state.stream, state=state, settings=settings) as reader:
-        with translated(f"table {name}", hint="run it again: it goes on after the last commit"):
+        with translated(f"table {name}", hint="run the export again: it continues after the last commit"):
             table.refresh()
             commits.sync_metadata(table)
             require_columns(table, values)
@@ -305,11 +307,11 @@ def export(
             planned = next(planned_ranges(state, after, range_bytes), None)
             if planned is None or (stop is not None and stop.is_set()):
                 return Exported(state.stream, tuple(done), after)
-            with translated(f"table {name}", hint="run it again: it goes on after the last commit"):
+            with translated(f"table {name}", hint="run the export again: it continues after the last commit"):
                 maker = RowMaker(table, state.stream, bad_messages, values)
                 try:
                     added = _add_range(table, reader, state, planned, after, maker, lost=lost)
-                except MissingColumns:  # by a schema that was asked for: each one once
+                except MissingColumns:  # raised once for each new schema
                     require_columns(table, values)
                     continue
             if added is not None:
@@ -327,7 +329,7 @@ def _add_range(
     *,
     lost: bool,
 ) -> ExportedRange | None:
-    """Writes a range's files and commits them; ``None``: another exporter has added it meanwhile."""
+    """Writes a range's files and commits them; ``None``: another exporter added the range first."""
     files, entries = RangeFiles(table, state.stream, maker.names), 0
     try:
         for batch in reader.scan(planned.first, planned.last):
@@ -337,9 +339,9 @@ def _add_range(
         written = files.close()
         if planned.entries is not None and entries != planned.entries:
             raise Corrupt(
-                f"stream {state.stream}, {planned.first}..{planned.last}: {entries} entries were read, the manifest "
-                f"has {planned.entries}; nothing was committed",
-                hint="`offloader verify --deep` says what is damaged",
+                f"stream {state.stream}, {planned.first}..{planned.last}: {entries} entries read, but the manifest "
+                f"counts {planned.entries}; nothing was committed",
+                hint="`offloader verify --deep` lists damaged objects",
             )
     except BaseException:
         files.discard()
@@ -369,10 +371,10 @@ def _add_range(
         except (OSError, SQLAlchemyError, RESTError) as error:
             raise OutcomeUnknown(
                 f"the commit of {added.first}..{added.last} of stream {added.stream} may have happened: {error}",
-                hint="run it again: it goes on where the table says",
+                hint="run the export again: it continues from the table's newest range",
             ) from error
     files.discard()
     raise StoreUnavailable(
-        f"stream {state.stream}: {COMMIT_ATTEMPTS_MAX} times another program committed to the table first",
+        f"stream {state.stream}: {COMMIT_ATTEMPTS_MAX} commits failed because other programs committed first",
         hint="run fewer exporters for one table",
     )

@@ -22,18 +22,18 @@ from offloader.read.typed_values import TypedDecoder, fitting_column, merged_typ
 from offloader.read.values import VersionedDecoders
 from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 
-#: Changes of a table's columns that others may get in front of, before the export gives up.
+#: Attempts to change a table's columns before the export fails because other programs change them first.
 COLUMN_ATTEMPTS_MAX = 20
-#: Of the table: what a row is.
+#: Table property: kind of row.
 CONTENT = "offloader.content"
-#: Column of a value that was decoded by a schema, and of why it couldn't be.
+#: Columns with a value decoded by a schema, and with the reason if decoding failed.
 DECODED, ERROR = "decoded", "error"
-#: Schemas of the values of one stream, by version.
+#: Schemas of one stream's values by version.
 Values = VersionedDecoders[TypedDecoder]
 
 TIME = pa.timestamp("us", tz="UTC")
 _NEVER_NULL = ("stream", "ledger_id", "entry_id")
-#: A table's columns by its content, as those of what Spark exports.
+#: Columns of a table by its content, equal to the columns that Spark exports.
 COLUMNS = {
     "entries": pa.schema(
         [
@@ -55,10 +55,10 @@ COLUMNS = {
     ),
 }
 _US_PER_MS, US_PER_DAY = 1000, 86_400_000_000
-#: Stands for the day of entries without a publish time.
+#: Day of entries without a publish time.
 NO_DAY = -(10**7)
-_REMEDY = "--on-bad-message null (bad_messages=BadEntry.NULL) adds rows that say what is wrong"
-#: What tells a message with a value of its own from the others, and where its schema and key are.
+_REMEDY = "--on-bad-message null (bad_messages=BadEntry.NULL) adds rows with the reason"
+#: Columns that mark a message with a separate value, and columns with its schema and key.
 _NEEDED = (
     *("value", "schema_version", "key", "key_is_base64", "error"),
     *("marker_type", "chunk_uuid", "encryption_keys", "compacted_out"),
@@ -66,12 +66,12 @@ _NEEDED = (
 
 
 def content_of(table: Table) -> str:
-    """What a row of the table is: ``entries`` or ``messages``."""
+    """Kind of row in the table: ``entries`` or ``messages``."""
     return table.properties.get(CONTENT, "entries")
 
 
 class MissingColumns(Exception):
-    """A schema has what the table's columns don't hold yet; ``columns`` do."""
+    """A schema has fields that the table's columns lack; ``columns`` has the needed columns."""
 
     def __init__(self, columns: pa.Schema) -> None:
         super().__init__(f"the table needs {columns}")
@@ -79,15 +79,15 @@ class MissingColumns(Exception):
 
 
 def missing_columns(table: pa.Schema, content: str, types: Iterable[pa.DataType]) -> pa.Schema | None:
-    """The columns that values of these types need, as the table has to have them; ``None``: as it has them.
+    """Columns that values of these types need in the table; ``None``: the table has them already.
 
     Args:
-        table: its columns as they are.
-        content: of the table.
-        types: of values, by their schemas.
+        table: current columns.
+        content: content of the table.
+        types: types of the values, from their schemas.
 
     Raises:
-        Unsupported: a field has types that no column holds together.
+        Unsupported: a field has types that don't fit into one column.
     """
     wanted = [(DECODED, plain_type(each)) for each in types]
     if wanted and content == "entries":
@@ -100,20 +100,20 @@ def missing_columns(table: pa.Schema, content: str, types: Iterable[pa.DataType]
 
 
 def require_columns(table: Table, values: Values | None) -> None:
-    """Adds to the table, and widens, what the known schemas need; ``table`` is refreshed if others change it.
+    """Adds and widens the columns that the schemas need; refreshes ``table`` if other programs change it.
 
     Raises:
-        InvalidCall: the table has decoded values, and there are no schemas.
-        Unsupported: a field has types that no column holds together; nothing was changed.
-        StoreUnavailable: others always changed the table first.
+        InvalidCall: the table has decoded values, but no schemas were given.
+        Unsupported: a field has types that don't fit into one column; nothing was changed.
+        StoreUnavailable: other programs always changed the table first.
     """
     for _ in range(COLUMN_ATTEMPTS_MAX):
         found = _arrow_schema(table)
         if values is None:
             if DECODED in found.names:
                 raise InvalidCall(
-                    f"table {'.'.join(table.name())} has decoded values, and no schema was given",
-                    hint="give --schema FILE or --admin-url URL, or export to a table of its own",
+                    f"table {'.'.join(table.name())} has decoded values, but no schema was given",
+                    hint="give --schema FILE or --admin-url URL, or export to a separate table",
                 )
             return
         missing = missing_columns(found, content_of(table), [each.type for each in values.known])
@@ -126,7 +126,7 @@ def require_columns(table: Table, values: Values | None) -> None:
         except CommitFailedException:  # nothing was changed
             table.refresh()
     raise StoreUnavailable(
-        f"table {'.'.join(table.name())}: {COLUMN_ATTEMPTS_MAX} times another program changed it first",
+        f"table {'.'.join(table.name())}: {COLUMN_ATTEMPTS_MAX} changes failed because other programs came first",
         hint="run fewer exporters for one table",
     )
 
@@ -139,13 +139,14 @@ def _arrow_schema(table: Table) -> pa.Schema:
 
 
 class RowMaker:
-    """Makes a table's rows out of a stream's entries; times of the years 1 to 9999 in microseconds, others null.
+    """Makes rows of a table from a stream's entries; times are in microseconds, and null outside the years 1 to 9999.
 
     Args:
-        table: to which they are added; its columns as they are now.
+        table: table that gets the rows, with its current columns.
         stream: name of the stream.
-        bad_messages: at what isn't a message, or no value of its schema: fail, or a row that says why.
-        values: schemas of the values; ``None``: they stay bytes.
+        bad_messages: how to handle an entry that isn't a message, or a value that doesn't match its schema: raise
+            ``Corrupt``, or make a row with the reason.
+        values: schemas of the values; ``None``: values remain bytes.
     """
 
     def __init__(self, table: Table, stream: str, bad_messages: BadEntry, values: Values | None) -> None:
@@ -162,11 +163,12 @@ class RowMaker:
         return [name for name in self._table.names if name in own]
 
     def rows(self, batch: EntryBatch) -> Iterator[pa.RecordBatch]:
-        """The rows of entries.
+        """Makes the rows of entries.
 
         Raises:
-            MissingColumns: the table has none for a value's fields.
-            Corrupt: an entry isn't a message, or a value not of its schema, and that is to fail.
+            MissingColumns: the table lacks columns for a value's fields.
+            Corrupt: an entry isn't a message or a value doesn't match its schema, and ``bad_messages`` demands an
+                error.
         """
         found = (
             [batch.to_arrow()] if self._content == "entries" else decode_messages(batch, self._decoder, remedy=_REMEDY)
@@ -183,7 +185,7 @@ class RowMaker:
             yield pa.RecordBatch.from_pydict({name: columns[name] for name in self.names})
 
     def _decoded(self, rows: pa.RecordBatch, values: Values) -> tuple[pa.Array, pa.Array]:
-        """Values by their schemas, and why some, or their messages, couldn't be read."""
+        """Decodes values by their schemas; the second array has reasons for undecodable values and messages."""
         records, errors = list[Any](), list[str | None]()
         to_decode = self._to_decode(rows)
         for row in to_decode:
@@ -201,7 +203,7 @@ class RowMaker:
             return pa.nulls(rows.num_rows), pa.array(errors, pa.string())
         decoded, unfit = fitting_column(records, self._table.field(DECODED).type)
         for number, why in unfit.items():
-            errors[number] = self._refused(to_decode[number], f"the value can't be a column: {why}", why)
+            errors[number] = self._refused(to_decode[number], f"the value doesn't fit the column: {why}", why)
         return decoded, pa.array(errors, pa.string())
 
     def _to_decode(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -223,16 +225,18 @@ class RowMaker:
         self._fitting.add(id(decoder))
 
     def _refused(self, row: dict[str, Any], why: str, cause: Exception) -> str:
-        """The reason, for a row; raises it unless what is bad becomes rows."""
+        """The reason for the row, or ``Corrupt`` unless bad entries become rows."""
         if self._bad is BadEntry.ERROR:
             place = f"{row['ledger_id']}:{row['entry_id']}"
             place += f":{row['batch_index']}" if row.get("batch_index", -1) >= 0 else ""
-            raise Corrupt(f"stream {self._stream}, {place}: {why}", hint=f"is that its schema? {_REMEDY}") from cause
+            raise Corrupt(
+                f"stream {self._stream}, {place}: {why}", hint=f"check the schema, or note that {_REMEDY}"
+            ) from cause
         return why
 
 
 def _has_value(row: dict[str, Any]) -> bool:
-    """Whether a row is a message that its producer's schema describes: no part of one, no server's, not encrypted."""
+    """Whether its producer's schema describes the row: no part of a message, no server marker, not encrypted."""
     is_whole = row["marker_type"] is None and row["chunk_uuid"] is None
     return is_whole and not (row["encryption_keys"] or row["compacted_out"])
 
@@ -245,7 +249,7 @@ def _key_bytes(row: dict[str, Any]) -> bytes | None:
 
 
 def micros(times: pa.Array) -> pa.Array:
-    """Times in milliseconds as those of a table; null outside of the years 1 to 9999."""
+    """Converts milliseconds to a table's microseconds; null outside of the years 1 to 9999."""
     values = times.view(pa.int64())
     shown = pc.and_(pc.greater_equal(values, TABLE_TIME_MS_MIN), pc.less_equal(values, TABLE_TIME_MS_MAX))
     return pc.multiply(pc.if_else(shown, values, None), _US_PER_MS).view(TIME)

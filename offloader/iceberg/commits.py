@@ -1,18 +1,18 @@
-"""Commits to an exported table: what they cost doesn't grow with the number of commits before.
+"""Commits to an exported table, at a cost that doesn't grow with the number of earlier commits.
 
-The order of the durable steps, where the warehouse is a local folder (pyiceberg syncs nothing):
+Order of the durable steps for a warehouse in a local folder (pyiceberg syncs nothing):
 
-1. data files, manifests and manifest list of the commit are written and synced;
-2. the catalogue commits, if nobody committed since the table was loaded;
-3. the metadata file is synced, and only then is the range reported: retention may delete its entries;
-4. files that only expired snapshots name are deleted.
+1. write and sync the data files, manifests and manifest list of the commit;
+2. commit in the catalogue, unless another program has committed since the table was loaded;
+3. sync the metadata file, and only then report the range: retention may delete its entries from then on;
+4. delete files that only expired snapshots name.
 
-A run that is killed between 2 and 3 has committed; so a run syncs the metadata file that it begins with.
+A run killed between steps 2 and 3 has committed. Each run therefore begins by syncing the current metadata file.
 
-Three things keep a commit small. Manifests are merged as they become many: ``MERGED_AT_ONCE`` of about the same number
-of files become one, so that a file is rewritten once for each power of that. The oldest snapshots expire with the
-commit (``expirable``), and what they said of ranges stays (``offloader.iceberg.history``). Metadata files are deleted
-once enough newer ones are there (``UPKEEP_PROPERTIES``).
+Three measures keep a commit small. Many manifests are merged: ``MERGED_AT_ONCE`` manifests of about the same number of
+files become one, so a file is rewritten once for each power of that number. The oldest snapshots expire with the commit
+(``expirable``), and properties keep their ranges (``offloader.iceberg.history``). Old metadata files are deleted once
+enough newer ones exist (``UPKEEP_PROPERTIES``).
 """
 
 from __future__ import annotations
@@ -38,32 +38,31 @@ from offloader.iceberg.history import ExportedRange, expired_properties, history
 from offloader.read.ranges import grouped
 from offloader.runtime.system import sync_directory
 
-#: Manifests of about the same number of files that become one.
+#: Number of manifests with about the same number of files that are merged into one.
 MERGED_AT_ONCE = 8
-#: Files in a merged manifest.
+#: Maximum files in a merged manifest.
 MANIFEST_FILES_MAX = 10_000
-#: Snapshots that stay when older ones expire, unless the table's ``history.expire.min-snapshots-to-keep`` says another
-#: number.
+#: Snapshots to keep when older ones expire; the table's ``history.expire.min-snapshots-to-keep`` overrides it.
 SNAPSHOTS_KEPT = 20
-#: Snapshots that expire together: their files are looked for once.
+#: Snapshots that expire together, so that one search finds their files.
 EXPIRED_AT_ONCE = 10
-#: Age up to which a snapshot stays whose data files are no longer the table's: a query may still read them. Unless the
-#: table's ``history.expire.max-snapshot-age-ms`` says another one.
+#: Maximum age of a snapshot with removed data files, which queries may still read; the table's
+#: ``history.expire.max-snapshot-age-ms`` overrides it.
 REPLACED_KEPT_MS = 3_600_000
-#: Properties that a table gets with the next commit, unless it has them.
+#: Properties that the next commit adds to a table that lacks them.
 UPKEEP_PROPERTIES = {
     TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
     TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: "15",
 }
-#: Of a snapshot: the number of snapshots that expired with it; it changes no file.
+#: Snapshot property: the number of snapshots that expired with this one, which changes no file.
 EXPIRED_SNAPSHOTS = "offloader.expired-snapshots"
 _log = logging.getLogger("offloader.iceberg")
 
 
 def commit_range(table: Table, files: Sequence[DataFile], added: ExportedRange) -> None:
-    """One commit of files and positions, with which old snapshots expire; then deletes files that only those have.
+    """Commits files and positions and expires old snapshots; then deletes files that only those snapshots have.
 
-    Raises ``CommitFailedException`` if the table was changed since its load.
+    Raises ``CommitFailedException`` if the table was changed since it was loaded.
     """
     metadata = table.metadata
     old = expirable(metadata)
@@ -85,7 +84,7 @@ def commit_range(table: Table, files: Sequence[DataFile], added: ExportedRange) 
 
 
 def commit(table: Table, transaction: Transaction, files: Sequence[DataFile]) -> None:
-    """Commits a snapshot that adds these files, and makes everything durable that it has written."""
+    """Commits a snapshot that adds these files, and syncs every file that the commit has written."""
     snapshot = transaction.table_metadata.current_snapshot()
     if snapshot is not None:
         manifests = [each for each in snapshot.manifests(table.io) if each.added_snapshot_id == snapshot.snapshot_id]
@@ -96,10 +95,10 @@ def commit(table: Table, transaction: Transaction, files: Sequence[DataFile]) ->
 
 
 class Change(Transaction):
-    """A transaction whose metadata is made once for each change; pyiceberg copies all of it at each look.
+    """A transaction that computes metadata once per change; pyiceberg copies all metadata at each access.
 
-    It fails if the table was changed since its load, where pyiceberg would repeat the commit: another program's may
-    have added the same range, or deleted rows of a file.
+    It fails if the table was changed since it was loaded, where pyiceberg would repeat the commit: the other commit may
+    have added the same range or deleted rows of a file.
     """
 
     def __init__(self, table: Table) -> None:
@@ -117,9 +116,9 @@ class Change(Transaction):
 
 @contextmanager
 def unexpired(table: Table) -> Iterator[None]:
-    """Raises ``CommitFailedException`` where a file is gone because others expired the table's current snapshot.
+    """Raises ``CommitFailedException`` if a file is missing because others expired the table's current snapshot.
 
-    The block commits nothing; the table is refreshed then.
+    The block commits nothing. The table is refreshed in that case.
     """
     current = table.metadata.current_snapshot_id
     try:
@@ -127,7 +126,7 @@ def unexpired(table: Table) -> Iterator[None]:
     except FileNotFoundError as error:
         if table.refresh().metadata.current_snapshot_id == current:
             raise
-        raise CommitFailedException(f"another program committed meanwhile: {error}") from error
+        raise CommitFailedException(f"another program committed in the meantime: {error}") from error
 
 
 # -- manifests
@@ -137,12 +136,12 @@ class _Append(_FastAppendFiles):
     """An append that merges manifests of about the same number of files once there are ``MERGED_AT_ONCE`` of them."""
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        if self._transaction.table_metadata.format_version > 2:  # numbers of rows would be given again
+        if self._transaction.table_metadata.format_version > 2:  # a merge would assign new row numbers
             return manifests
         spec = self._transaction.table_metadata.default_spec_id
         alike: dict[int, list[ManifestFile]] = {}
         for each in manifests:
-            # Not the commit's own one, which would be left in the warehouse.
+            # Not the commit's current manifest, which would remain in the warehouse.
             is_old = each.content == ManifestContent.DATA and each.added_snapshot_id != self._snapshot_id
             if is_old and each.partition_spec_id == spec and _files_in(each) < MANIFEST_FILES_MAX // MERGED_AT_ONCE:
                 alike.setdefault(_power_of(each), []).append(each)
@@ -177,11 +176,11 @@ def _power_of(manifest: ManifestFile) -> int:
 
 
 def expirable(metadata: TableMetadata) -> list[Snapshot]:
-    """The oldest snapshots of the table's history that expire with its next commit, the oldest first.
+    """The table's oldest snapshots that expire with its next commit, oldest first.
 
-    None unless there are ``EXPIRED_AT_ONCE`` more than are kept, and none if another program expires snapshots or if
-    files may not be deleted. The first that a branch or tag names ends it, and so does one that has data files which
-    the table has no more and a query may still read.
+    The list is empty if fewer than ``EXPIRED_AT_ONCE`` snapshots exceed the number to keep, if another program expires
+    snapshots, or if files may not be deleted. It ends before the first snapshot that a branch or tag names, and before
+    one with removed data files that a query may still read.
     """
     kept = _number(metadata, TableProperties.MIN_SNAPSHOTS_TO_KEEP, SNAPSHOTS_KEPT)
     age_ms = _number(metadata, TableProperties.MAX_SNAPSHOT_AGE_MS, REPLACED_KEPT_MS)
@@ -199,32 +198,33 @@ def expirable(metadata: TableMetadata) -> list[Snapshot]:
 
 
 def may_delete_files(metadata: TableMetadata) -> bool:
-    """Whether files that no snapshot names are this table's own."""
+    """Whether files that no snapshot names belong to this table only."""
     return metadata.properties.get("gc.enabled", "true").lower() != "false"
 
 
 def forget(transaction: Transaction, metadata: TableMetadata, old: Sequence[Snapshot]) -> None:
-    """In a transaction: the table's oldest snapshots go, and what they said of ranges stays; raises ``Corrupt``."""
+    """Removes the table's oldest snapshots in a transaction and keeps their ranges as properties; raises
+    ``Corrupt``."""
     transaction.set_properties(expired_properties(metadata, old))
     ExpireSnapshots(transaction).by_ids([each.snapshot_id for each in old]).commit()
 
 
 def delete_expired(table: Table, old: Sequence[Snapshot]) -> int:
-    """Deletes the files that only expired snapshots have, as far as possible; the number of those that are gone."""
+    """Tries to delete files that only expired snapshots have; returns the number of deleted files."""
     try:
         return delete_files(table, _files_only_of(table, old))
-    except OSError as error:  # others may have expired the next ones meanwhile
-        _log.info("files of %d expired snapshots weren't deleted: %s", len(old), error)
+    except OSError as error:  # another program may have expired further snapshots in the meantime
+        _log.info("files of %d expired snapshots couldn't be deleted: %s", len(old), error)
         return 0
 
 
 def _files_only_of(table: Table, old: Sequence[Snapshot]) -> set[str]:
-    """Files that these expired snapshots name, the oldest of the history before, and none of the table's."""
+    """Files that these expired snapshots name and the table doesn't; the snapshots are the oldest of the history."""
     kept_lists, kept_manifests = _manifests_of(table, table.metadata.snapshots)
     old_lists, old_manifests = _manifests_of(table, old)
     only_old = {path: each for path, each in old_manifests.items() if path not in kept_manifests}
     data = set[str]()
-    if any(map(_removes_files, [*old[1:], history(table.metadata)[-1]])):  # else merged manifests name them
+    if any(map(_removes_files, [*old[1:], history(table.metadata)[-1]])):  # otherwise merged manifests name them
         data = _data_files_of(table, only_old.values())
     if data:
         data -= _data_files_of(table, kept_manifests.values())
@@ -234,12 +234,12 @@ def _files_only_of(table: Table, old: Sequence[Snapshot]) -> set[str]:
 def _number(metadata: TableMetadata, name: str, default: int) -> int:
     text = metadata.properties.get(name, str(default))
     if not text.isdecimal():
-        raise InvalidCall(f"the table's property {name} is {text!r}", hint="set it to a number")
+        raise InvalidCall(f"the table's property {name} is {text!r}, not a number", hint="set it to a number")
     return max(int(text), 1)
 
 
 def _removes_files(snapshot: Snapshot) -> bool:
-    """Whether a snapshot may lack data files that the one before it has."""
+    """Whether a snapshot may lack data files of its predecessor."""
     summary = snapshot.summary
     return summary is None or (
         summary.operation != Operation.APPEND and EXPIRED_SNAPSHOTS not in summary.additional_properties
@@ -265,13 +265,13 @@ def sync_metadata(table: Table) -> None:
 
 
 def _sync_files(table: Table, names: Iterable[str]) -> None:
-    """Makes files of the table durable, with the folders of the table, of its namespace and of the warehouse."""
+    """Syncs files of the table and the folders of the table, its namespace and the warehouse."""
     location = _local_path(table.location())
     _sync(filter(None, map(_local_path, names)), None if location is None else location.parent.parent)
 
 
 def _sync(paths: Iterable[Path], top: Path | None) -> None:
-    """Syncs files, and the folders that they are in up to the top one; ``None``: all."""
+    """Syncs files and their parent folders up to ``top``; ``None``: all parents."""
     folders = set[Path]()
     for path in paths:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Data files of an exported table: one a day that is open, rows in row groups, deleted if nothing comes of them."""
+"""Data files of an exported table: one open file per day, written in row groups, deleted if the commit fails."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pyiceberg.table import Table
 
 from offloader.iceberg.columns import NO_DAY, US_PER_DAY
 
-#: Bytes of a data file before compression.
+#: Maximum bytes of a data file before compression.
 FILE_BYTES_MAX = 512 * 1024**2
-#: Bytes of entries that wait for their row group, in all open files together.
+#: Maximum buffered bytes of entries in all open files together.
 BUFFERED_BYTES_MAX = 64 * 1024**2
-#: Data files of one range that are open at once: one a day.
+#: Maximum data files of one range that are open together: one per day.
 OPEN_FILES_MAX = 8
 
 _log = logging.getLogger("offloader.iceberg")
@@ -32,7 +32,7 @@ _log = logging.getLogger("offloader.iceberg")
 
 @dataclass(slots=True)
 class _DayFile:
-    """The open data file of one day, and what waits to be written to it."""
+    """The open data file of one day, and the rows buffered for it."""
 
     location: str
     key: PartitionKey
@@ -44,7 +44,7 @@ class _DayFile:
 
 
 def delete_files(table: Table, paths: Iterable[str]) -> int:
-    """Deletes files that no snapshot names, as far as possible; the number of those that are gone."""
+    """Tries to delete files that no snapshot names; returns the number of deleted files."""
     deleted = 0
     for path in sorted(paths):
         try:
@@ -53,17 +53,17 @@ def delete_files(table: Table, paths: Iterable[str]) -> int:
         except FileNotFoundError:
             continue
         except OSError as error:
-            _log.info("%s wasn't deleted: %s", path, error)
+            _log.info("%s couldn't be deleted: %s", path, error)
     return deleted
 
 
 class RangeFiles:
-    """Writes the data files of a range: one a day, until it is full. Holds ``BUFFERED_BYTES_MAX`` of entries.
+    """Writes the data files of a range: one per day until it is full. Buffers up to ``BUFFERED_BYTES_MAX`` of entries.
 
     Args:
-        table: whose files they become.
-        stream: of all rows.
-        names: of the rows' columns.
+        table: table that gets the files.
+        stream: stream of all rows.
+        names: names of the rows' columns.
     """
 
     def __init__(self, table: Table, stream: str, names: Sequence[str]) -> None:
@@ -74,13 +74,13 @@ class RangeFiles:
         self._model = FileFormatFactory.get(FileFormat.PARQUET)
         self._locations = table.location_provider()
         self._uuid = uuid4()
-        #: Day -> its file, the least recently used first.
+        #: Day -> its file, least recently used first.
         self._open = OrderedDict[int, _DayFile]()
         self._started: list[str] = []
         self._finished: list[DataFile] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Adds rows, which follow those before."""
+        """Adds the following rows."""
         micros = pc.fill_null(rows["publish_time"].view(pa.int64()), NO_DAY * US_PER_DAY)
         days = micros.to_numpy() // US_PER_DAY
         rows = rows.select(self._arrow.names).cast(self._arrow)
@@ -89,18 +89,18 @@ class RangeFiles:
             self._wait(day, rows if chosen.all() else rows.filter(pa.array(chosen)))
 
     def close(self) -> list[DataFile]:
-        """Closes all files; the files of the range."""
+        """Closes all files of the range and returns them."""
         while self._open:
             self._finish(next(iter(self._open)))
         return self._finished
 
     def discard(self) -> None:
-        """Deletes what was written, as far as possible: files that no snapshot names do no harm."""
+        """Tries to delete the written files. Files that no snapshot names do no harm."""
         for each in self._open.values():
             try:
                 each.writer.close()
             except (OSError, ValueError, pa.ArrowException) as error:
-                _log.debug("%s wasn't closed: %s", each.location, error)
+                _log.debug("%s couldn't be closed: %s", each.location, error)
         self._open.clear()
         delete_files(self._table, self._started)
 
@@ -133,7 +133,7 @@ class RangeFiles:
         return _DayFile(location, key, output, self._model.create_writer(output, self._schema, self._table.properties))
 
     def _write(self, file: _DayFile) -> None:
-        """Writes what waits, as a row group."""
+        """Writes the buffered rows as a row group."""
         file.writer.write(pa.Table.from_batches(file.waiting, schema=self._arrow))
         file.written_bytes += file.waiting_bytes
         file.waiting, file.waiting_bytes = [], 0

@@ -1,13 +1,13 @@
-"""What an exported table says about the ranges that it has: properties of its snapshots and of the table.
+"""Exported ranges of a table, recorded in properties of its snapshots and of the table.
 
 A range's positions are in the summary of the snapshot that added it. Snapshots expire, so two properties of the table
-keep what they said: ``offloader.expired.STREAM`` joins the ranges of the snapshots that this package expired, and
+keep the information: ``offloader.expired.STREAM`` joins the ranges of the snapshots that this package expired, and
 ``offloader.newest.STREAM`` is the range that was added last.
 
-The history of a table is *whole* if only this package has expired snapshots of it: nothing expired, or the oldest kept
-snapshot is the one that ``offloader.expired-before`` names. Then the history and the expired ranges together are exact,
-also after a rollback. If another program expired snapshots, only ``offloader.newest.STREAM`` is left, which a rollback
-leaves behind; so it counts only if it is older than the history.
+The history of a table is *whole* if only this package has expired snapshots of it: either no snapshot expired, or the
+oldest kept snapshot is the one named by ``offloader.expired-before``. The history and the expired ranges together are
+then exact, also after a rollback. If another program expired snapshots, only ``offloader.newest.STREAM`` remains. A
+rollback doesn't change that property, so it counts only if it is older than the history.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from formats.entries import Position
 from offloader.errors import Corrupt
 
 _PREFIX = "offloader."
-#: Of the table: the newest range of a stream, for when the snapshot that added it has expired.
+#: Table property: the newest range of a stream, used when the snapshot that added it has expired.
 NEWEST = "offloader.newest."
-#: Of the table: what expired snapshots said of a stream's ranges, as one range.
+#: Table property: ranges of a stream in expired snapshots, joined into one range.
 EXPIRED = "offloader.expired."
-#: Of the table: the oldest snapshot that the last expiry of this package kept.
+#: Table property: the oldest snapshot that the last expiry by this package kept.
 EXPIRED_BEFORE = "offloader.expired-before"
 _SEQUENCE = "offloader.sequence-number"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedRange:
-    """A range of a stream that one snapshot of the table added.
+    """A range of a stream, added by one snapshot of the table.
 
     Attributes:
-        stream, incarnation: of the entries.
-        manifest: record that the range was planned from.
+        stream, incarnation: stream of the entries.
+        manifest: manifest record that the range was planned from.
         first, last: positions, inclusive.
-        after: last position of the range before it; ``None``: this is the first one.
-        entries: in the range.
-        rows: that were added: the entries, or their messages.
+        after: last position of the previous range; ``None``: this is the first range.
+        entries: number of entries in the range.
+        rows: number of added rows: entries, or their messages.
         lost: whether retention deleted entries between ``after`` and ``first``.
     """
 
@@ -57,7 +57,7 @@ class ExportedRange:
     lost: bool
 
     def encode(self) -> dict[str, str]:
-        """As properties of a snapshot."""
+        """The range as properties of a snapshot."""
         facts = {
             "stream": self.stream,
             "stream-id": self.incarnation,
@@ -73,7 +73,8 @@ class ExportedRange:
 
     @classmethod
     def decode(cls, properties: Mapping[str, str]) -> ExportedRange | None:
-        """From a snapshot's properties; ``None``: another program's. Raises ``Corrupt``: they were changed."""
+        """The range in a snapshot's properties; ``None``: another program's snapshot. Raises ``Corrupt``: changed
+        properties."""
         if _PREFIX + "stream" not in properties:
             return None
         facts = {name.removeprefix(_PREFIX): value for name, value in properties.items() if name.startswith(_PREFIX)}
@@ -94,7 +95,7 @@ class ExportedRange:
 
 
 def exported_ranges(metadata: TableMetadata) -> list[ExportedRange]:
-    """The ranges of all streams that the table's current state has, the newest first, as far as snapshots are kept.
+    """Ranges of all streams in the table's current state, newest first, as far as snapshots are kept.
 
     Raises:
         Corrupt: a snapshot's properties were changed.
@@ -103,12 +104,12 @@ def exported_ranges(metadata: TableMetadata) -> list[ExportedRange]:
 
 
 def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
-    """The last exported range of a stream; ``None``: nothing of it was exported.
+    """The last exported range of a stream; ``None``: no range was exported.
 
-    The table's history decides: after a rollback of the table its export goes on from there.
+    The table's history decides: after a rollback the export continues from the restored state.
 
     Raises:
-        Corrupt: properties were changed, or the table was rolled back to before everything that is known of the stream.
+        Corrupt: properties were changed, or the table was rolled back to before all recorded ranges of the stream.
     """
     snapshots = history(metadata)
     newest = next((each for each in map(range_of, snapshots) if each is not None and each.stream == stream), None)
@@ -126,19 +127,19 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
         raise _changed(f"property {NEWEST}{stream}", cause) from cause
     if sequence >= (snapshots[-1].sequence_number or 0):
         raise Corrupt(
-            f"the table was rolled back, and the snapshots that say up to where stream {stream} was exported expired",
+            f"the table was rolled back, and the snapshots that record the export of stream {stream} have expired",
             hint="export the stream to a new table",
         )
     return ExportedRange.decode(properties)
 
 
 def newest_property(added: ExportedRange, sequence: int) -> dict[str, str]:
-    """The table's property about a stream's newest range, which the snapshot of that sequence number added."""
+    """Table property with a stream's newest range, added by the snapshot of that sequence number."""
     return {NEWEST + added.stream: json.dumps({**added.encode(), _SEQUENCE: str(sequence)})}
 
 
 def is_whole(metadata: TableMetadata) -> bool:
-    """Whether only this package has expired snapshots that the current one follows."""
+    """Whether only this package has expired snapshots of the current history."""
     oldest = next(reversed(history(metadata)), None)
     if oldest is None or oldest.sequence_number == 1:  # a table's first snapshot has number 1
         return True
@@ -146,8 +147,8 @@ def is_whole(metadata: TableMetadata) -> bool:
 
 
 def history(metadata: TableMetadata) -> Sequence[Snapshot]:
-    """The current snapshot and those that it follows, the newest first, as far as they are kept."""
-    # pyiceberg's own walk looks through all snapshots for each one.
+    """The current snapshot and its kept ancestors, newest first."""
+    # pyiceberg's implementation searches all snapshots for each ancestor.
     kept: dict[int | None, Snapshot] = {each.snapshot_id: each for each in metadata.snapshots}
     found, at = list[Snapshot](), kept.get(metadata.current_snapshot_id)
     while at is not None:
@@ -157,30 +158,30 @@ def history(metadata: TableMetadata) -> Sequence[Snapshot]:
 
 
 def range_of(snapshot: Snapshot) -> ExportedRange | None:
-    """The range that a snapshot added; ``None``: another program's. Raises ``Corrupt``: its properties were changed."""
+    """The range that a snapshot added; ``None``: another program's snapshot. Raises ``Corrupt``: changed properties."""
     return ExportedRange.decode(snapshot.summary.additional_properties if snapshot.summary else {})
 
 
 def _changed(where: str, cause: Exception) -> Corrupt:
-    return Corrupt(f"{where} isn't what an export writes: {cause!r}", hint="export to a new table")
+    return Corrupt(f"{where} wasn't written by an export: {cause!r}", hint="export to a new table")
 
 
 def expired_properties(metadata: TableMetadata, old: Sequence[Snapshot]) -> dict[str, str]:
-    """The table's properties without its oldest snapshots: what those said stays known.
+    """The table's properties after its oldest snapshots expire, with the ranges of those snapshots.
 
     Args:
-        metadata: of the table.
-        old: the snapshots that expire, the oldest first; the oldest of the history, and not all of it.
+        metadata: metadata of the table.
+        old: the expiring snapshots, oldest first: the oldest of the history, and not all of it.
 
     Raises:
         Corrupt: a property was changed; or another program has expired snapshots, and the table was rolled back to
-            before everything that is known of a stream.
+            before all recorded ranges of a stream.
     """
     snapshots = history(metadata)
     found = expired_ranges(metadata.properties, [each for each in map(range_of, old) if each is not None])
     if is_whole(metadata):
         return {**found, EXPIRED_BEFORE: str(snapshots[-len(old) - 1].snapshot_id)}
-    # What a rollback left behind would count as soon as the history is younger.
+    # A property from before a rollback would count as soon as the history is younger.
     for name in metadata.properties:
         if name.startswith(NEWEST):
             newest_range(metadata, name.removeprefix(NEWEST))
@@ -191,7 +192,7 @@ def expired_properties(metadata: TableMetadata, old: Sequence[Snapshot]) -> dict
 
 
 def expired_ranges(properties: Mapping[str, str], old: Iterable[ExportedRange]) -> dict[str, str]:
-    """The table's properties that say what its expired snapshots said; ``old`` are further ones, the oldest first.
+    """The table's properties with ranges of its expired snapshots; ``old`` are further ranges, oldest first.
 
     Raises ``Corrupt``: a property was changed.
     """
@@ -219,5 +220,5 @@ def _expired_range(properties: Mapping[str, str], stream: str) -> ExportedRange 
         return ExportedRange.decode(dict(json.loads(properties.get(EXPIRED + stream, "{}"))))
     except (ValueError, TypeError) as cause:
         raise Corrupt(
-            f"the table's property {EXPIRED}{stream} was changed: {cause}", hint="expire snapshots with another program"
+            f"the table's property {EXPIRED}{stream} was changed: {cause}", hint="export to a new table"
         ) from cause

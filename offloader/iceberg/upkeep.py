@@ -1,7 +1,7 @@
-"""Upkeep of an exported table: joins small data files, and expires snapshots by their age.
+"""Maintenance of an exported table: joins small data files, and expires snapshots by age.
 
-Neither changes a row of the table, nor what the table proves: joined files have the same rows, and what expired
-snapshots said of a stream's ranges stays in a property of the table.
+Neither changes rows of the table or the record of its export: joined files have the same rows, and a property of the
+table keeps the ranges of expired snapshots.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from offloader.iceberg.files import RangeFiles
 from offloader.iceberg.history import history
 from offloader.read.ranges import grouped
 
-#: Size of a data file up to which it is small.
+#: Maximum size of a small data file.
 SMALL_BYTES_MAX = 64 * 1024**2
-#: Small files of one stream and day from which on they are joined.
+#: Minimum number of small files of one stream and day to join.
 SMALL_FILES_MIN = 8
-#: Bytes of the files that one commit joins: the most that a killed run has to repeat.
+#: Maximum bytes of files that one commit joins: the most that a killed run has to repeat.
 JOINED_BYTES_MAX = 1024**3
-#: Commits that others may get in front of, before the upkeep gives up.
+#: Attempts to commit before the maintenance fails because other programs commit first.
 UPKEEP_ATTEMPTS_MAX = 20
 
-#: Of a snapshot: the number of files that it joined.
+#: Snapshot property: the number of files that the snapshot joined.
 JOINED_FILES = "offloader.joined-files"
-_HINT = "run it again: nothing is lost by a half"
+_HINT = "run it again: an incomplete run loses nothing"
 _Result = TypeVar("_Result")
 _log = logging.getLogger("offloader.iceberg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedFiles:
-    """Small files of one day of a stream that became larger ones, or would.
+    """Small files of one day of a stream that were joined, or would be in a dry run.
 
     Attributes:
-        files, bytes: number and size of the small ones.
-        rows: in them.
+        files, bytes: number and total size of the small files.
+        rows: number of rows in them.
     """
 
     stream: str
@@ -74,7 +74,7 @@ class JoinedFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredSnapshots:
-    """Number of snapshots that expired, or would, and of the files that only they had; 0 in a dry run."""
+    """Number of snapshots that expired, or would in a dry run, and of deleted files (0 in a dry run)."""
 
     snapshots: int
     files: int
@@ -84,26 +84,26 @@ class ExpiredSnapshots:
 
 
 def join_files(table: Table, stream: str, *, dry_run: bool = False) -> list[JoinedFiles]:
-    """Joins the small data files of each day of a stream, one commit for up to ``JOINED_BYTES_MAX``.
+    """Joins the small data files of each day of a stream, with one commit per ``JOINED_BYTES_MAX``.
 
-    Left alone are files with deleted rows, files that were written with other columns than the table has now, and days
-    with fewer than ``SMALL_FILES_MIN`` small ones. The small files stay for the snapshots that name them.
+    Skips files with deleted rows, files whose columns differ from the table's current columns, and days with fewer than
+    ``SMALL_FILES_MIN`` small files. Snapshots that name the small files keep them.
 
     Args:
-        table: of ``open_table``; it is refreshed.
-        stream: whose files are joined.
+        table: result of ``open_table``; the call refreshes it.
+        stream: name of the stream.
         dry_run: change nothing.
 
     Raises:
-        Unsupported: the table is of a format that this doesn't write.
-        Corrupt: a file hasn't as many rows as the table says; nothing was committed.
-        StoreUnavailable: catalogue or warehouse gave no usable response, or others always committed first.
+        Unsupported: this function can't write the table's format.
+        Corrupt: the number of rows in a file differs from the table's count; nothing was committed.
+        StoreUnavailable: catalogue or warehouse gave no usable response, or other programs always committed first.
         OutcomeUnknown: a commit may have happened.
     """
     if table.metadata.format_version > 2:
         raise Unsupported(
-            f"table {_name(table)} is of format {table.metadata.format_version}: its files aren't joined here",
-            hint="Spark's rewrite_data_files does it",
+            f"table {_name(table)} has format {table.metadata.format_version}, whose files can't be joined here",
+            hint="use Spark's rewrite_data_files",
         )
     done = list[JoinedFiles]()
 
@@ -125,25 +125,25 @@ def join_files(table: Table, stream: str, *, dry_run: bool = False) -> list[Join
 
 
 def _undisturbed(table: Table, work: Callable[[], _Result]) -> _Result:
-    """The result of work on the refreshed table; it begins again where another program's commit came first."""
+    """Runs work on the refreshed table and returns its result; retries if another program commits first."""
     with translated(f"table {_name(table)}", hint=_HINT):
         for _ in range(UPKEEP_ATTEMPTS_MAX):
             table.refresh()
             with suppress(CommitFailedException), unexpired(table):  # nothing was committed
                 return work()
     raise StoreUnavailable(
-        f"table {_name(table)}: {UPKEEP_ATTEMPTS_MAX} times another program committed to it first",
+        f"table {_name(table)}: {UPKEEP_ATTEMPTS_MAX} commits failed because other programs committed first",
         hint="run fewer programs that change the table",
     )
 
 
 def _small_groups(table: Table, stream: str) -> list[tuple[Sequence[str], list[DataFile]]]:
-    """The files to join, each list of one day and with the same columns, which come first."""
+    """The files to join: each list has files of one day with the same columns, whose names come first."""
     try:
         tasks = list(table.scan(row_filter=EqualTo(term=Reference(name="stream"), value=literal(stream))).plan_files())
     except ValueError as error:
         raise Unsupported(
-            f"table {_name(table)}: its files can't be planned: {error}", hint="Spark's rewrite_data_files joins them"
+            f"table {_name(table)}: its files can't be planned: {error}", hint="use Spark's rewrite_data_files"
         ) from error
     days: dict[Any, list[DataFile]] = {}
     for each in tasks:
@@ -151,7 +151,7 @@ def _small_groups(table: Table, stream: str) -> list[tuple[Sequence[str], list[D
             days.setdefault(_partition(each.file), []).append(each.file)
     groups = list[tuple[Sequence[str], list[DataFile]]]()
     for files in days.values():
-        if len(files) < SMALL_FILES_MIN:  # before their footers are read
+        if len(files) < SMALL_FILES_MIN:  # checked before the footers are read
             continue
         alike: dict[Sequence[str], list[DataFile]] = {}
         for file in sorted(files, key=lambda each: each.file_path):
@@ -183,9 +183,9 @@ def _partition(file: DataFile) -> tuple[Any, ...]:
 
 
 def _columns_to_join(table: Table, file: DataFile) -> tuple[str, ...]:
-    """The names of a file's columns; none if one isn't as the table has it now, or if it is only small by compression.
+    """The names of a file's columns; empty if a column differs from the table's, or if only compression makes it small.
 
-    Joining such files would make no larger ones.
+    Joining files that only compression makes small would not produce larger ones.
     """
     with _parquet(table, file) as opened:
         size = sum(opened.metadata.row_group(each).total_byte_size for each in range(opened.num_row_groups))
@@ -214,7 +214,7 @@ def _join(table: Table, stream: str, names: Sequence[str], group: Sequence[DataF
         found, expected = (sum(each.record_count for each in files) for files in (written, group))
         if found != expected:
             raise Corrupt(
-                f"table {_name(table)}: {len(group)} files of stream {stream} have {found} rows, the table says "
+                f"table {_name(table)}: {len(group)} files of stream {stream} have {found} rows, the table counts "
                 f"{expected}; nothing was committed",
                 hint="check the warehouse, or export to a new table",
             )
@@ -234,7 +234,7 @@ def _join(table: Table, stream: str, names: Sequence[str], group: Sequence[DataF
 
 
 class _ReplaceFiles(_OverwriteFiles):
-    """Other files with the same rows: what follows a table's changes has nothing to read in it."""
+    """Replacement by files with the same rows: readers of the table's changes skip it."""
 
     def _summary(self, snapshot_properties: Mapping[str, str] = MappingProxyType({})) -> Summary:
         return Summary(Operation.REPLACE, **super()._summary(dict(snapshot_properties)).additional_properties)
@@ -246,7 +246,7 @@ def _replacement(transaction: Transaction, properties: dict[str, str]) -> _Repla
 
 
 def _exchange(table: Table, old: Iterable[DataFile], new: Iterable[DataFile]) -> None:
-    """One commit; raises ``CommitFailedException`` if the table was changed since its load."""
+    """Commits the exchange; raises ``CommitFailedException`` if the table was changed since it was loaded."""
     transaction, old, new = Change(table), list(old), list(new)
     with _replacement(transaction, {JOINED_FILES: str(len(old))}) as exchange:
         for each in old:
@@ -262,24 +262,23 @@ def _exchange(table: Table, old: Iterable[DataFile], new: Iterable[DataFile]) ->
 def expire(table: Table, *, before_ms: int, dry_run: bool = False) -> ExpiredSnapshots:
     """Expires the oldest snapshots, and deletes the files that only they have.
 
-    What they said of each stream's ranges is kept as the table's property ``offloader.expired.STREAM``, by the same
-    commit.
+    The same commit keeps the ranges of each stream in the table's property ``offloader.expired.STREAM``.
 
     Args:
-        table: of ``open_table``; it is refreshed.
-        before_ms: keep snapshots from this time on, milliseconds since 1970: queries may still read them.
+        table: result of ``open_table``; the call refreshes it.
+        before_ms: keep snapshots from this time on, in milliseconds since 1970, because queries may still read them.
         dry_run: change nothing.
 
     Raises:
-        Unsupported: the table's property ``gc.enabled`` forbids to delete files.
-        Corrupt: a snapshot's or the table's properties were changed; or the table was rolled back, and another program
-            expired the snapshots that say up to where a stream was exported.
-        StoreUnavailable: catalogue or warehouse gave no usable response, or others always committed first.
+        Unsupported: the table's property ``gc.enabled`` forbids deleting files.
+        Corrupt: properties of a snapshot or of the table were changed; or the table was rolled back, and another
+            program expired the snapshots that record the export of a stream.
+        StoreUnavailable: catalogue or warehouse gave no usable response, or other programs always committed first.
         OutcomeUnknown: the commit may have happened; its files weren't deleted.
     """
     if not may_delete_files(table.metadata):
         raise Unsupported(
-            f"table {_name(table)} has the property gc.enabled=false", hint="its files may be other tables' too"
+            f"table {_name(table)} has the property gc.enabled=false", hint="other tables may use its files"
         )
 
     def work() -> ExpiredSnapshots:
@@ -297,9 +296,9 @@ def expire(table: Table, *, before_ms: int, dry_run: bool = False) -> ExpiredSna
 
 
 def _older(metadata: TableMetadata, before_ms: int) -> list[Snapshot]:
-    """The oldest snapshots of the table's history that are from before a time, the oldest first.
+    """The oldest snapshots of the table's history from before a time, oldest first.
 
-    The current one is kept, and so is one that a branch or tag names, with all that follow it.
+    Keeps the current snapshot, and the snapshots that a branch or tag names, with all their descendants.
     """
     kept = {each.snapshot_id for each in metadata.refs.values()} | {metadata.current_snapshot_id}
     found = list[Snapshot]()
@@ -307,15 +306,15 @@ def _older(metadata: TableMetadata, before_ms: int) -> list[Snapshot]:
         if each.snapshot_id in kept or each.timestamp_ms >= before_ms:
             break
         found.append(each)
-    # A snapshot that only says that others expired isn't worth another one.
+    # A snapshot that only records an expiry doesn't justify another one.
     facts = (each.summary.additional_properties if each.summary else {} for each in found)
     return found if any(EXPIRED_SNAPSHOTS not in each for each in facts) else []
 
 
 def _forget(table: Table, old: Sequence[Snapshot]) -> None:
-    """One commit: the snapshots go, and what they said of ranges stays.
+    """Commits the removal of the snapshots, with their ranges as properties of the table.
 
-    It has a snapshot of its own, without a change: only so it fails if another expiry came first.
+    The commit adds an empty snapshot, because only a new snapshot makes it fail if another expiry came first.
     """
     transaction = Change(table)
     forget(transaction, table.metadata, old)

@@ -210,5 +210,5 @@ def test_changed_property_about_expired_ranges_is_named(lake: Lake, writer: Stre
     with table.transaction() as transaction:
         transaction.set_properties({EXPIRED + writer.stream: json.dumps({**facts, "offloader.last": "x"})})
     commit_something(lake.table(), {})
-    with pytest.raises(Corrupt, match="isn't what an export writes"):
+    with pytest.raises(Corrupt, match="wasn't written by an export"):
         lake.export(writer)

@@ -154,7 +154,7 @@ def test_table_of_messages_has_every_column_of_every_message(lake: Lake, capsys:
         row["encryption_keys"] = row["encryption_keys"] or None  # pyiceberg's scan takes a null list for an empty one
     assert ordered(scanned) == ordered(expected)
     _, said, _ = Offloader(capsys).refuses("export", "t/messages", *places(lake))
-    assert said == "table lake.entries has messages, not entries"
+    assert said == "table lake.entries contains messages, not entries"
 
 
 def test_damaged_message_fails_or_is_a_row_that_says_why(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ def test_upkeep_that_always_comes_second_gives_up(
     monkeypatch.setattr(upkeep, "_forget", overtaken)
     monkeypatch.setattr(upkeep, "UPKEEP_ATTEMPTS_MAX", 2)
     for work in (lambda: join_files(lake.table(), writer.stream), lambda: expire_all(lake)):
-        with pytest.raises(StoreUnavailable, match="2 times another program committed to it first"):
+        with pytest.raises(StoreUnavailable, match="2 commits failed because other programs committed first"):
             work()
     assert lake.data_files() == before
 

@@ -115,7 +115,7 @@ def _decoded(columns: tuple[pa.Array, ...], decoders: VersionedDecoders[AvroDeco
     records, reasons = [record for record, _ in found], [reason for _, reason in found]
     decoded, unfit = fitting_column(records, kind)
     for number, cause in unfit.items():
-        reasons[number] = f"the value can't be a column: {cause}"
+        reasons[number] = f"the value doesn't fit the column: {cause}"
     return pa.StructArray.from_arrays([decoded, pa.array(reasons, pa.string())], names=[DECODED, _WHY])
 
 
