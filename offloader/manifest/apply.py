@@ -84,7 +84,7 @@ def is_applied(state: ManifestState, record: Record) -> bool:
 def are_applied(state: ManifestState, edits: Sequence[Edit]) -> bool:
     """Whether ``state``, which has the owner's epoch, contains all of the owner's edits.
 
-    Only a segment of its own proves that: uuids are used once. Other edits may have been committed by another writer.
+    Only a segment proves that: uuids are used once. Other edits may have been committed by another writer.
     """
     if not any(isinstance(edit, Assign | Offloaded | Failed) for edit in edits):
         return False
@@ -159,8 +159,8 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
     # The nonce detects a lost record whose number was created again.
     if record.previous_nonce and record.previous_nonce != state.nonce:
         raise EditRefused(
-            f"stream {state.stream}: record {record.record_id} follows another record {state.record_id} than the one "
-            "that is there: that one was lost, and its number created again"
+            f"stream {state.stream}: record {record.record_id} doesn't follow the existing record "
+            f"{state.record_id}: the record before it was lost, and its number was used again"
         )
     draft = RecordBuilder(state, record.record_id)
     for edit in record.edits:
@@ -416,7 +416,7 @@ class RecordBuilder:
         # After a truncation past the end the stream continues at its head.
         is_head = head is not None and newest is not None and head > newest and edit.begin == head
         if edit.end is None and not (newest is None or is_head or follows(newest, edit.begin, self.ledgers().closed)):
-            raise self.refused(edit, f"a live segment at {edit.begin} doesn't follow {newest}, the newest end")
+            raise self.refused(edit, f"a live segment at {edit.begin} doesn't follow the newest end {newest}")
         self.claim(edit.begin, edit.end)
         self.segments.put(assigned_record(self.promised(edit)))
 
@@ -473,14 +473,14 @@ class RecordBuilder:
         for uuid in edit.uuids:
             segment = self.segment(edit, uuid, SegmentStatus.OFFLOADED)
             if segment.owned:
-                raise self.refused(edit, f"segment {uuid} is our own: retire it")
+                raise self.refused(edit, f"segment {uuid} belongs to this project: retire it instead")
             self.drop_counted(segment)
         self.drop_fills()
 
     def truncate(self, edit: Truncate) -> None:
         head = self.now("head")
         if head is not None and edit.head < head:
-            raise self.refused(edit, f"the head never goes back: {edit.head} is before {head}")
+            raise self.refused(edit, f"the head can't move back: {edit.head} is before {head}")
         self.changes["head"] = edit.head
         if self.now("method") == "none":
             return
@@ -492,7 +492,9 @@ class RecordBuilder:
             raise self.refused(edit, f"the head {edit.head} is past the committed end {end or '(none)'}")
         promised = next((each for each in state.assigned() if each.begin < edit.head), None)
         if promised is not None:  # in front of the committed range
-            raise self.refused(edit, f"segment {promised.uuid} at {promised.begin} is on its way before {edit.head}")
+            raise self.refused(
+                edit, f"segment {promised.uuid} at {promised.begin} is being offloaded before {edit.head}"
+            )
 
     def ledgers_deleted(self, edit: LedgersDeleted) -> None:
         self.mark(edit.ledger_ids, DELETED)
@@ -502,9 +504,9 @@ class RecordBuilder:
         for ledger_id in edit.ledger_ids:
             last = self.fact(ledger_id).last_entry_id
             if last == LAST_UNKNOWN:
-                raise self.refused(edit, f"ledger {ledger_id} isn't known to be closed")
+                raise self.refused(edit, f"ledger {ledger_id} isn't recorded as closed")
             if last >= 0 and (end is None or Position(ledger_id, last) > end):
-                raise self.refused(edit, f"ledger {ledger_id} ends at {last}, committed is only {end or '(nothing)'}")
+                raise self.refused(edit, f"ledger {ledger_id} ends at {last}, the committed end is {end or '(none)'}")
             # The prefix begins with the first range: a ledger before that was never offloaded.
             missing = self.first_not_held(ledger_id, last)
             if missing is not None:
@@ -517,11 +519,11 @@ class RecordBuilder:
             segment = self.segment(edit, uuid, SegmentStatus.OFFLOADED)
             assert segment.end is not None
             if not segment.owned:
-                raise self.refused(edit, f"segment {uuid} isn't ours: release it")
+                raise self.refused(edit, f"segment {uuid} doesn't belong to this project: release it instead")
             # The release of a ledger's hot copy is irrelevant: its entries live on in the segment.
             if not (head is not None and segment.end < head) and not self.is_gone(segment):
                 raise self.refused(
-                    edit, f"segment {uuid} is neither before the head nor are all its ledgers marked as deleted"
+                    edit, f"segment {uuid} is not before the head, and not all its ledgers are marked as deleted"
                 )
             self.sums = self.sums.plus(segment, -1)
             self.segments.put(replace(segment, status=SegmentStatus.RETIRED, retire_record=self.record_id))
@@ -557,7 +559,7 @@ class RecordBuilder:
 
     def set_method(self, edit: SetMethod) -> None:
         if edit.method not in ("streaming", "ledger", "none"):
-            raise self.refused(edit, f"no method {edit.method!r}")
+            raise self.refused(edit, f"unknown method {edit.method!r}")
         self.changes["method"] = edit.method
 
     def pause(self, _edit: Pause) -> None:
@@ -599,7 +601,7 @@ class RecordBuilder:
         if not runs or (runs[0][0], runs[-1][1], count_of(runs)) != (first, last, edit.entries):
             raise self.refused(
                 edit,
-                f"{edit.entries} entries from {edit.first} to {edit.last}, the gaps there have {count_of(runs)}"
+                f"{edit.entries} entries from {edit.first} to {edit.last}, the gaps in this range have {count_of(runs)}"
                 + (f" from {runs[0][0]} to {runs[-1][1]}" if runs else ""),
             )
         if not is_settled(self.segments.table(), gaps, ledger_id, first, last):
@@ -607,9 +609,9 @@ class RecordBuilder:
         self.changes["fills"] = tuple(sorted([*fills, edit], key=attrgetter("first")))
 
     def drop_fills(self) -> None:
-        """Removes the fills that nobody can need any more, after segments have left.
+        """Removes fills that no stream state can need, after segments have left.
 
-        Until the objects of the last segment of its ledger may be deleted, a restored stream would need a fill again.
+        A restored stream would need a fill until the objects of the last segment of its ledger may be deleted.
         """
         self.changes["fills"] = tuple(each for each in self.now("fills") if not self._is_over(each))
 
@@ -620,7 +622,7 @@ class RecordBuilder:
         return self.segments.overlapping(Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)) is None
 
     def rewrite(self, edit: Rewrite) -> None:
-        """Adds a segment in flight; its range stays with the segments that hold it."""
+        """Adds a segment in flight; the segments that hold its range keep it."""
         self.require_new(edit, edit.uuid)
         if edit.end < edit.begin:
             raise self.refused(edit, f"{edit.begin}..{edit.end} ends before it begins")
@@ -638,7 +640,7 @@ class RecordBuilder:
         # Objects at the store's root, where Pulsar puts its own, aren't ours either: deletable ones are found by name.
         foreign = next((each.uuid for each in old if not each.owned or is_at_root(each.driver)), None)
         if foreign is not None:
-            raise self.refused(edit, f"segment {foreign} isn't ours")
+            raise self.refused(edit, f"segment {foreign} doesn't belong to this project")
         promised = {each.uuid: each for each in self.now("rewrites")}
         new = [self._record(edit, each, promised.get(each.uuid)) for each in edit.by]
         self._require_same_entries(edit, old, new)
@@ -661,7 +663,7 @@ class RecordBuilder:
             self.put_counted(record)
 
     def recover(self, edit: Recover) -> None:
-        """Takes the new segments' ranges out of the gaps that hold them; what is committed stays so."""
+        """Takes the new segments' ranges out of the gaps that hold them; the committed end doesn't change."""
         promised = {each.uuid: each for each in self.now("rewrites")}
         for each in edit.by:
             record = self._record(edit, each, promised.get(each.uuid))
@@ -682,10 +684,11 @@ class RecordBuilder:
     def _record(self, edit: Replace | Recover, each: Rewritten, promised: AssignedSegment | None) -> SegmentRecord:
         summary = each.summary
         if promised is None:
-            raise self.refused(edit, f"segment {each.uuid} wasn't promised, or has failed")
+            raise self.refused(edit, f"segment {each.uuid} wasn't announced by a rewrite, or has failed")
         if (int(summary.layout), summary.begin, summary.end) != (promised.layout, promised.begin, promised.end):
             raise self.refused(
-                edit, f"{each.uuid} holds {summary.begin}..{summary.end}, promised was {promised.begin}..{promised.end}"
+                edit,
+                f"{each.uuid} holds {summary.begin}..{summary.end}, announced was {promised.begin}..{promised.end}",
             )
         if summary.layout == 1:
             last = self.fact(summary.begin.ledger_id).last_entry_id
@@ -698,7 +701,7 @@ class RecordBuilder:
         if before != after:
             wrong = min(ledger_id for ledger_id in before | after if before.get(ledger_id) != after.get(ledger_id))
             held, found = _text(before.get(wrong)), _text(after.get(wrong))
-            raise self.refused(edit, f"of ledger {wrong} the new segments hold {found}, the old ones {held}")
+            raise self.refused(edit, f"ledger {wrong}: the new segments hold {found}, the old ones {held}")
 
     def _runs(self, records: Iterable[SegmentRecord]) -> dict[int, list[_Run]]:
         """Ledger -> runs of consecutive entries, without entries deleted from the stream."""
@@ -718,15 +721,15 @@ class RecordBuilder:
     def _require_known_borders(self, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]) -> None:
         """Requires a known ledger end at each ledger change that is within a segment before or after, but not both.
 
-        Within a segment its writer vouches for the ledger's end, between two segments the manifest does. An end that is
-        unknown would be proven by nothing, or an entry lost at a rollover would go unnoticed.
+        Within a segment, its writer vouches for the ledger's end; between two segments, the manifest does. Nothing
+        proves an unknown end, and an entry lost at a rollover would go unnoticed.
         """
         inside, now_inside = _ledger_changes(old), _ledger_changes(new)
         between = {(one.end, two.begin) for one, two in pairwise(sorted(new, key=lambda each: each.begin)) if one.end}
         closed = self.ledgers().closed
         for end, begin in sorted(inside & between | now_inside - inside):
             if not follows(end, begin, closed):
-                why = f"ledger {end.ledger_id} isn't known to end at {end.entry_id} and to be followed by {begin}"
+                why = f"ledger {end.ledger_id} isn't recorded as ending at {end.entry_id}, followed by {begin}"
                 raise self.refused(edit, why)
 
     def restore(self, edit: Restore) -> None:
@@ -747,7 +750,7 @@ class RecordBuilder:
         for ledger_id in edit.ledger_ids:
             last = self.fact(ledger_id).last_entry_id
             if last == LAST_UNKNOWN:
-                raise self.refused(edit, f"ledger {ledger_id} isn't known to be closed")
+                raise self.refused(edit, f"ledger {ledger_id} isn't recorded as closed")
             missing = self.first_not_held(ledger_id, last)
             if missing is not None:
                 raise self.refused(edit, f"entry {missing} isn't in any offloaded segment")
@@ -767,4 +770,6 @@ class RecordBuilder:
             ranges.append((segment.begin, segment.end))
         absent = next(holes(first.previous(), ranges, self.ledgers().closed, until=head), None)
         if absent is not None:
-            raise self.refused(edit, f"nothing holds what comes after {absent[0].previous()}: the head stays at {head}")
+            raise self.refused(
+                edit, f"no segment or gap holds the entries after {absent[0].previous()}: the head remains at {head}"
+            )

@@ -161,7 +161,7 @@ def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:
         failures = store.delete(keys[start : start + DELETE_KEYS_MAX])
         if failures:
             kind, hint = (AccessDenied, MAY_NOT_DELETE) if failures[0].is_denied else (StoreUnavailable, "")
-            raise kind(f"{failures[0].key} in {store.url} wasn't deleted: {failures[0].reason}", hint=hint)
+            raise kind(f"{failures[0].key} in {store.url} couldn't be deleted: {failures[0].reason}", hint=hint)
 
 
 REBUILD = "`offloader manifest rebuild` makes a new manifest from the objects"
@@ -181,7 +181,9 @@ def unreadable(what: str, error: Exception, *, hint: str = REBUILD) -> Offloader
         hint: what to do if it is damaged.
     """
     if isinstance(error, UnsupportedVersion):
-        return Unsupported(f"{what}: {error}", hint="a later release wrote this: use that one. Nothing was changed")
+        return Unsupported(
+            f"{what}: {error}", hint="a later release wrote this object: use that release; nothing was changed"
+        )
     return Corrupt(f"{what}: {error}", hint=hint)
 
 
@@ -189,7 +191,7 @@ _Value = TypeVar("_Value")
 
 
 def decoded(data: bytes, key: str, decode: Callable[..., _Value], what: str, *, hint: str = REBUILD) -> _Value:
-    """What ``decode`` makes of an object; raises as ``unreadable`` if it can't."""
+    """Decodes an object with ``decode``; raises as ``unreadable`` if it can't."""
     try:
         return decode(data, object_name=key)
     except FormatError as error:
@@ -265,7 +267,7 @@ def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> Ma
     """
     found = list_manifest(store, stream, incarnation)
     if found.boundary is None and found.known():
-        raise Corrupt(f"the boundary of stream {stream} is missing, its records are there", hint=REBUILD)
+        raise Corrupt(f"the boundary of stream {stream} is missing, but its records exist", hint=REBUILD)
     return found
 
 
@@ -286,7 +288,7 @@ def require_never_begun(store: ObjectStore, stream: str, incarnation: UUID) -> b
     if found.records or found.checkpoints:
         return False
     raise LostRecords(
-        f"stream {stream} has segments of {incarnation} and no manifest record: they are lost", hint=REBUILD
+        f"stream {stream} has segments of {incarnation} but no manifest record: the records are lost", hint=REBUILD
     )
 
 
@@ -337,11 +339,11 @@ CHANGES_MAX = 10
 def change_boundary(
     store: ObjectStore, stream: str, incarnation: UUID, change: Callable[[Boundary], Boundary]
 ) -> StoredBoundary:
-    """Replaces the boundary by what ``change`` makes of it; returns the one that is there then.
+    """Replaces the boundary by the result of ``change``; returns the boundary that is in the store then.
 
     Raises:
         NotFound, Corrupt, Unsupported: as ``read_boundary``.
-        StoreUnavailable: others changed it every time.
+        StoreUnavailable: other processes changed it every time.
     """
     for _ in range(CHANGES_MAX):
         stored = read_boundary(store, stream, incarnation)
@@ -350,4 +352,4 @@ def change_boundary(
             return stored
         if (raised := raise_boundary(store, stream, incarnation, stored, wanted)) is not None:
             return raised
-    raise StoreUnavailable(f"stream {stream}: its boundary changed {CHANGES_MAX} times meanwhile")
+    raise StoreUnavailable(f"stream {stream}: other processes changed its boundary {CHANGES_MAX} times")

@@ -1,8 +1,8 @@
 """The catalogue: entries of streams, and of partitioned topics, at keys that all incarnations of a name share.
 
-What is released there is replaced by a tombstone. A partitioned topic is the streams ``<topic>-partition-0``, ``-1``,
-...; it has no manifest and no catalogue entry of its own, but an entry and its last truncation among its documents.
-These stay while one of the streams that they name lives, or may be restored.
+A released entry is replaced by a tombstone. A partitioned topic consists of the streams ``<topic>-partition-0``,
+``-1``, ...; it has no manifest and no catalogue entry, but a topic entry and its last truncation among its documents.
+These are kept while one of the streams that they name exists or may be restored.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from offloader.stream_names import name_clash, partition_of, require_stream_name
 
 _Value = TypeVar("_Value")
 
-#: Content of a tombstone: what a released object is replaced by.
+#: Content of a tombstone, which replaces a released object.
 VOID = b""
 #: Age after which another removal may take over a mark: its writer has sent its DELETE by then, or never will.
 MARK_MS_MIN = 3_600_000
@@ -93,8 +93,8 @@ def mode_of_new(store: ObjectStore, key: str, info: ObjectInfo | None) -> PutMod
         return CREATE
     if info.size_bytes == _MARK_BYTES:
         raise StoreUnavailable(
-            f"{key} in {store.url} is just being removed, after a deletion",
-            hint="try again; where the removal was interrupted, `offloader cleanup run` finishes it an hour later",
+            f"{key} in {store.url} is being removed after a deletion",
+            hint="try again; if the removal was interrupted, `offloader cleanup run` finishes it an hour later",
         )
     return IfMatch(info.etag)
 
@@ -137,12 +137,12 @@ def remove_void(
         began_s = clock.monotonic_s()
         marked = store.put(key, b"gone " + os.urandom(6).hex()[:11].encode(), mode=IfMatch(info.etag))
         if not is_unused() or clock.monotonic_s() - began_s > REMOVAL_S_MAX:
-            # Only a process delayed by days writes below a name that can't be created: then the tombstone has to stay.
+            # Only a process delayed by days writes below a name that can't be created; the tombstone is then needed.
             store.put(key, VOID, mode=IfMatch(marked.etag))
             return False
         store.delete_if_match(key, marked.etag)
     except PreconditionFailed:
-        return False  # created anew, or another process removes it
+        return False  # created again, or another process removes it
     return True
 
 
@@ -193,8 +193,8 @@ def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False
 def require_free_name(store: ObjectStore, stream: str) -> None:
     """Refuses a name that no stream of the store can have, before an entry is accepted that can't be stored.
 
-    An unreadable catalogue entry is accepted: what is appended to such a stream stays in its hot tier. Of a stream that
-    exists, other names don't matter, nor whether they can be read.
+    An unreadable catalogue entry is accepted: entries appended to such a stream remain in its hot tier. If the stream
+    exists, other names don't matter, whether or not they can be read.
 
     Raises:
         InvalidCall: as ``create_entry``; or a topic whose partitions are streams here: it would hide them.
@@ -204,8 +204,8 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
     def require_no_partitions() -> None:
         if partitions := partition_streams(store, stream):
             raise InvalidCall(
-                f"stream {stream} can't be created: it is a topic with {len(partitions)} partitions here",
-                hint=f"name one of them: {next(iter(partitions.values()))}",
+                f"stream {stream} can't be created: a topic of that name has {len(partitions)} partitions",
+                hint=f"use one of its partitions, for example {next(iter(partitions.values()))}",
             )
 
     def refusal(require: Callable[[], None]) -> OffloaderError | None:
@@ -260,7 +260,7 @@ def create_entry(
         # Refused if another process created it, or removed a tombstone.
         if put_if(store, catalog_key(stream), entry.encode(), mode_of_new(store, catalog_key(stream), info)):
             return entry, True
-    raise StoreUnavailable(f"stream {stream} appears and vanishes in {store.url}")
+    raise StoreUnavailable(f"stream {stream} was created and removed repeatedly in {store.url}")
 
 
 def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogEntry | None) -> bool:
@@ -346,12 +346,12 @@ def require_can_create(store: ObjectStore, stream: str, *, look_for_remains: boo
         return
     if remains[0] is not None:
         raise Corrupt(
-            f"stream {stream} has a manifest, {remains[0]}, and no catalogue entry: it may be lost", hint=REBUILD
+            f"stream {stream} has a manifest, {remains[0]}, but no catalogue entry, which may be lost", hint=REBUILD
         )
     raise LostRecords(
-        f"stream {stream} has segments in {store.url}, {remains[1]} for one, and neither a catalogue entry nor a "
+        f"stream {stream} has segments in {store.url}, for example {remains[1]}, but neither a catalogue entry nor a "
         "manifest: both may be lost",
-        hint=f"{REBUILD}; `manifest.create_over_segments = true` begins anew beside them",
+        hint=f"{REBUILD}; `manifest.create_over_segments = true` creates a new stream beside them",
     )
 
 
@@ -368,7 +368,7 @@ def _require_no_clash(store: ObjectStore, stream: str) -> None:
 
 
 def _answers(store: ObjectStore, looks: Sequence[Callable[[], _Value]]) -> list[_Value]:
-    """What each look finds; all at once where the store is elsewhere."""
+    """The results of all looks, which run in parallel for a remote store."""
     return at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
 
 
@@ -409,7 +409,7 @@ def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None,
     Raises:
         Corrupt, Unsupported: it can't be read.
     """
-    key, hint = topic_key(topic), "put an earlier version of this object back"
+    key, hint = topic_key(topic), "restore an earlier version of this object"
     return _read_document(store, key, TopicEntry.decode, f"{key} in {store.url}", hint)
 
 

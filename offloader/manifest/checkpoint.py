@@ -51,7 +51,9 @@ def checkpoint_now(
             continue
         if (written := write_checkpoint(store, state, stored, entropy)) is not None:
             return written
-    raise StoreUnavailable(f"stream {state.stream}: its boundary changed during {ATTEMPTS_MAX} checkpoints")
+    raise StoreUnavailable(
+        f"stream {state.stream}: other processes changed its boundary during {ATTEMPTS_MAX} checkpoints"
+    )
 
 
 def write_checkpoint(
@@ -71,7 +73,7 @@ def write_checkpoint(
             state, lambda: int.from_bytes(entropy(8), "big"), base_crc32c=stored.boundary.checkpoint_crc32c
         )
     except FormatError as error:
-        raise LimitReached(f"stream {state.stream}: no checkpoint can hold all of it: {error}") from error
+        raise LimitReached(f"stream {state.stream}: its manifest is too large for a checkpoint: {error}") from error
     prefix = manifest_prefix(state.stream, state.incarnation)
     for name, body in plan.runs:
         store.put(f"{prefix}{name}", body, mode=CREATE)
@@ -98,14 +100,14 @@ def _put_checkpoint(store: ObjectStore, state: ManifestState, plan: CheckpointPl
         try:
             store.put(key, plan.body, mode=IfMatch(info.etag))
         except PreconditionFailed as error:
-            raise StoreUnavailable(f"{key} was replaced meanwhile by another checkpointer") from error
+            raise StoreUnavailable(f"{key} was replaced by another process in the meantime") from error
     return plan.crc32c
 
 
 def _is_sound(data: bytes, key: str, state: ManifestState) -> bool:
-    """Whether every run of an existing checkpoint of this number stays as long as the checkpoint is named.
+    """Whether every run of an existing checkpoint of this number is kept as long as the checkpoint is named.
 
-    Runs written after the boundary's checkpoint do: none of them is deleted before the boundary passes them.
+    Runs written after the boundary's checkpoint are: none of them is deleted before the boundary passes them.
     """
     header, _ = decoded(data, key, decode_checkpoint, f"the checkpoint {key}", hint="delete it: no boundary names it")
     runs = [part.run for part in state.segments.sealed] + [facts.run for facts in state.ledgers.sealed]
@@ -115,7 +117,7 @@ def _is_sound(data: bytes, key: str, state: ManifestState) -> bool:
     return is_same and all(name in kept or (run_record_id(name) or 0) > state.checkpoint_id for name in names)
 
 
-#: Records kept to update a checkpoint's view; after more of them, the view is loaded anew.
+#: Records kept to update a checkpoint's view; after more of them, the view is loaded again.
 RECORDS_MEANWHILE_MAX = 1000
 
 _log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from offloader.manifest.segment_table import (
 )
 from offloader.manifest.state import ManifestState, SegmentSums
 
-#: Smaller parts stay in the checkpoint itself and are written again with the next one.
+#: Smaller parts remain in the checkpoint itself and are written again with the next one.
 RUN_ROWS_MIN = 4096
 #: Number of runs of similar size that are merged into one of the next size.
 MERGED_RUNS = 8
@@ -61,7 +61,7 @@ def compacted(state: ManifestState, *, run_rows_min: int = RUN_ROWS_MIN) -> Mani
     """An equal view with its small parts merged.
 
     Args:
-        run_rows_min: rows from which on a part is a run of its own.
+        run_rows_min: minimum rows of a separate run.
     """
     return replace(
         state,

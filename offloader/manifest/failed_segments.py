@@ -1,8 +1,8 @@
 """Segments that failed, from the records of the manifest.
 
 A failed segment leaves the manifest's state: its entries are offloaded again under another uuid, and its objects are
-orphans. The log still has the record that assigned it and the one that gave it up, as long as history is kept
-(``manifest.history_age_min``). Nothing is stored for this list.
+orphans. As long as history is kept (``manifest.history_age_min``), the log has the record that assigned the segment and
+the record that marked it as failed. Nothing else is stored for this list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of ledgers: facts that the source reported, gaps, and fills. Does no I/O.
+"""Recorded information about ledgers: facts reported by the source, gaps and fills. Does no I/O.
 
 Answers whether two positions follow each other without scanning all facts. A fill is an object with the entries of
 recorded gaps.

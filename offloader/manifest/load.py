@@ -42,14 +42,14 @@ from offloader.store.base import ObjectStore, is_local
 
 #: Concurrent GETs of tail records: initially, then doubling up to the maximum.
 WINDOW_MIN, WINDOW_MAX = 1, 16
-#: ... and initially for a view that is loaded anew: a wait costs more than GETs of missing records.
+#: ... and initially for a view that is loaded from a checkpoint: a wait costs more than GETs of missing records.
 FIRST_WINDOW = 8
 #: Listed names checked after the last record: the first decides, the others are for stores that don't sort.
 LISTED_MAX = 10
 
 
 class Passed(Exception):
-    """The boundary has passed what was read."""
+    """The boundary has passed the records that were read."""
 
 
 #: Requests that a view will probably need.
@@ -71,7 +71,7 @@ def with_tail(
         requests_max: concurrent requests; 1: sequential, on this thread.
         records_max: more of them raise ``Passed``.
         window: records asked for at first.
-        meanwhile: called with a view while it is checked, on another thread; what it returns is dropped.
+        meanwhile: called with a view while it is checked, on another thread; its result is dropped.
 
     Raises:
         Passed: the boundary has passed some of them.
@@ -105,8 +105,8 @@ def with_tail(
             named = nonces.get(boundary.newest_id)
             if boundary.newest_id and named is not None and named != boundary.newest_nonce:
                 raise LostRecords(
-                    f"manifest of stream {view.stream}: record {boundary.newest_id} is another one than the boundary "
-                    "names: that one was lost, and its number created again",
+                    f"manifest of stream {view.stream}: record {boundary.newest_id} isn't the record that the boundary "
+                    "names: that record was lost, and its number was used again",
                     hint=REBUILD,
                 )
             return LoadedManifest(view, stored)
@@ -143,7 +143,7 @@ def _highest_listed(store: ObjectStore, view: ManifestState) -> int:
 
 def _lost(view: ManifestState, record_id: int, newest: int) -> LostRecords:
     return LostRecords(
-        f"manifest of stream {view.stream}: record {record_id} is missing, later ones are there: record {newest} "
+        f"manifest of stream {view.stream}: record {record_id} is missing, but later records exist: record {newest} "
         "certainly existed",
         hint=REBUILD,
     )
@@ -206,7 +206,7 @@ def folded(view: ManifestState, body: bytes, key: str) -> ManifestState:
 
 #: Restarts of a load because the boundary passed it.
 RESTARTS_MAX = 20
-#: Records after which an old view is loaded anew from the newest checkpoint instead of updated.
+#: Records after which an old view is loaded from the newest checkpoint instead of updated.
 REFRESHED_RECORDS_MAX = 256
 #: Concurrent GETs of records in one load.
 RECORD_REQUESTS_MAX = 8
@@ -260,14 +260,14 @@ def load_manifest_view(
                 return LoadedManifest(ManifestState(stream=stream, incarnation=incarnation), None)
             continue
         if stored.boundary.first_kept_id >= GIVEN_UP_ID:
-            raise Corrupt(f"the manifest of stream {stream} was given up to be rebuilt", hint=REBUILD)
+            raise Corrupt(f"the manifest of stream {stream} was abandoned for a rebuild", hint=REBUILD)
         with suppress(Passed):
             view = _from_checkpoint(store, stream, incarnation, stored)
             view, after = with_tail(store, view, requests_max, window=FIRST_WINDOW, meanwhile=meanwhile)
             # Else the stream was deleted meanwhile: its newest records may have been deleted before the GETs.
             if after is not None and (view.record_id or _is_empty(store, stream, incarnation)):
                 return LoadedManifest(view, after)
-    raise StoreUnavailable(f"stream {stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
+    raise StoreUnavailable(f"stream {stream}: its boundary changed {RESTARTS_MAX} times while the manifest was loaded")
 
 
 def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
@@ -294,7 +294,7 @@ def refreshed(
     """The newest view, updated from ``state`` if possible.
 
     Args:
-        anew: read the newest checkpoint and every record since it; the view has to follow ``state`` all the same.
+        anew: read the newest checkpoint and every record since it; the view must still follow ``state``.
 
     Raises:
         LostRecords: the manifest ends before ``state`` does, or with another record.
@@ -306,8 +306,8 @@ def refreshed(
     is_other = newer.record_id == state.record_id and newer.nonce != state.nonce
     if boundary is not None and (newer.record_id < state.record_id or is_other):
         raise LostRecords(
-            f"manifest of stream {state.stream}: it ends with record {newer.record_id}, and record {state.record_id} "
-            "was read before",
+            f"manifest of stream {state.stream}: it ends with record {newer.record_id}, but record {state.record_id} "
+            "was read earlier",
             hint=REBUILD,
         )
     return LoadedManifest(newer, boundary)
@@ -326,7 +326,7 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
     stored = read_boundary(store, stream, newest.incarnation)
     empty = ManifestState(stream=stream, incarnation=newest.incarnation)
     gone = InvalidCall(
-        f"stream {stream}: record {record_id} can't be pinned: records below {stored.boundary.first_kept_id} are gone",
+        f"stream {stream}: can't pin record {record_id}: records below {stored.boundary.first_kept_id} were deleted",
         hint=f"the newest record is {newest.record_id}",
     )
     if record_id < stored.boundary.first_kept_id - 1:
@@ -429,14 +429,14 @@ def _checkpoint(
     found = crc32c(data)
     if checksum not in (None, found):
         raise Corrupt(
-            f"manifest of stream {stream}: {key} has CRC-32C {found:08x}, what names it says {checksum:08x}",
+            f"manifest of stream {stream}: {key} has CRC-32C {found:08x}, expected {checksum:08x}",
             hint=REBUILD,
         )
     header, own = decoded(data, key, decode_checkpoint, f"the checkpoint {key}")
     is_this = header.record_id == checkpoint_id and header.incarnation == incarnation
     if not is_this or header.base_id >= checkpoint_id:
         raise Corrupt(
-            f"{key} is of record {header.record_id}, incarnation {header.incarnation}, built on {header.base_id}",
+            f"{key} belongs to record {header.record_id}, incarnation {header.incarnation}, built on {header.base_id}",
             hint=REBUILD,
         )
     return header, own
@@ -447,7 +447,7 @@ def read_run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
 
     Raises:
         NotFound: it is missing.
-        Corrupt: it isn't what the checkpoint names.
+        Corrupt: its length or checksum isn't that of the checkpoint's reference.
     """
     data = store.get(f"{prefix}{run.name}")[0]
     if len(data) != run.object_bytes or crc32c(data) != run.crc32c:

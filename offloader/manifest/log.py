@@ -115,7 +115,7 @@ class ManifestLog:
     def state(self) -> ManifestState:
         """The view after the last load or commit."""
         if self._state is None:
-            raise InvalidCall(f"the manifest of {self.stream} isn't loaded", hint="call load() or open_epoch() first")
+            raise InvalidCall(f"the manifest of {self.stream} is not loaded", hint="call load() or open_epoch() first")
         return self._state
 
     @property
@@ -133,11 +133,11 @@ class ManifestLog:
         return newest_of(self.state.assigning, self._epoch_nonce)
 
     def load(self, *, create: bool = False, source: LedgerSource | None = None) -> ManifestState:
-        """Reads what is new since the last load.
+        """Reads the records added since the last load.
 
         Args:
             create: create a missing stream (a catalogue entry and a boundary, no record).
-            source: the stream's hot tier: what it noted of its manifest is compared, and a stream that it has committed
+            source: the stream's hot tier, whose notes about the manifest are compared; a stream that it has committed
                 to isn't created.
 
         Raises:
@@ -186,7 +186,7 @@ class ManifestLog:
         Otherwise the new boundary would make a deleted incarnation look alive.
         """
         if read_entry(self.store, self.stream) != entry:
-            raise NotFound(f"stream {self.stream} was deleted meanwhile", hint="open it again to create it anew")
+            raise NotFound(f"stream {self.stream} was deleted while it was opened", hint="open it again to create it")
 
     def open_epoch(
         self,
@@ -202,8 +202,8 @@ class ManifestLog:
             source: what this writer offloads. It is compared with the manifest before the commit, and again after every
                 record that another writer committed meanwhile.
             reserve, accept: see ``OwnersSource``.
-            check: called with each view that the epoch is to follow, as another writer may have committed meanwhile;
-                what it raises ends the attempt.
+            check: called with each view that the epoch is to follow, as another writer may commit in between; an
+                exception from it ends the attempt.
 
         Raises:
             SourceMismatch: ``source`` isn't the stream's. OutcomeUnknown, StoreUnavailable: outcome unknown; call
@@ -235,7 +235,7 @@ class ManifestLog:
                 self._commit(state.incarnation, state.epoch, edits)
                 self._epoch, self._epoch_nonce = wanted, self.state.owner.nonce
                 return wanted
-        raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} other writers opened epochs meanwhile")
+        raise StoreUnavailable(f"stream {self.stream}: other writers opened epochs first, {CONFLICTS_MAX} times")
 
     def commit(self, edits: Sequence[Edit]) -> ManifestState:
         """Commits edits as the owner of the epoch this log opened.
@@ -290,7 +290,8 @@ class ManifestLog:
             replaces = epoch is not None and isinstance(edit, _REPLACING_EDITS)
             if isinstance(edit, owners) and not (replaces and (not isinstance(edit, Failed) or edit.uuid in promised)):
                 raise InvalidCall(
-                    f"stream {self.stream}: {edit.kind} is for the owner of an epoch", hint="call open_epoch() first"
+                    f"stream {self.stream}: {edit.kind} is reserved for the owner of an epoch",
+                    hint="call open_epoch() first",
                 )
         if epoch is not None:
             return self._commit_within(epoch, edits)
@@ -298,7 +299,7 @@ class ManifestLog:
             # The stream's creator may have crashed before it wrote the boundary.
             entry = read_entry(self.store, self.stream)
             if entry is None or entry.incarnation != self.state.incarnation:
-                raise NotFound(f"stream {self.stream} was deleted meanwhile")
+                raise NotFound(f"stream {self.stream} was deleted in the meantime")
             if create_boundary(self.store, self.stream, entry.incarnation):
                 self._require_alive(entry)
         return self._commit(self.state.incarnation, None, edits)
@@ -327,11 +328,11 @@ class ManifestLog:
                 except FormatError as error:
                     raise LimitReached(
                         f"stream {self.stream}: {len(record.edits)} edits don't fit into one record: {error}",
-                        hint="commit fewer at once; nothing was changed",
+                        hint="commit fewer edits together; nothing was changed",
                     ) from error
                 if self._create(record, body):
                     return self.state
-            raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} records of other writers came first")
+            raise StoreUnavailable(f"stream {self.stream}: other writers committed first, {CONFLICTS_MAX} times")
 
     def _record(self, edits: Sequence[Edit], owners: OwnersSource | None) -> Record:
         state = self.state
@@ -428,12 +429,13 @@ class ManifestLog:
         return True
 
     def _deleted(self) -> Fenced:
-        """The error where a manifest is gone that was there: deleted, or the store isn't there for a while."""
+        """The error for a manifest that is missing after it existed: it was deleted, or the store is absent for a
+        while."""
         self._was_absent = True
         return Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing")
 
     def _refreshed(self) -> LoadedManifest:
-        # What an absent store was sent isn't in it when it is back.
+        # Requests sent to an absent store won't be in it when it returns.
         requests_max = self._settings.record_requests_max
         loaded = refreshed(self.store, self.state, requests_max=requests_max, anew=self._was_absent)
         self._was_absent = False
@@ -480,7 +482,7 @@ class ManifestLog:
                         return self.state
                 elif name_record(self.store, self.state, stored):
                     return self.state
-            raise StoreUnavailable(f"stream {self.stream}: its boundary changed {CONFLICTS_MAX} times meanwhile")
+            raise StoreUnavailable(f"stream {self.stream}: other processes changed its boundary {CONFLICTS_MAX} times")
 
 
 def checked(source: LedgerSource, log: ManifestLog) -> CheckedSource:

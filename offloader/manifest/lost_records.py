@@ -1,4 +1,4 @@
-"""Recovers what is known of a stream whose manifest lost records: rules M34 to M40 of docs/explanation/manifest.md."""
+"""Recovers facts of a stream whose manifest lost records: rules M34 to M40 of docs/explanation/manifest.md."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ExpiredObjects:
 
     Attributes:
         first_kept_id: of the boundary now.
-        unknown: unrecognised keys; they stay.
+        unknown: unrecognised keys, which are kept.
     """
 
     first_kept_id: int
@@ -75,7 +75,7 @@ def expire_records(
     old_ms = _old_ms(store, clock, settings, ask_store=not dry_run)
     manifest = store, state.stream, state.incarnation
     found = list_manifest(*manifest)
-    # Records that retired what isn't purged yet stay: the grace period is counted from their time.
+    # Records that retired a segment are kept until it is purged: the grace period is counted from their time.
     retired = [*state.segments.retired().retire_records().tolist(), *(each.retire_record for each in state.replaced)]
     before = min(retired, default=state.record_id + 1)
     old_checkpoints = [
@@ -122,11 +122,11 @@ def _old_ms(store: ObjectStore, clock: Clock, settings: ManifestSettings, *, ask
 def expire_history(
     store: ObjectStore, stream: str, *, clock: Clock, settings: ManifestSettings, dry_run: bool = False
 ) -> ExpiredObjects | None:
-    """Runs ``expire_records`` on what is older than ``history_days_min``; reads the manifest first.
+    """Runs ``expire_records`` on objects older than ``history_days_min``; reads the manifest first.
 
     Returns:
-        What was deleted, or in a dry run would be; ``None`` if settings or a hold forbid it, or there is no such
-            stream.
+        The deleted objects, or in a dry run those to delete; ``None`` if settings or a hold forbid it, or there is no
+        such stream.
 
     Raises:
         ClockSkew, Corrupt: as ``expire_records``; Corrupt, Unsupported if the manifest is unreadable.
@@ -169,7 +169,7 @@ def _header(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> Che
     try:
         data, _ = store.get(key)
     except NotFound as error:
-        raise StoreUnavailable(f"the checkpoint {key} is gone: another process deletes at the same time") from error
+        raise StoreUnavailable(f"the checkpoint {key} is missing: another process is deleting objects") from error
     return decoded(data, key, decode_checkpoint, f"nothing is deleted: the checkpoint {key}")[0]
 
 
@@ -180,7 +180,7 @@ class StreamDeletion:
     Attributes:
         is_finished: whether nothing of it is left, and the stream may be created again.
         deleted_objects: of the manifest, by this call.
-        unknown: unrecognised keys under the manifest's prefix; they stay.
+        unknown: unrecognised keys under the manifest's prefix, which are kept.
     """
 
     incarnation: UUID
@@ -194,7 +194,7 @@ class DeadIncarnation:
     """Objects deleted of an incarnation that no entry names, or in a dry run those to delete.
 
     Attributes:
-        unknown: unrecognised keys; they stay.
+        unknown: unrecognised keys, which are kept.
     """
 
     objects: int
@@ -224,16 +224,16 @@ def delete_stream(
     """
     entry = require_entry(store, stream)
     if create_boundary(store, stream, entry.incarnation) and read_entry(store, stream) != entry:
-        raise NotFound(f"stream {stream} isn't in {store.url} any more")
+        raise NotFound(f"stream {stream} no longer exists in {store.url}")
     # A process that stalls here until the stream is recreated still deletes the incarnation that it read.
     log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=entry.incarnation)
     state = _marked(log)
 
     def past_mark(found: Boundary) -> Boundary:
         # A boundary is never lowered: one without the checkpoint is another, which a stalled deleter created after the
-        # stream's own was deleted. Raised, it would name what isn't there, and no load of it would end.
+        # stream's own boundary was deleted. Raised, it would name a missing checkpoint, and no load of it would end.
         if found.checkpoint_id < state.record_id:
-            raise NotFound(f"stream {stream} was deleted from {store.url} by another process meanwhile")
+            raise NotFound(f"stream {stream} was deleted from {store.url} by another process")
         return replace(found, first_kept_id=max(found.first_kept_id, state.record_id + 1))
 
     try:
@@ -244,7 +244,9 @@ def delete_stream(
         # Another deleter may have got further: the remaining work is the same for both. It has released the entry then;
         # else objects may be left, which only this manifest names.
         if read_entry(store, stream) == entry:
-            raise StoreUnavailable(f"stream {stream} isn't deleted yet: {error.message}", hint="try again") from error
+            raise StoreUnavailable(
+                f"stream {stream} isn't fully deleted yet: {error.message}", hint="try again"
+            ) from error
     return _finish(store, state, clock, settings)
 
 
@@ -276,8 +278,8 @@ def sweep_dead_incarnations(
     entry = read_entry(store, stream)
     if entry is None and not is_released(store, stream):
         raise InvalidCall(
-            f"stream {stream} has no catalogue entry, so nothing says which of its manifests is alive",
-            hint="`offloader manifest rebuild` first",
+            f"stream {stream} has no catalogue entry, so its current manifest is unknown",
+            hint="run `offloader manifest rebuild` first",
         )
     swept = {}
     for incarnation, objects in found.items():
@@ -292,19 +294,19 @@ def sweep_dead_incarnations(
 def sweep_late_writes(
     store: ObjectStore, stream: str, incarnation: UUID, *, old_ms: int, dry_run: bool = False
 ) -> DeadIncarnation | None:
-    """Deletes what a stalled process wrote into a manifest after its stream was deleted and its name freed.
+    """Deletes objects that a stalled process wrote into a manifest after its stream was deleted and its name freed.
 
     A manifest without a boundary was deleted completely: the boundary is created before the first record and deleted
-    after the last. A boundary alone that names no record was created again by a stalled process after that; one that
-    names a record testifies that records are lost, and stays. Both stay while a segment of the incarnation is left:
-    then boundary and catalogue entry may both be lost, and `manifest rebuild` needs the records.
+    after the last. A stalled process may have created a boundary again after that, which names no record. A boundary
+    that names a record proves that records are lost, and is kept. Both are kept while a segment of the incarnation
+    exists: then boundary and catalogue entry may both be lost, and `manifest rebuild` needs the records.
 
     Args:
         incarnation: named by no catalogue entry, and its stream has none.
-        old_ms: younger objects stay.
+        old_ms: younger objects are kept.
 
     Returns:
-        What was deleted, or would be; ``None`` if it isn't such a manifest, or is too young.
+        The deleted objects, or those to delete; ``None`` if it isn't such a manifest, or is too young.
 
     Raises:
         DeletionStopped: a global hold is set.
@@ -343,11 +345,11 @@ def _marked(log: ManifestLog) -> ManifestState:
         try:
             return log.commit_as_maintainer([OpenEpoch(state.epoch + 1), StreamDeleted()])
         except Fenced as error:
-            raise NotFound(f"stream {log.stream} was deleted by another process meanwhile") from error
+            raise NotFound(f"stream {log.stream} was deleted by another process") from error
         except EditRefused:
             if log.load().held:
                 raise
-    raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
+    raise StoreUnavailable(f"stream {log.stream}: other processes changed its manifest {ATTEMPTS_MAX} times")
 
 
 def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: ManifestSettings) -> StreamDeletion:

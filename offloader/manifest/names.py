@@ -1,4 +1,4 @@
-"""What a name given by a person or a program means: a stream, a Pulsar topic, or a topic with partitions."""
+"""Resolves a name given by a person or a program: a stream, a Pulsar topic, or a topic with partitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMED_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class NamedStreams:
-    """What a name means.
+    """Result of resolving a name.
 
     Attributes:
         name: in the form of streams' names.
@@ -37,25 +37,25 @@ class NamedStreams:
         """The one stream.
 
         Args:
-            why: of a topic with partitions, why it has to be one: "a position is of one".
+            why: reason why a topic with partitions isn't accepted: "a position is of one".
 
         Raises:
-            InvalidCall: a topic with partitions, which the error names.
+            InvalidCall: it is a topic with partitions, which the error lists.
         """
         if self.partitions:
             raise InvalidCall(
-                f"{self.name} has {len(self.partitions)} partitions, and {why}", hint=f"name {self.some()}"
+                f"{self.name} has {len(self.partitions)} partitions, and {why}", hint=f"use {self.some()}"
             )
         return self.name
 
     def some(self) -> str:
-        """The streams in words, the first few of many."""
+        """The first few streams, as text."""
         more = f" or another of {len(self.streams)}" if len(self.streams) > NAMED_MAX else ""
         return " or ".join(self.streams[:NAMED_MAX]) + more
 
 
 def stream_name(given: str) -> str:
-    """``persistent://tenant/ns/topic`` -> ``tenant/ns/persistent/topic``; a name without ``://`` stays.
+    """``persistent://tenant/ns/topic`` -> ``tenant/ns/persistent/topic``; a name without ``://`` isn't changed.
 
     Raises:
         InvalidCall: a URL that isn't a persistent topic's.
@@ -64,18 +64,20 @@ def stream_name(given: str) -> str:
 
 
 def searched_name(given: str) -> str:
-    """What a search for a part of a topic's name, ``persistent://tenant/ns/top``, finds in streams' names; any other
-    text stays."""
+    """Converts a search for a part of a topic's name, ``persistent://tenant/ns/top``, to a search in streams' names.
+
+    Other text isn't changed.
+    """
     rest = given.removeprefix("persistent://")
     levels = rest.split("/", 2)
     return rest if rest == given or len(levels) < 3 else f"{levels[0]}/{levels[1]}/persistent/{levels[2]}"
 
 
 def resolve_name(given: str, existing: Collection[str]) -> NamedStreams:
-    """What a stream's or a topic's name means among the streams that exist.
+    """Resolves a stream's or a topic's name among the streams that exist.
 
-    A stream of exactly that name comes first: beside a stream ``x``, ``x-partition-0`` is a stream of its own. A name
-    that fits nothing means a stream that doesn't exist.
+    A stream of exactly that name comes first: beside a stream ``x``, ``x-partition-0`` is a separate stream. A name
+    without a match resolves to a stream that doesn't exist.
 
     Raises:
         InvalidCall: as ``stream_name``.
@@ -97,7 +99,7 @@ def matching_streams(wanted: str, existing: Collection[str]) -> list[str]:
 def named_streams(store: ObjectStore, given: str) -> NamedStreams:
     """As ``resolve_name``, among the streams of a store: one request for a stream, a listing for another name.
 
-    A stream whose catalogue entry can't be read exists: what is done with it says what is wrong.
+    A stream whose catalogue entry can't be read exists: an operation on it raises the error.
 
     Raises:
         InvalidCall: no name of a stream or of a persistent topic.

@@ -1,12 +1,13 @@
-"""Compares a stream's manifest with what its hot tier has noted of it: is this the store that it was committed to?
+"""Compares a stream's manifest with the notes of its hot tier, to detect a store that the stream isn't committed to.
 
 A hot tier with an identity keeps the incarnation of every manifest that the stream was committed to, and the newest
 record that it relies on: of its newest start, and of each release of hot copies. An entry may have left the hot tier
-because of such a record. So a store without that manifest is another store, or one that is emptied, not mounted or put
-back to an earlier state; going on there would leave out those entries without a word. A writer is refused before it
-creates or commits anything, and a reader of both tiers before the first entry, until an operator accepts the store.
+because of such a record. A store without that manifest is a different store, or was emptied, isn't mounted, or was
+restored to an earlier state. A writer that continued there would silently omit those entries. A writer is therefore
+refused before it creates or commits anything, and a reader of both tiers before the first entry, until an operator
+accepts the store.
 
-What a source noted is read before the manifest, which may only get newer meanwhile.
+The notes of a source are read before the manifest, which may only advance in between.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Noted = Sequence[tuple[UUID, int]]
 
 
 def noted_by(source: ReadableLedgers | None) -> Noted:
-    """What a source noted; empty: nothing, or it keeps no notes."""
+    """The notes of a source; empty: it has none, or keeps no notes."""
     notes = noting(source)
     return [] if notes is None else notes.noted_manifests()
 
@@ -44,17 +45,17 @@ def store_mismatch(state: ManifestState | None, noted: Noted, replaced: Sequence
         return f"the store has no manifest of the stream, which was committed to {newest}, up to record {record_id}"
     if (seen := dict(noted).get(state.incarnation, 0)) > state.record_id:
         return (
-            f"its manifest, {state.incarnation}, ends with record {state.record_id}, and the hot tier saw record "
-            f"{seen}: the store was restored from a backup, or records are lost"
+            f"its manifest, {state.incarnation}, ends with record {state.record_id}, but the hot tier saw record "
+            f"{seen}: the store was restored from a backup, or records were lost"
         )
     if state.incarnation == newest or newest in replaced:
         return ""
     if seen:
         return (
             f"its manifest, {state.incarnation}, is older than {newest}, to which the stream was committed since: the "
-            "store was put back to an earlier state"
+            "store was restored to an earlier state"
         )
-    return f"its manifest is {state.incarnation}, and the stream was committed to {newest}"
+    return f"its manifest is {state.incarnation}, but the stream was committed to {newest}"
 
 
 def replaced_by(store: ObjectStore, state: ManifestState) -> Sequence[UUID]:
@@ -69,7 +70,8 @@ def require_noted(
     """Compares a manifest with what ``source`` noted before the manifest was read.
 
     A manifest without a note is accepted if it knows a start of this very source: the process ended between the record
-    and the note. One of another source isn't compared: that it is another one says more, and is refused elsewhere.
+    and the note. A manifest of another source isn't compared here, because another check refuses it with a more
+    specific error.
 
     Raises:
         StoreMismatch: it is another manifest, or an older state of it.
@@ -102,8 +104,8 @@ def _other_store(
     store: ObjectStore, stream: str, why: str, source: ReadableLedgers | NotingSource | None
 ) -> StoreMismatch:
     notes = noting(source)
-    remedy = "" if notes is None else f"; or go on without them: {notes.noted_remedy()}"
+    remedy = "" if notes is None else f"; to continue without them: {notes.noted_remedy()}"
     return StoreMismatch(
-        f"stream {stream}: {store.url} isn't the store that its hot tier knows: {why}. Nothing was changed",
-        hint=f"is it mounted, and the right one? Bring that store, or its newer objects, back{remedy}",
+        f"stream {stream}: {store.url} isn't the store recorded by its hot tier: {why}. Nothing was changed",
+        hint=f"check that the right store is mounted; restore that store or its newer objects{remedy}",
     )

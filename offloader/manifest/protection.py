@@ -115,7 +115,7 @@ def take_lease(
     """
     if not 1 <= seconds <= LEASE_SECONDS_MAX:
         raise InvalidCall(
-            f"a lease of {seconds} s on stream {stream}", hint=f"between 1 and {LEASE_SECONDS_MAX}; readers renew it"
+            f"stream {stream}: invalid lease of {seconds} s", hint=f"use 1 to {LEASE_SECONDS_MAX} s; readers renew it"
         )
     return HeldLease(store, Lease(UUID(bytes=entropy(16), version=4), stream, reader or user_at_host(), seconds), clock)
 
@@ -172,7 +172,7 @@ def require_no_global_hold(store: ObjectStore) -> None:
     if (found := global_hold(store)) is not None:
         raise DeletionStopped(
             f"all deletion in {store.url} is stopped by {found.by}: {found.reason}",
-            hint="`offloader cleanup hold --all --off` lifts that",
+            hint="`offloader cleanup hold --all --off` lifts the hold",
         )
 
 
@@ -187,7 +187,7 @@ def lift_global_hold(store: ObjectStore) -> None:
 
 
 def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: Clock) -> bool:
-    """Sets or lifts a stream's hold; False if it was so already.
+    """Sets or lifts a stream's hold; False if nothing changed.
 
     Raises:
         NotFound: no such stream.
@@ -197,10 +197,10 @@ def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: C
     was = log.load().held
     if was != on:
         log.commit_as_maintainer([Hold(on, reason)])
-    # Also if it was so already: the call that set it may have failed before this step. A later loss of the record is
+    # Also if nothing changed: the call that set it may have failed before this step. A later loss of the record is
     # then detected.
     if log.name_newest().held != on:
-        raise StoreUnavailable(f"stream {stream}: another process changed its hold meanwhile", hint="try again")
+        raise StoreUnavailable(f"stream {stream}: another process changed its hold", hint="try again")
     return was != on
 
 
@@ -228,11 +228,11 @@ def store_time_ms(store: ObjectStore) -> int:
         except NotFound:
             continue
         finally:
-            # If it can't be removed, one empty object stays.
+            # If it can't be removed, one empty object remains.
             with suppress(OffloaderError):
                 store.delete([TIME_KEY])
     raise StoreUnavailable(
-        f"{TIME_KEY} vanished {TIME_ATTEMPTS_MAX} times from {store.url} before its time could be read"
+        f"{TIME_KEY} was deleted from {store.url} {TIME_ATTEMPTS_MAX} times before its time could be read"
     )
 
 
@@ -299,11 +299,11 @@ class DeletionClock:
         if abs(jump_ms) > self._skew_ms_max + 1000:
             raise ClockSkew(
                 f"the clock jumped by {jump_ms / 1000:+.0f} s since this process began: nothing is deleted",
-                hint="start again when the clock is right",
+                hint="correct the clock and restart the process",
             )
         if newest_ms - now_ms > self._skew_ms_max + 1000:
             raise ClockSkew(
-                f"the clock is {(newest_ms - now_ms) / 1000:.0f} s behind what was written already: nothing is deleted",
+                f"the clock is {(newest_ms - now_ms) / 1000:.0f} s behind existing records: nothing is deleted",
                 hint="set this machine's clock, or the store's; `manifest.clock_skew_max` is the limit",
             )
         return now_ms

@@ -202,7 +202,7 @@ def _facts(
     if segment_map is not None and segment_map.summary(summary.data_crc32c) != replace(
         summary, index_bytes=0, index_crc32c=0
     ):
-        raise Inconsistent("index", object_name=segment_map.object_name, expected="what its data object holds")
+        raise Inconsistent("index", object_name=segment_map.object_name, expected="the content of its data object")
     return index, summary
 
 
@@ -251,8 +251,8 @@ class ChosenSegments:
 
     Attributes:
         recorded: disjoint, in the stream's order.
-        overlapping: other attempts at the same entries; they stay where they are.
-        before_head: they lie before the head; they stay as well.
+        overlapping: other attempts at the same entries, which are kept.
+        before_head: segments before the head, which are kept as well.
         closed_ledgers: ledger id -> last entry id, of ledgers whose end is proven.
         unproven: last position found of ledgers that others follow, whose end nothing proves.
     """
@@ -359,7 +359,7 @@ class Rebuild:
     Attributes:
         state: the new manifest's view; ``None`` in a dry run.
         problems: key and reason of each object that isn't part of a whole segment.
-        unknown: unrecognised keys under the stream's prefix; they stay untouched.
+        unknown: unrecognised keys under the stream's prefix, which are kept.
         missing: ranges that no segment holds and that a record, a checkpoint or an index names, or that lie between two
             segments of one ledger: recorded as gaps.
         fills: objects with entries of gaps, recorded again.
@@ -392,7 +392,7 @@ def rebuild_manifest(
     Args:
         head: start position of the stream, because no object records truncations. ``None``: the first entry found.
         closed_ledgers: ledger id -> last entry id, of ledgers whose end the objects don't prove.
-        hot: ledgers of the stream's hot tier: what these have isn't missing, as its writer offloads it again.
+        hot: ledgers of the stream's hot tier: their entries aren't missing, as the writer offloads them again.
         dry_run: write nothing.
 
     Raises:
@@ -420,7 +420,7 @@ def rebuild_manifest(
     missing = _without_hot(_missing(chosen, known, indexed, gaps, head), hot)
     gaps += [Gap(first, last, GapReason.UNRECOVERED) for first, last in missing]
     fills, left = _fitting(fills, gaps, chosen.closed_ledgers)
-    problems += [(fill_key(stream, each.edit.uuid), "a fill among entries that are lost: it stays") for each in left]
+    problems += [(fill_key(stream, each.edit.uuid), "a fill among lost entries, kept") for each in left]
     chosen = replace(chosen, unproven=_unproven(chosen, gaps))
     looked = Rebuild(state=None, chosen=chosen, problems=problems, unknown=unknown, missing=missing, fills=fills)
     if dry_run:
@@ -441,8 +441,8 @@ def rebuild_manifest(
     replaces = (*(entry.replaces if entry is not None else ()), *old)[-REPLACED_MAX:]
     if not replace_entry(store, CatalogEntry(stream, incarnation, clock.now_ms(), replaces), expected=entry):
         raise StoreUnavailable(
-            f"stream {stream}: its catalogue entry changed meanwhile",
-            hint="another process rebuilds it too: check the stream and try again",
+            f"stream {stream}: its catalogue entry changed during the rebuild",
+            hint="another process may be rebuilding it: check the stream and try again",
         )
     return replace(looked, state=state)
 
@@ -450,12 +450,12 @@ def rebuild_manifest(
 def _create_boundary(store: ObjectStore, stream: str, incarnation: UUID, old: Sequence[UUID]) -> None:
     create_boundary(store, stream, incarnation)
     if any(store.list(document_key(Subscribers, stream, each), limit=1).objects for each in old):
-        # Subscribers are registered in an old incarnation: until that is accepted as lost, nothing goes as consumed.
+        # Subscribers are registered in an old incarnation: until its loss is accepted, no entry counts as consumed.
         change_boundary(store, stream, incarnation, lambda found: replace(found, subscribers_revision=1))
 
 
 def _record(log: ManifestLog, looked: Rebuild, gaps: Sequence[Gap], head: Position | None) -> None:
-    """Commits what was found."""
+    """Commits the found segments, gaps and facts."""
     chosen, driver = looked.chosen, dict(log.store.driver_metadata)
     closed = [LedgerClosed(ledger_id, last) for ledger_id, last in chosen.closed_ledgers.items()]
     adopted = [Adopt(s.uuid, s.summary, {**driver, **(AT_ROOT if s.at_root else {})}, s.owned) for s in chosen.recorded]
@@ -487,7 +487,7 @@ def _missing(
 
 
 def _without_hot(missing: Sequence[Range], hot: Sequence[LedgerInfo]) -> list[Range]:
-    """The parts of missing ranges that a hot tier doesn't have: what it has will be offloaded again."""
+    """The parts of missing ranges that a hot tier lacks: its entries will be offloaded again."""
     has: list[Range] = []
     for info in hot:
         # Nothing is after the end of a closed ledger.
@@ -514,7 +514,7 @@ def _chosen_fills(
 ) -> list[FoundFill]:
     """Fills whose entries are in no segment, not before the head and in no other fill, those with a record first.
 
-    Others are what failed attempts and deleted ledgers left; they stay where they are.
+    The other fills are from failed attempts and deleted ledgers; they are kept.
     """
     held = chosen.ranges
     ledgers = {span.ledger_id for s in chosen.recorded for span in s.summary.ledgers}
@@ -580,14 +580,14 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
         ):
             return entry, None
         what = "is being deleted" if state.stream_deleted else "can be read"
-        raise InvalidCall(f"the manifest of stream {stream} {what}: it isn't rebuilt", hint="nothing was changed")
+        raise InvalidCall(f"the manifest of stream {stream} {what}: no rebuild is needed", hint="nothing was changed")
     states = (_readable(store, stream, incarnation) for incarnation in incarnations_in(store, stream))
     whole = (each for each in states if each is not None and each.record_id and each.owner.name != REBUILDING)
     alive = [each.incarnation for each in whole if not each.stream_deleted]
     if len(alive) > 1:
         raise InvalidCall(
             f"stream {stream} has no catalogue entry and {len(alive)} readable manifests: {', '.join(map(str, alive))}",
-            hint="move away all but the one that counts, then rebuild",
+            hint="move all but the valid one to another place, then rebuild",
         )
     return None, alive[0] if alive else None
 
@@ -597,7 +597,7 @@ def _attached(store: ObjectStore, stream: str, incarnation: UUID, clock: Clock, 
     entry = CatalogEntry(stream, incarnation, clock.now_ms())
     if not dry_run and not replace_entry(store, entry, expected=None):
         raise StoreUnavailable(
-            f"stream {stream}: its catalogue entry appeared meanwhile", hint="check the stream and try again"
+            f"stream {stream}: another process created its catalogue entry", hint="check the stream and try again"
         )
     return Rebuild(
         state=None if dry_run else _readable(store, stream, incarnation),
@@ -623,12 +623,12 @@ def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
                     lambda found: replace(found, first_kept_id=max(found.first_kept_id, GIVEN_UP_ID)),
                 )
             except NotFound:
-                # Otherwise a returning writer that finds neither boundary nor record would begin anew.
+                # Otherwise a returning writer that finds neither boundary nor record would create a new manifest.
                 given_up = replace(FIRST_BOUNDARY, first_kept_id=GIVEN_UP_ID).encode()
                 if not put_if(store, boundary_key(stream, incarnation), given_up, CREATE):
                     continue
         return
-    raise StoreUnavailable(f"stream {stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
+    raise StoreUnavailable(f"stream {stream}: other processes changed its boundary {ATTEMPTS_MAX} times")
 
 
 def _segments(
@@ -712,5 +712,5 @@ def _put_indexes(
             store.put(key, segment.index, mode=CREATE, metadata=metadata, crc32c=segment.summary.index_crc32c)
         except PreconditionFailed as error:
             raise StoreUnavailable(
-                f"{key} appeared meanwhile", hint="a writer is still at work: start again"
+                f"{key} appeared during the rebuild", hint="a writer is still active: run the rebuild again"
             ) from error

@@ -53,7 +53,7 @@ class SourceFacts:
 
 
 def facts_now(state: ManifestState, source: IdentifiedSource) -> SourceFacts:
-    """Queries a source after ``state`` was read: it must still have what was recorded then."""
+    """Queries a source after ``state`` was read: it must still have everything recorded by then."""
     has_token = state.source is not None and source.has_start(state.source.token)
     return SourceFacts(source.source_id(), has_token, source.reached())
 
@@ -65,9 +65,9 @@ def source_mismatch(known: KnownSource | None, facts: SourceFacts) -> str | None
     if facts.uuid != known.uuid:
         return f"it is another database, {facts.uuid} instead of {known.uuid}"
     if not facts.has_token:
-        return "it doesn't have the start that the manifest recorded last: it is an older copy"
+        return "it lacks the start that the manifest recorded last: it is an older copy"
     if known.reach is not None and (facts.reached is None or facts.reached < known.reach):
-        return f"it ends at {facts.reached or 'its beginning'}, and it had entries up to {known.reach}"
+        return f"it ends at {facts.reached or 'its beginning'}, but it had entries up to {known.reach}"
     return None
 
 
@@ -88,13 +88,13 @@ def _contradiction(state: ManifestState, info: LedgerInfo) -> str:
     fact = state.ledgers.get(info.ledger_id)
     if fact.last_entry_id != LAST_UNKNOWN:
         if not info.closed:
-            return f"ledger {info.ledger_id} is open, and it was closed at entry {fact.last_entry_id}"
+            return f"ledger {info.ledger_id} is open, but it was closed at entry {fact.last_entry_id}"
         if info.last_entry_id != fact.last_entry_id:
-            return f"ledger {info.ledger_id} ends at entry {info.last_entry_id}, and it ended at {fact.last_entry_id}"
+            return f"ledger {info.ledger_id} ends at entry {info.last_entry_id}, but it ended at {fact.last_entry_id}"
         for name, now in (("payload_bytes", info.size_bytes), ("created_ms", info.created_ms)):
             before = getattr(fact, name)
             if before not in (FACT_UNKNOWN, now):
-                return f"ledger {info.ledger_id} has {name} {now}, and it had {before}"
+                return f"ledger {info.ledger_id} has {name} {now}, but it had {before}"
         return ""
     if fact.flags & DELETED:
         return ""
@@ -102,9 +102,7 @@ def _contradiction(state: ManifestState, info: LedgerInfo) -> str:
     for held in state.offloaded(*past):
         last = max((span.last_entry_id for span in held.spans if span.ledger_id == info.ledger_id), default=-1)
         if last >= info.entries:
-            return (
-                f"ledger {info.ledger_id} has {info.entries} entries, and segment {held.uuid} holds entry {last} of it"
-            )
+            return f"ledger {info.ledger_id} has {info.entries} entries, but segment {held.uuid} holds its entry {last}"
     return ""
 
 
@@ -137,9 +135,9 @@ def mismatch_error(state: ManifestState, why: str) -> SourceMismatch:
     when = datetime.fromtimestamp(state.time_ms / 1000, UTC).isoformat(timespec="seconds")
     database = f"ledger database {known.uuid}, " if known else ""
     return SourceMismatch(
-        f"stream {state.stream}: this hot tier isn't the one its manifest knows: {why}; the manifest has {database}"
-        f"entries up to {newest or 'none'}, and its newest record is of {when}. Nothing was deleted",
-        hint=f"restore that database; or go on with this one and name what is missing: "
+        f"stream {state.stream}: this hot tier isn't the one recorded in its manifest: {why}; the manifest has "
+        f"{database}entries up to {newest or 'none'}, and its newest record is of {when}. Nothing was deleted",
+        hint=f"restore that database; or continue with this one and record the missing entries: "
         f"`offloader accept-source {state.stream}` or open_managed_ledger(..., new_source=True); or use another stream",
     )
 
@@ -307,7 +305,7 @@ class OwnersSource:
     """The hot tier of the log that opened an epoch for it. Call with the log's lock held.
 
     Args:
-        reserve: new ledgers take their ids from a range of this start's own; else they only get ids above all others.
+        reserve: new ledgers take their ids from a range of this start; otherwise they only get ids above all others.
         accept: see ``Accept``; ``None``: the source has to be the one that the manifest knows.
     """
 
@@ -385,8 +383,8 @@ class OwnersSource:
         except OffloaderError as error:
             if self._reserves and not self._has_granted:
                 raise
-            # The open ledger stays open meanwhile; a later record reserves again.
-            _log.warning("stream %s: new ledger ids aren't taken: %s", state.stream, error)
+            # The open ledger remains open; a later record reserves again.
+            _log.warning("stream %s: the source refused new ledger ids: %s", state.stream, error)
         else:
             self._has_granted = True
 

@@ -96,7 +96,7 @@ def _next_steps(reached: Position | None, segments: SegmentTable, gaps: Sequence
 
 
 def _along(part: SealedSegments, begin: Position, others: Position | None, ledgers: LedgerTable) -> Position:
-    """The end of the run of compacted ranges that starts at ``begin`` and stays before ``others``."""
+    """The end of the run of compacted ranges that starts at ``begin`` and ends before ``others``."""
     columns, stride = part.columns, _STRIDE_ROWS
     start = rows_not_after(columns, begin) - 1
     limit = len(columns) if others is None else rows_not_after(columns, others)
@@ -132,8 +132,8 @@ class StreamPaused(EditRefused):
 
     def __init__(self, stream: str) -> None:
         super().__init__(
-            f"stream {stream} is paused: no segment of it is assigned",
-            hint=f"`offloader resume {stream}` lets it go on",
+            f"stream {stream} is paused: no segments are assigned",
+            hint=f"`offloader resume {stream}` resumes it",
         )
 
 
@@ -192,7 +192,7 @@ class ManifestState:
     checkpoint_id: int = field(default=0, compare=False)
 
     def check(self, incarnation: UUID, epoch: int | None) -> None:
-        """Requires what a commit relies on.
+        """Checks the preconditions of a commit.
 
         Args:
             incarnation: the stream's; another one means that it was deleted and recreated.
@@ -202,7 +202,7 @@ class ManifestState:
             EditRefused: it doesn't hold here.
         """
         if incarnation != self.incarnation:
-            raise EditRefused(f"stream {self.stream} was deleted and created again", hint="open it anew")
+            raise EditRefused(f"stream {self.stream} was deleted and created again", hint="open it again")
         if self.stream_deleted:
             raise EditRefused(f"stream {self.stream} was deleted")
         if epoch is not None and epoch != self.epoch:
@@ -286,7 +286,7 @@ class ManifestState:
     def committed_end(self) -> Position | None:
         """End of the longest run of offloaded ranges and recorded gaps: the end of what readers see.
 
-        It never goes back: neither retention nor ranges added in front change that.
+        It never moves back: neither retention nor ranges added in front change it.
         """
         return self.committed
 
@@ -326,7 +326,7 @@ def offload_context(state: ManifestState, ledger_id: int, *, hot: Collection[int
     """Where the entries of a ledger are, in Pulsar's terms (PIP-76, metadata changes).
 
     A ledger in one V1 object has the attempt's uuid and ``complete``. A ledger in V2 segments lists them in order, each
-    with the ledger's last entry in it; ``uuid`` is the first one's, ``complete`` stays false, as in the proposal.
+    with the ledger's last entry in it; ``uuid`` is the first one's, and ``complete`` remains false, as in the proposal.
 
     Args:
         ledger_id: the ledger; an unknown one has an empty context.
@@ -391,7 +391,7 @@ def require_takeable(
     where = f" at {state.writer.url}" if state.writer.url else ""
     raise Fenced(
         f"stream {state.stream} is owned by {state.writer.name}{where}, which wrote its last record {age_s:.0f} s ago",
-        hint=f"ask that owner, wait until it is silent for takeover_after ({takeover_after_s:g} s), or say {option}",
+        hint=f"ask that owner, wait until it is inactive for takeover_after ({takeover_after_s:g} s), or use {option}",
     )
 
 

@@ -1,10 +1,10 @@
 """The identity of a store: a random id in one small object at its root, created once.
 
-Every hot tier that notes manifests notes the identity too, at its first commit, and a serving process remembers the one
-that it started with. A different identity under the same URL is another bucket, a mistyped root, or a store that was
-emptied and used again. It is named and refuses nothing: the manifests decide that (``offloader.manifest.noted``). A
-copy of a whole store has the same identity, so that moving a store keeps it; a stream that was copied alone is named
-until ``accept-source``.
+Every hot tier that notes manifests notes the identity too, at its first commit, and a serving process remembers the
+identity that it started with. A different identity under the same URL is another bucket, a mistyped root, or a store
+that was emptied and used again. It is reported but refuses nothing: the manifests decide that
+(``offloader.manifest.noted``). A copy of a whole store has the same identity, so moving a store keeps it. A stream that
+was copied alone is reported until ``accept-source``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from offloader.manifest.boundary import decoded
 from offloader.manifest.state import ManifestState
 from offloader.store.base import CREATE, ObjectStore, put_if
 
-#: Where a hot tier noted another identity.
+#: Hint where a hot tier noted another identity.
 IDENTITY_HINT = (
-    "is it mounted, and the right one? If it is: `offloader accept-source STREAM`; of a Pulsar topic remove the "
+    "check that the right store is mounted. If it is: `offloader accept-source STREAM`; for a Pulsar topic remove the "
     "property offloader-store of the subscription"
 )
-#: Of an identity that can't be read.
-_HINT = f"put an earlier version of {STORE_IDENTITY_KEY} back, or delete it: the next writer creates another one"
+#: Hint for an identity that can't be read.
+_HINT = f"restore an earlier version of {STORE_IDENTITY_KEY}, or delete it: the next writer creates another one"
 
 
 def require_identity(store: ObjectStore) -> UUID:
@@ -55,7 +55,8 @@ def identify(store: ObjectStore, *, noted: UUID | None = None) -> UUID | None:
     """The store's identity, created if it has none. Only a writer may call it.
 
     Args:
-        noted: what a hot tier whose manifest is in this store has noted: a lost identity is created again as it was.
+        noted: identity noted by a hot tier whose manifest is in this store; a lost identity is created again with this
+            value.
 
     Raises:
         Corrupt, Unsupported: as ``read_identity``.

@@ -1,4 +1,4 @@
-"""Finds streams with objects and without a catalogue entry: nothing that begins with the catalogue sees them.
+"""Finds streams with objects but without a catalogue entry, which operations based on the catalogue don't find.
 
 One short listing passes each stream that has an entry, so that the search costs about a request a stream, however many
 objects these have. Objects that are no stream's are listed in whole pages, up to ``OTHERS_MAX`` of them.
@@ -24,7 +24,7 @@ _AFTER_SLASH = "0"
 
 
 def unlisted_streams(store: ObjectStore, known: Collection[str], *, prefix: str = "") -> Iterator[tuple[str, Corrupt]]:
-    """Streams whose manifest or segments are in the store and that no entry names, each with the error that says so.
+    """Streams whose manifest or segments are in the store and that no entry names, each with its error.
 
     Args:
         known: names of all streams with an entry or a tombstone.
@@ -66,7 +66,7 @@ def _stream_of(levels: list[str], key: str) -> str | None:
 
 
 def _error(store: ObjectStore, name: str) -> Corrupt | None:
-    """Why the name has no entry although it needs one; ``None``: what is left of it is no whole stream."""
+    """The error for a name that lacks a needed entry; ``None``: its remaining objects are no whole stream."""
     with suppress(InvalidCall):
         try:
             require_can_create(store, name, look_for_remains=True, over_segments=False)

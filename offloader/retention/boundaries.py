@@ -67,10 +67,10 @@ def published_ahead(state: ManifestState, after_ms: int) -> Ahead | None:
 
 @dataclass(frozen=True)
 class Boundaries(Sequence[Record]):
-    """The boundaries of a stream's or a topic's segments, oldest first: ``Record``s that nobody recorded.
+    """The boundaries of a stream's or a topic's segments, oldest first: ``Record``s derived from segments.
 
-    Of several partitions they are joined at one publish time: each partition's latest boundary that has nothing
-    younger before it. Cuts are built on access: a decision looks at few of them.
+    Boundaries of several partitions are joined at one publish time: each partition's latest boundary with no younger
+    entry before it. Cuts are built on access, because a decision looks at few of them.
 
     Attributes:
         ends: by partition, as ``segment_ends``.

@@ -1,7 +1,7 @@
 """The limit that a broker's list of ledgers sets to a start position, and how far its trim is followed. Pure.
 
-A broker with the offloader plugin reads offloaded ledgers out of the cold tier. A ledger that it lists and that is gone
-there would stop its consumers: so a start position never passes one.
+A broker with the offloader plugin reads offloaded ledgers from the cold tier. A missing ledger that it still lists
+would stop its consumers, so a start position never passes a listed ledger.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from offloader.manifest.state import ManifestState
 from offloader.retention.cuts import Cut, OwnCuts, cut_at
 from offloader.retention.scope import SourceOf
 
-#: What a broker lists of a stream; ``None``: no broker has it, so that nothing but the policy limits its retention.
-#: Raises ``OffloaderError``: it isn't known.
+#: The ledgers that a broker lists of a stream; ``None``: no broker has it, so only the policy limits its retention.
+#: Raises ``OffloaderError``: unknown.
 ListedOf = Callable[[str], BrokerLedgers | None]
 #: Partitions that a text names; of further ones only the number.
 NAMED_MAX = 3
@@ -35,11 +35,11 @@ class FirstListed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerView:
-    """What the brokers of a stream or topic list, as input of a decision.
+    """The ledgers that the brokers of a stream or topic list, as input of a decision.
 
     Attributes:
         first: by partition, ascending; empty: not known.
-        bound: the beginning of those ledgers: the start position stays at or before it.
+        bound: the beginning of those ledgers: the start position doesn't pass it.
         followed: where the broker's trim moves the start position, without partitions where it isn't followed;
             ``None``: it isn't followed in any.
         doubts: why the trim isn't followed in a partition, or in any.
@@ -55,12 +55,13 @@ class BrokerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRuling:
-    """What the brokers' lists did to a decision.
+    """Effect of the brokers' lists on a decision.
 
     Attributes:
         first, problem: as ``BrokerView``.
-        rules: whether they hold the start position back: without them more would go.
-        not_followed: what keeps the broker's trim from being followed up to its end; empty: nothing, or it isn't
+        rules: whether they hold the start position back; without them more would be deleted.
+        not_followed: reasons why the broker's trim isn't followed up to its end; empty: no reason, or it isn't followed
+            at all.
             followed at all.
     """
 
@@ -71,9 +72,9 @@ class BrokerRuling:
 
     @property
     def listed(self) -> str:
-        """``the broker still lists ledger 17``, or what isn't known."""
+        """``the broker still lists ledger 17``, or the problem that prevents an answer."""
         if self.problem:
-            return f"{self.problem}, so nothing goes"
+            return f"{self.problem}, so nothing is deleted"
         shown = [f"ledger {each.ledger_id}{_of(each.partition, self.first)}" for each in self.first[:NAMED_MAX]]
         rest = len(self.first) - len(shown)
         return f"the broker still lists {', '.join(shown)}" + (f" and {rest} more" if rest > 0 else "")
@@ -94,7 +95,7 @@ def listed_by_source(source_of: SourceOf) -> ListedOf:
         if (listed := listed_source(source)) is not None:
             return listed.broker_ledgers()
         if source is None:
-            raise StoreUnavailable(f"stream {stream}: this process has no connection to its broker")
+            raise StoreUnavailable(f"stream {stream}: this process isn't connected to its broker")
         return None  # of another hot tier
 
     return listed_of
@@ -103,7 +104,7 @@ def listed_by_source(source_of: SourceOf) -> ListedOf:
 def first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, int]:
     """The first ledger that brokers with the plugin list of each stream, without streams of no broker.
 
-    Raises ``StoreUnavailable``: it isn't known.
+    Raises ``StoreUnavailable``: unknown.
     """
     found = {}
     for stream in streams:
@@ -111,13 +112,14 @@ def first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, in
             answer = listed_of(stream)
         except OffloaderError as error:
             raise StoreUnavailable(
-                f"stream {stream}: it isn't known which ledgers its broker lists: {error.message}",
-                hint="nothing was changed; try again, or `offloader truncate --force`, which doesn't ask: consumers "
-                "that come to a ledger that is gone stand still there",
+                f"stream {stream}: the ledgers that its broker lists are unknown: {error.message}",
+                hint="nothing was changed; try again, or use `offloader truncate --force`, which ignores the broker: "
+                "consumers that reach a deleted ledger stop there",
             ) from error
         if answer is not None and not answer.stored:
             raise StoreUnavailable(
-                f"stream {stream}: its broker lists no ledger", hint="`offloader truncate --force` doesn't ask"
+                f"stream {stream}: its broker lists no ledger",
+                hint="`offloader truncate --force` doesn't ask the broker",
             )
         if answer is not None:
             found[stream] = answer.stored[0][0]
@@ -162,19 +164,21 @@ def _problem(
     """Why an answer isn't known, or not believed; empty if it is."""
     where = _of(number, asked)
     if isinstance(found, OffloaderError):
-        return f"it isn't known which ledgers the broker lists{where}: {found.message}"
+        return f"the ledgers that the broker lists are unknown{where}: {found.message}"
     if not found.stored:
         return f"the broker lists no ledger{where}"
     why = contradiction(found.stored, known_ledgers(state, [ledger_id for ledger_id, _ in found.stored]))
-    return f"the broker's list{where} is old, or of another topic: {why}" if why else ""
+    return f"the broker's list{where} is outdated, or of another topic: {why}" if why else ""
 
 
 def _doubt(found: BrokerLedgers, state: ManifestState, own: OwnCuts, number: int) -> str:
-    """Why it isn't sure that the broker trimmed all that lies before its first ledger; empty if it is."""
+    """Why the broker may not have trimmed all entries before its first ledger; empty if it has."""
     if state.held:
         return "the stream is on hold"
     if found.since is None:
-        return "it wasn't noted yet since when the broker's list is followed; a process that leads the topic notes it"
+        return (
+            "the start of following the broker's list isn't recorded yet; the process that leads the topic records it"
+        )
     partition = own.partitions[number]
     begin = partition.head or partition.first
     if begin is not None and begin.ledger_id < found.since:

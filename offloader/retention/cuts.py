@@ -320,7 +320,7 @@ class Known:
     """Size before a position since the stream was created, as counted earlier.
 
     Attributes:
-        position: the beginning of the piece with the head, which stays while the head is in it; or the head.
+        position: the beginning of the piece with the head, while the head is in that piece; or the head.
         before: the size before it.
         before_ledger: the size before its ledger: compaction joins the pieces of ledgers, then it is inside one.
     """
@@ -346,7 +346,7 @@ class PartitionEntries:
     def __init__(self, state: ManifestState, ledgers: Sequence[LedgerInfo] = (), known: Known | None = None) -> None:
         #: The start position; ``None``: never truncated.
         self.head = state.head
-        #: What was counted. A newer manifest has ends of segments inside what is one piece here.
+        #: The counted pieces. A newer manifest has ends of segments inside one of them.
         self.state = state
         self._ledgers = {info.ledger_id: info for info in ledgers}
         self._pieces = _merged(_with_known(_cold_pieces(state), known), list(ledgers))
@@ -385,7 +385,7 @@ class PartitionEntries:
     def known(self, head: Position) -> Known:
         """Where a later count may begin, once the stream begins at ``head`` or later.
 
-        Make it durable before truncating there: the hot tier deletes the entries before it at once, the manifest later.
+        Make it durable before truncating there: the hot tier deletes earlier entries immediately, the manifest later.
         """
         row = self._row(head)
         at = self._first_of(row) if row >= 0 and head <= self._last_of(row) else head
@@ -418,7 +418,7 @@ class PartitionEntries:
     def problem(self, position: Position) -> str:
         """Why a position isn't between two entries of this stream; empty if it is."""
         if position.ledger_id < 0 or position.entry_id < 0:
-            return f"{position} is no position"
+            return f"{position} is not a position"
         if self.head is not None and position <= self.head:
             return ""  # its entries are deleted
         if self.tail is None:
@@ -486,7 +486,7 @@ def _with_known(cold: NDArray[np.int64], known: Known | None) -> NDArray[np.int6
     part = known.before.minus(known.before_ledger)
     left = cold[own & (cold[:, 1] < entry_id)]
     if (int(left[:, 3].sum()), int(left[:, 4].sum())) == (part.entries, part.payload_bytes):
-        return cold  # all there: ends of segments in front of the position stay exact
+        return cold  # all pieces exist: ends of segments in front of the position remain exact
     row = np.array([[ledger_id, 0, entry_id - 1, part.entries, part.payload_bytes]], dtype=np.int64)
     return _ordered(cold[~(own & (cold[:, 1] < entry_id))], row)
 
@@ -587,7 +587,7 @@ class OwnCuts:
             if segment.number not in self.partitions:
                 return f"the stream has no partition {segment.number}"
             if not isinstance(offset, Position):
-                return f"{offset} in partition {segment.number} is no position"
+                return f"{offset} in partition {segment.number} is not a position"
             if found := self.partitions[segment.number].problem(offset):
                 return found if len(self.partitions) == 1 else f"partition {segment.number}: {found}"
         return ""

@@ -151,7 +151,7 @@ class RetentionCycle:
         store: where the streams are; open for writing, for everything but plans.
         clock: of this machine; deletions use the store's if that is earlier.
         by: operator or process that runs the cycles, for display.
-        listed_of: what a broker lists, with ``pulsar.broker_plugin``; ``None``: asks through ``source_of``.
+        listed_of: the ledgers that a broker lists, with ``pulsar.broker_plugin``; ``None``: asks through ``source_of``.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class RetentionCycle:
             done = self._carried_out(self._decided(stream, policy, snapshot), snapshot, policy)
             if done is not None:
                 return done
-        raise StoreUnavailable(f"stream {stream}: it was changed {DECISIONS_MAX} times while it was decided")
+        raise StoreUnavailable(f"stream {stream}: subscribers changed {DECISIONS_MAX} times during the decision")
 
     def _follows(self, stream: str) -> bool:
         """Whether the trim of the stream's broker moves its start position."""
@@ -224,7 +224,7 @@ class RetentionCycle:
         )
 
     def _broker(self, stream: str, snapshot: _Snapshot) -> BrokerView | None:
-        """What the brokers list of the stream's partitions; ``None``: no broker reads the cold tier."""
+        """The ledgers that the brokers list of the stream's partitions; ``None``: no broker reads the cold tier."""
         if not self._settings_of("").pulsar.broker_plugin:
             return None
 
@@ -234,7 +234,7 @@ class RetentionCycle:
             except OffloaderError as error:
                 return error
 
-        # The manifests were read before: what they know of is listed, or trimmed.
+        # The manifests were read before: each ledger in them is listed, or trimmed.
         numbers = sorted(snapshot.scope.partitions)
         answers = zip(numbers, at_once(ask, numbers), strict=True)
         asked = {number: answer for number, answer in answers if answer is not None}
@@ -423,7 +423,7 @@ class RetentionCycle:
             entry = read_entry(self.store, scope.name)
             if entry is not None and entry.incarnation == scope.incarnation:
                 raise
-            raise NotFound(f"stream {scope.name} was deleted meanwhile") from error
+            raise NotFound(f"stream {scope.name} was deleted in the meantime") from error
 
 
 def _keep(snapshot: _Snapshot, decision: Decision) -> None:
@@ -443,7 +443,7 @@ JITTER = 0.1
 #: Retry delay of a failed cycle, as a fraction of the period, but at least ``RETRY_S_MIN``.
 RETRY = 0.1
 RETRY_S_MIN = 10.0
-#: Failures in a row after which the delay doesn't grow any more, whatever the period.
+#: Failures in a row after which the delay no longer grows, whatever the period.
 MANY = 64
 #: Longest time between two listings of the streams.
 DISCOVERY_S_MAX = 300.0
@@ -589,7 +589,7 @@ class RetentionService:
                 wait_s = self.run_due()
             except Exception:
                 # An error of one stream must not stop retention.
-                _log.exception("a round of retention failed; it is tried again")
+                _log.exception("a retention round failed and will be retried")
                 wait_s = RETRY_S_MIN
             if not self._closed:
                 call_after(wait_s, turn)

@@ -130,7 +130,7 @@ def window(
         kept: amount kept when truncated at one of them; doesn't increase from one to the next. Called for about 2
             log2(count) of them.
         limits: min and max.
-        surely: what is compared with min, where ``kept`` may be more than that; likewise.
+        surely: the value compared with min, where ``kept`` may be larger; also doesn't increase.
 
     Returns:
         The one with the smallest amount kept that is at least min (the youngest such), and the one with the largest
@@ -190,13 +190,13 @@ class _Cycle:
     def keeps_exactly(self, cut: Cut) -> int:
         if (kept := self.keeps(cut)) is None:
             raise InvalidCall(
-                f"can't tell how much a truncation at {cut} keeps: the size of what lies before it is unknown",
+                f"the amount that a truncation at {cut} keeps is unknown, because the size before it is unknown",
                 hint="limit the stream by time",
             )
         return kept
 
     def keeps_surely(self, cut: Cut) -> int:
-        """Bytes that are kept wherever in a counted piece the cut is: what min is compared with."""
+        """Bytes that are kept wherever in a counted piece the cut is; min is compared with this value."""
         return self.keeps_exactly(cut) - self.given.measure.bytes_in_doubt(cut)
 
     def not_before_head(self, cut: Cut) -> Cut:
@@ -212,7 +212,7 @@ class _Cycle:
         return (Record(min(times), self.head),)
 
     def kept(self, record: Record, unit: Unit) -> int:
-        """What is kept when the stream is truncated at a record or boundary: its age in ms, or bytes."""
+        """The amount kept if the stream is truncated at a record or boundary: its age in ms, or bytes."""
         return (
             self.given.now_ms - record.time_ms
             if unit is Unit.TIME
@@ -395,7 +395,7 @@ class _Cycle:
         reasons = view.doubts
         if view.followed is not None:
             allowed, held = self.followed(view.followed, limits)
-            # Counted in what was asked for, also where nothing is left of it.
+            # Counted in the requested amount, also if nothing of it remains.
             reasons += held
             further = self.lineage.join((kept, allowed))
             if not self.lineage.equal(further, kept):
@@ -414,9 +414,9 @@ class _Cycle:
         return allowed, tuple(reasons)
 
     def holds(self, wanted: Cut, limits: Sequence[Limits]) -> Iterator[tuple[str, Cut]]:
-        """What limits a followed trim: a reason, and the cut."""
+        """Limits of a followed trim: a reason, and the cut."""
         if self.given.offloaded is not None:
-            yield "what comes next isn't offloaded yet", self.given.offloaded
+            yield "the following entries aren't offloaded yet", self.given.offloaded
         kind = self.bound[0]
         published = {one.name: cut for one in self.given.subscriptions if (cut := self.position(one)) is not None}
         counted = published if kind is BoundKind.SILENT else {name: published[name] for name in self.bound[1]}
@@ -424,7 +424,7 @@ class _Cycle:
             if not self.lineage.reaches(cut, wanted):
                 yield f"subscriber {name} hasn't read it", cut
         for each in limits:
-            # What keep keeps stays although the broker trimmed it.
+            # Entries protected by keep are kept although the broker trimmed them.
             least = max(each.min, each.max or 0) if self.is_keep else each.min
             if not least:
                 continue

@@ -39,7 +39,7 @@ def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
     for lag in outcome.lags:
         yield from _said("reader", _lag_text(lag))
     if not outcome.lags:
-        yield "nobody subscribes"
+        yield "no subscribers"
     if (decision := outcome.decision) is None:
         return
     yield ""
@@ -52,12 +52,12 @@ def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
         yield from _said(
             "future",
             f"entries in {each.first} to {each.last}{where} have a publish time in the future, "
-            f"{time_text(each.time_ms)}. By publish time nothing from there on is old enough before then",
+            f"{time_text(each.time_ms)}. By publish time no entry from there on is old enough before that time",
         )
     if decision.ruled is not None:
-        yield from _said("limit", f"of both limits the one by {decision.ruled.value} was reached first")
+        yield from _said("limit", f"the limit by {decision.ruled.value} was reached first")
     if decision.is_held:
-        yield from _said("held", "at the committed end: the rest isn't offloaded yet")
+        yield from _said("held", "at the committed end: later entries aren't offloaded yet")
     if decision.broker is not None:
         yield from _said("held" if decision.broker.rules else "broker", decision.broker.words[0])
         for text in decision.broker.words[1:]:
@@ -78,7 +78,7 @@ def _said(name: str, text: str) -> list[str]:
 
 def _verdict(outcome: CycleOutcome, decision: Decision, *, done: bool) -> Iterator[str]:
     if decision.cut is None:
-        yield from _said("result", "nothing goes")
+        yield from _said("result", "nothing is deleted")
         if decision.rule in (Rule.NOTHING_RECORDED, Rule.NO_CUT_KEEPS_MIN):
             yield from _said("later", _MORE_CUTS)
         return
@@ -86,9 +86,9 @@ def _verdict(outcome: CycleOutcome, decision: Decision, *, done: bool) -> Iterat
     amount += [] if decision.removed_bytes is None else [size_text(decision.removed_bytes)]
     if words := boundary_words(decision):
         yield from _said("boundary", words)
-    verb = "went" if done and outcome.truncations else "would go"
+    verb = "were deleted" if done and outcome.truncations else "would be deleted"
     yield from _said(
-        "result", f"what lies before {cut_words(decision.cut)} {verb}: {', '.join(amount) or 'amount unknown'}"
+        "result", f"entries before {cut_words(decision.cut)} {verb}: {', '.join(amount) or 'amount unknown'}"
     )
     for each in decision.overridden:
         lost = "" if each.lost_entries is None else f"{each.lost_entries:,} entries that "

@@ -38,7 +38,7 @@ class Measure(Protocol):
         """Entries, ``None`` if unknown."""
 
     def bytes_after(self, cut: Cut) -> int | None:
-        """Payload bytes from a cut to the end as they are now, ``None``: no more is known than by ``bytes_before``."""
+        """Payload bytes from a cut to the current end; ``None``: no more is known than by ``bytes_before``."""
 
     def bytes_in_doubt(self, cut: Cut) -> int:
         """Payload bytes that may lie before a cut beyond ``bytes_before``: of pieces that it is inside of."""
@@ -142,7 +142,7 @@ class Lineage:
             raise InvalidCall(f"the cut {cut} lists stream segments that the stream doesn't have: {unknown}")
 
     def consumed(self, cut: Cut) -> Consumed:
-        """What lies before ``cut``."""
+        """The offsets and segments before ``cut``."""
         self._require_known(cut)
         offsets = cut.offsets
         at = {s: offset for s, offset in offsets.items() if not isinstance(offset, int) or offset > 0}

@@ -100,10 +100,13 @@ class Policy:
             (not consumption and self.fallback is not None, "only one by consumption can have a fallback"),
             (x is not None and x <= 0, f"subscriber_timeout_ms = {x} isn't a time"),
             (y is not None and y <= 0, f"fallback_after_ms = {y} isn't a time"),
-            (y is not None and x is None, "fallback_after_ms without subscriber_timeout_ms: nobody ever times out"),
+            (
+                y is not None and x is None,
+                "fallback_after_ms without subscriber_timeout_ms: no subscriber ever times out",
+            ),
             (x is not None and y is not None and 0 < y < x, "fallback_after_ms is shorter than subscriber_timeout_ms"),
             (consumption and y is not None and self.fallback is None, "fallback_after_ms without a fallback"),
-            (self.fallback is not None and y is None, "a fallback without fallback_after_ms: it would never rule"),
+            (self.fallback is not None and y is None, "a fallback without fallback_after_ms: it would never apply"),
         ]
         if problems := [text for is_wrong, text in found if is_wrong]:
             raise InvalidCall(f"retention policy by {self.kind.value}: {'; '.join(problems)}")
@@ -176,24 +179,26 @@ def _ms(minutes: float) -> int | None:
 def policy_text(policy: Policy | None) -> str:
     """One-line description of a policy."""
     if policy is None:
-        return "no policy: nothing goes by itself"
-    by_limits = " and ".join(map(limits_text, policy.all_limits)) or "what all subscribers have read goes"
+        return "no policy: no automatic deletion"
+    by_limits = (
+        " and ".join(map(limits_text, policy.all_limits)) or "entries that all subscribers have read are deleted"
+    )
     words = _keep_text(policy.all_limits) if policy.kind is PolicyKind.KEEP else by_limits
     if policy.subscriber_timeout_ms is not None:
-        words += f"; who is silent for {span_text(policy.subscriber_timeout_ms)} holds nothing back"
+        words += f"; a subscriber silent for {span_text(policy.subscriber_timeout_ms)} doesn't hold data back"
     if policy.fallback_after_ms is not None:
         words += f"; after {span_text(policy.fallback_after_ms)} of silence of all"
-        words += " nobody does" if policy.fallback is None else f": {limits_text(policy.fallback)}"
+        words += ", no subscriber does" if policy.fallback is None else f": {limits_text(policy.fallback)}"
     return f"keep: {words}" if policy.kind is PolicyKind.KEEP else f"by {policy.kind.value}: {words}"
 
 
 def _keep_text(limits: tuple[Limits, ...]) -> str:
-    """``what is older than 1 d or beyond the newest 1 GiB goes; the newest 10 MiB stay``."""
+    """``entries older than 1 d or beyond the newest 1 GiB are deleted; the newest 10 MiB are kept``."""
     goes = {Unit.TIME: "older than", Unit.SIZE: "beyond the newest"}
     over = [f"{goes[each.unit]} {_amount_text(each.unit, each.max)}" for each in limits if each.max is not None]
-    stays = {Unit.TIME: "what is younger than {} stays", Unit.SIZE: "the newest {} stay"}
+    stays = {Unit.TIME: "entries younger than {} are kept", Unit.SIZE: "the newest {} are kept"}
     at_least = [stays[each.unit].format(_amount_text(each.unit, each.min)) for each in limits if each.min]
-    return "; ".join([f"what is {' or '.join(over)} goes", *at_least])
+    return "; ".join([f"entries {' or '.join(over)} are deleted", *at_least])
 
 
 def _amount_text(unit: Unit, amount: int) -> str:

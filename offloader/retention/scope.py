@@ -104,7 +104,7 @@ def find_scope(
         if topic != name:
             raise InvalidCall(
                 f"{name} is partition {number} of a topic: retention decides for all partitions together",
-                hint=f"name the topic: {topic}",
+                hint=f"use the topic's name: {topic}",
             )
         return Scope(
             name=name,
@@ -135,7 +135,7 @@ def find_scope(
                 forget_documents(store, name, gone)
             return replace(scope, incarnation=wanted.incarnation)
         # Else a concurrent change: read it again.
-    raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
+    raise StoreUnavailable(f"the retention entry of topic {name} was changed by other processes at every attempt")
 
 
 def _partitions(store: ObjectStore, topic: str) -> dict[int, Partition]:
@@ -184,10 +184,10 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
 
     Args:
         known: where counting begins, by partition.
-        views: earlier views by stream, updated in place instead of loaded anew.
+        views: earlier views by stream, updated in place instead of loaded again.
 
     Raises:
-        NotFound: (of every access) a partition's stream was deleted meanwhile.
+        NotFound: (of every access) a partition's stream was deleted.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ CONFLICTS_MAX = 100
 UNKNOWN_REPEATS_MAX = 5
 #: Longest wait before a conflicting change is retried, seconds; random each time.
 CONFLICT_WAIT_S_MAX = 0.25
-_DAMAGED = "put an earlier version of this object back; until then nothing of the stream is deleted by retention"
+_DAMAGED = "restore an earlier version of this object; until then retention deletes nothing of the stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ class DocumentStore:
             # Back off longer the more conflicts: some process always makes progress.
             fraction = int.from_bytes(self.entropy(2), "big") / 2**16
             self.clock.wait(threading.Event(), fraction * min(CONFLICT_WAIT_S_MAX, 0.01 * (conflict + 1)))
-        raise StoreUnavailable(f"{key} in {self.store.url}: others changed it {CONFLICTS_MAX} times meanwhile")
+        raise StoreUnavailable(f"{key} in {self.store.url}: other processes changed it {CONFLICTS_MAX} times")
 
     def _write(self, key: str, stored: Stored[Document], wanted: Document) -> Stored[Document] | None:
         """The document with ``wanted`` in it; ``None``: another change won, and this one can't take effect any more."""

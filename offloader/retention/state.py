@@ -88,13 +88,13 @@ class RetentionSet:
     def thinned(self, now_ms: int, limits: Sequence[Limits], used_ms: Collection[int] = ()) -> RetentionSet:
         """The set without older records that later decisions don't need.
 
-        Two neighbours stay, or become, at most a quarter of max - min of each of ``limits`` apart, and at most a
-        sixteenth of the age and of the size kept after the younger one. Records are never moved; those that are further
-        apart already stay so. Above ``RECORDS_MAX`` the spacing is doubled until they fit.
+        The distance of two neighbours is kept to at most a quarter of max - min of each of ``limits``, and at most a
+        sixteenth of the age and of the size kept after the younger one. Records are never moved, so larger existing
+        distances remain. Above ``RECORDS_MAX`` the spacing is doubled until they fit.
 
         Args:
             limits: those that later decisions may use: a policy's, and its fallback's.
-            used_ms: times of the records that the current decision uses; they stay.
+            used_ms: times of the records that the current decision uses, which are kept.
         """
         records, widening = self._spaced(now_ms, limits, used_ms, 1), 2
         while len(records) > max(RECORDS_MAX, 2 + len(used_ms)):
@@ -132,28 +132,28 @@ class Rule(enum.Enum):
     """Deciding rule; the value is its wording. Rules R2 to R23 of docs/explanation/retention.md."""
 
     NOTHING_RECORDED = "no cut of this stream was recorded yet"
-    WITHIN_KEEP = "no part of the stream that could go is beyond what is kept"
-    BEYOND_KEEP = "what is older than keep goes"
-    BEYOND_KEEP_SIZE = "what is beyond keep_size goes"
-    KEPT_AT_LEAST = "what is beyond keep or keep_size goes, as far as keep_at_least and keep_at_least_size allow"
+    WITHIN_KEEP = "no deletable part of the stream exceeds the limits"
+    BEYOND_KEEP = "entries older than keep are deleted"
+    BEYOND_KEEP_SIZE = "entries beyond keep_size are deleted"
+    KEPT_AT_LEAST = "entries beyond keep or keep_size are deleted, as far as keep_at_least and keep_at_least_size allow"
     BELOW_MIN = "the whole stream is below min"
     NO_CUT_KEEPS_MIN = "every cut would leave less than keep_at_least or min"
-    MIN_WITHOUT_BOUND = "nobody holds data back: the cut that keeps least, but min"
-    MAX_WITHOUT_BOUND = "nobody holds data back, and the stream is above max: the cut that keeps most within max"
-    BOTH_KEEPING_MIN = "what the limits by size and by time let go, as far as both min allow"
-    ALL_READ = "everything that all subscribers have read goes"
-    BOUND = "what all subscribers have read goes: that keeps between min and max"
-    BOUND_LOWERED_TO_MIN = "of what all subscribers have read, min is kept"
-    BOUND_RAISED_TO_MAX = "unread data is above max: what no longer fits goes"
-    BOUND_RAISED_KEEPING_MIN = "unread data is above max: what no longer fits goes, as far as min allows"
+    MIN_WITHOUT_BOUND = "no subscriber holds data back: the cut that keeps least, but min"
+    MAX_WITHOUT_BOUND = "no subscriber holds data back, and the stream is above max: the cut that keeps most within max"
+    BOTH_KEEPING_MIN = "entries beyond the limits by size and by time are deleted, as far as both min allow"
+    ALL_READ = "entries that all subscribers have read are deleted"
+    BOUND = "entries that all subscribers have read are deleted: that keeps between min and max"
+    BOUND_LOWERED_TO_MIN = "entries that all subscribers have read are deleted, except min"
+    BOUND_RAISED_TO_MAX = "unread data is above max: the excess is deleted"
+    BOUND_RAISED_KEEPING_MIN = "unread data is above max: the excess is deleted, as far as min allows"
     BOUND_ABOVE_MAX = "unread data is above max, but no cut keeps less"
-    TIME_BOUND = "what all subscribers have read and is older than min goes"
-    TIME_RAISED_TO_MAX = "unread data is older than max: it goes, up to the oldest cut within max"
-    TIME_RAISED_TO_OLD = "unread data is older than max: it goes, up to the newest cut that is older"
-    NOBODY_PUBLISHED = "only what all subscribers have read goes, and none has published"
-    ALL_SILENT = "all subscribers are silent, and what they haven't read is kept for them"
-    NO_POLICY = "no policy: nothing goes by itself"
-    FOLLOWS_BROKER = "the broker trimmed what lies before its first ledger, and its trim is followed"
+    TIME_BOUND = "entries that all subscribers have read and that are older than min are deleted"
+    TIME_RAISED_TO_MAX = "unread data is older than max: it is deleted, up to the oldest cut within max"
+    TIME_RAISED_TO_OLD = "unread data is older than max: it is deleted, up to the newest cut that is older"
+    NOBODY_PUBLISHED = "only entries that all subscribers have read are deleted, and none has published"
+    ALL_SILENT = "all subscribers are silent, and unread entries are kept for them"
+    NO_POLICY = "no policy: no automatic deletion"
+    FOLLOWS_BROKER = "the broker trimmed all entries before its first ledger, and its trim is followed"
 
 
 #: Rules without truncation.
@@ -173,7 +173,7 @@ class BoundKind(enum.Enum):
 
     SUBSCRIBERS = "the active subscribers' cuts"
     LAST_CUTS = "all subscribers timed out: their last cuts"
-    NOBODY_PUBLISHED = "none: nobody has published"
+    NOBODY_PUBLISHED = "none: no subscriber has published"
     SILENT = "none: all subscribers timed out"
     GIVEN_UP = "none: all subscribers have been silent for longer than the fallback waits"
 
@@ -267,7 +267,7 @@ class Decision:
         removed_entries: entries likewise.
         cut_time_ms: the time of the newest record, or else boundary, at or before ``cut``: the stream's age is counted
             from it, once it is the head. ``None``: unknown, or no truncation.
-        broker: what the brokers' lists of ledgers did to it; ``None``: no broker reads the cold tier.
+        broker: effect of the brokers' lists of ledgers; ``None``: no broker reads the cold tier.
     """
 
     at_ms: int
@@ -301,7 +301,7 @@ class Decision:
         if self.broker is not None and self.broker.rules:
             return f"{self.rule.value}; {self.broker.listed}"
         if self.is_held:
-            rest = "up to where the stream is offloaded" if self.cut else "but nothing of it is offloaded yet"
+            rest = "up to the offloaded end" if self.cut else "but nothing is offloaded yet"
             return f"{self.rule.value}; {rest}"
         if self.cut is not None or self.rule in _NOTHING:
             return self.rule.value
@@ -363,7 +363,7 @@ class RecordedState:
         earlier = self.records
         if missing > 0:
             # Entries left the stream uncounted, for example those of a deleted partition: sizes don't decrease. What
-            # was measured before that counts differently, so it says nothing about places in what is left.
+            # was measured before that counts differently, so it doesn't apply to places among the remaining entries.
             known |= _raised(own, known, missing)
             earlier = RetentionSet(tuple(replace(record, size_bytes=None) for record in earlier.records))
         size_bytes = total + max(missing, 0)
@@ -475,8 +475,7 @@ def past_moves(rows: Iterable[Mapping[str, Any]], number: int = 0) -> list[tuple
 def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
     """Where counting continues from ``cut``, also if ``own`` was counted before ``known`` was raised.
 
-    Without partitions of which ``known`` is there or further already: another cycle may have moved it beyond all that
-    ``own`` has.
+    Without partitions in which ``known`` is as far or further: another cycle may have moved it beyond all of ``own``.
     """
     found = {}
     for row in [each for each in rows_of_cut(cut) if each.partition in own.partitions]:

@@ -1,10 +1,10 @@
 """A stream's subscribers: registration, acknowledged positions, activity.
 
-A registry that is lost, or put back to before a registration, would let data go that a subscriber hasn't read. So the
-boundary of the stream's manifest, of a topic's first partition, names the revision of the registry at its newest
-registration or removal, after that was written and before the call returns. Whoever reads the registry to decide, or
-to register, compares them: with an older one nothing is deleted and nobody is registered, until the document is put
-back or ``accept_registry`` goes on without it.
+A registry that is lost, or restored to before a registration, would allow the deletion of entries that a subscriber
+hasn't read. Therefore the boundary of the stream's manifest (of a topic: of its first partition) names the revision of
+the registry at its newest registration or removal, after that was written and before the call returns. Each process
+that reads the registry to decide or to register compares the two. With an older registry nothing is deleted and no
+subscriber is registered, until the document is restored or ``accept_registry`` accepts the loss.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Subscriber:
         generation: of its registration.
         updated_ms: its registration or last change of the cut, ms since 1970 UTC.
         active_ms: its last sign of life: an equal publish is one.
-        cut: what it has consumed; ``None``: it has never published.
+        cut: position up to which it has consumed; ``None``: it has never published.
         start: where it began; ``None``: at the stream's beginning.
     """
 
@@ -155,7 +155,7 @@ class Registry:
         """
         require_subscriber_name(name)
         if not 0 <= generation <= _GENERATION_MAX:
-            raise InvalidCall(f"subscriber {name}: {generation} is no generation", hint="0 or more")
+            raise InvalidCall(f"subscriber {name}: {generation} is not a generation", hint="use 0 or more")
         found = self.subscribers.get(name)
         if found is not None and generation < found.generation:
             return self
@@ -181,17 +181,17 @@ class Registry:
         Times don't move back, even if the clock does.
         """
         if (found := self.subscribers.get(name)) is None:
-            known = ", ".join(self.names()[:5]) or "nobody"
-            return Published(self, PublishStatus.SUBSCRIBER_NOT_FOUND, f"{name} isn't registered; {known} is")
+            known = ", ".join(self.names()[:5]) or "none"
+            return Published(self, PublishStatus.SUBSCRIBER_NOT_FOUND, f"{name} isn't registered; registered: {known}")
         if generation != found.generation:
             return Published(
                 self,
                 PublishStatus.GENERATION_MISMATCH,
-                f"subscriber {name} has generation {found.generation}, not {generation}: it was registered anew",
+                f"subscriber {name} has generation {found.generation}, not {generation}: it was registered again",
             )
         problem = rules.problem(cut)
         if not problem and found.cut is not None and not rules.reaches(cut, found.cut):
-            problem = f"it isn't at or after {found.cut}, which was published before"
+            problem = f"it isn't at or after {found.cut}, which was published earlier"
         if problem:
             return Published(self, PublishStatus.CUT_NOT_VALID, f"the cut {cut} of subscriber {name}: {problem}")
         moved = found.cut is None or not rules.reaches(found.cut, cut)
@@ -240,7 +240,7 @@ class Registry:
 
 def _no_room(name: str, registry: Registry) -> LimitReached:
     return LimitReached(
-        f"subscriber {name} can't be registered: there are {len(registry.subscribers)} already",
+        f"subscriber {name} can't be registered: the limit of {len(registry.subscribers)} is reached",
         hint="remove unused ones",
     )
 
@@ -249,14 +249,14 @@ def require_subscriber_name(name: str) -> None:
     """Raise ``InvalidCall`` unless it is a subscriber's name."""
     if not 1 <= len(name) <= SUBSCRIBER_NAME_CHARS_MAX or not name.isprintable() or name != name.strip():
         raise InvalidCall(
-            f"{name!r:.80} is no name of a subscriber",
-            hint=f"1 to {SUBSCRIBER_NAME_CHARS_MAX} characters that print, no space at the ends",
+            f"{name!r:.80} isn't a valid subscriber name",
+            hint=f"1 to {SUBSCRIBER_NAME_CHARS_MAX} printable characters without spaces at the ends",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A mirrored subscriber: what it has consumed, and whether a consumer is connected, which is a sign of life."""
+    """A mirrored subscriber: its cut, and whether a consumer is connected, which counts as activity."""
 
     cut: Cut
     is_connected: bool
@@ -402,7 +402,7 @@ class StreamRetention:
         return _registry(stored, found)
 
     def accept_registry(self, *, dry_run: bool = False) -> tuple[int, int]:
-        """Goes on with the registry as it is, although a newer one existed: subscribers that only that had are gone.
+        """Accepts the current registry although a newer one existed; subscribers only in the newer one are lost.
 
         Returns:
             Its revision, and the one that the manifest named.
@@ -418,8 +418,8 @@ class StreamRetention:
     def _named_revision(self, scope: Scope) -> int:
         """The revision that certainly existed; 0: none.
 
-        Every partition that there was at a registration names it. The first one's word is enough, unless it names none:
-        it may have come, or come again, since then.
+        Every partition that existed at a registration names it. The first partition decides, unless it names none: it
+            may have been created, or created again, since then.
         """
         first, *others = (scope.partitions[number] for number in sorted(scope.partitions))
         named = self._named_by(first)
@@ -432,7 +432,7 @@ class StreamRetention:
         return 0
 
     def _name_revision(self, scope: Scope, revision: Callable[[int], int]) -> None:
-        """Changes what each partition names, the first one before the others."""
+        """Changes the revision named by each partition, the first one before the others."""
 
         def name(partition: Partition) -> None:
             change_boundary(
@@ -452,9 +452,9 @@ class StreamRetention:
         if revision < named:
             what = f"is revision {revision}" if revision else "is missing"
             raise Corrupt(
-                f"stream {self.name}: its registry of subscribers {what}, and revision {named} existed: it was lost, "
-                "or put back to an earlier state. Nothing is deleted",
-                hint="put its newest version back; or register again who is missing, after `offloader subscribers "
+                f"stream {self.name}: its registry of subscribers {what}, but revision {named} existed: it was lost "
+                "or restored to an earlier state. Nothing is deleted",
+                hint="restore its newest version; or register missing subscribers again after `offloader subscribers "
                 f"accept-loss {self.name}`",
             )
 
@@ -556,7 +556,7 @@ class StreamRetention:
         return registry
 
     def try_publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Published:
-        """Record what a subscriber has consumed; the status shows whether it was accepted.
+        """Record the position up to which a subscriber has consumed; the status shows whether it was accepted.
 
         Args:
             cut: everything before it; the positions are those of the first entries that are still needed.
@@ -565,7 +565,9 @@ class StreamRetention:
         Raises:
             OffloaderError: the store or a document of it failed, not the call: retry, or inspect the document.
         """
-        outcome = Published(Registry(), PublishStatus.SUBSCRIBER_NOT_FOUND, f"{name} isn't registered; nobody is")
+        outcome = Published(
+            Registry(), PublishStatus.SUBSCRIBER_NOT_FOUND, f"{name} isn't registered; registered: none"
+        )
 
         def published(registry: Registry, now_ms: int) -> Registry:
             nonlocal outcome

@@ -29,10 +29,10 @@ from offloader.stream_names import partition_of
 
 #: Attempts to plan a truncation again because the manifest changed.
 ATTEMPTS_MAX = 10
-_FORCE = "say --force to give up what isn't offloaded yet, or offload it first"
+_FORCE = "offload the entries first, or use --force to give up entries that aren't offloaded yet"
 _FORCE_LISTED = (
-    "trim or delete it at the broker first; with --force every consumer that comes to that ledger gets an error and "
-    "stands still there until the broker trims it"
+    "trim or delete it at the broker first; with --force every consumer that reaches that ledger gets an error and "
+    "stops there until the broker trims it"
 )
 
 
@@ -48,8 +48,8 @@ class Truncation:
         gaps: entries that were in no offloaded segment and are given up; only when forced.
         failed: assigned but uncommitted segments that are given up; only when forced.
         hot_ledgers: ledgers of the hot tier wholly before the head: deleted or to be deleted.
-        hot_kept: others before the head that stay, with the reason: their deletion failed or a hold forbade it, and the
-            next truncation retries it, or they hold the only copy of some entries.
+        hot_kept: other ledgers before the head that are kept, with the reason: their deletion failed or a hold forbade
+            it, and the next truncation retries it, or they hold the only copy of some entries.
         segments, entries, object_bytes: of the offloaded segments wholly before the head.
         record_id: its record; ``None``: nothing was written: planned only, or the head was in place, or the stream has
             no manifest.
@@ -98,10 +98,10 @@ def plan_truncation(
 
     Args:
         state: the current manifest.
-        before: the first position that stays; a later start position is unchanged.
+        before: the first position to keep; a later start position is unchanged.
         ledgers: the hot tier's, ascending; empty: not queried.
         force: also past the committed end: unoffloaded entries before the position are given up.
-        source: the ledgers' source, which decides what is recorded of their ends.
+        source: the ledgers' source, which decides what to record about their ends.
         listed: the first ledger that a broker which reads the cold tier lists; ``None``: no broker does.
 
     Raises:
@@ -109,7 +109,7 @@ def plan_truncation(
         EditRefused: past the committed end or a listed ledger's beginning and not forced, or the stream is on hold.
     """
     if before.ledger_id < 0 or before.entry_id < 0:
-        raise InvalidCall(f"{before} is no position", hint="LEDGER:ENTRY, both 0 or more")
+        raise InvalidCall(f"{before} is not a position", hint="use LEDGER:ENTRY, both 0 or more")
     if listed is not None and before > Position(listed, 0) and not force:
         raise EditRefused(
             f"stream {state.stream}: the broker still lists ledger {listed}, and reads it from here: {before} is past "
@@ -224,14 +224,14 @@ def truncate_stream(
             except EditRefused:
                 continue  # the manifest changed: plan again, which raises the same refusal if it persists
         return _with_hot_gone(replace(plan, record_id=state.record_id), log, source)
-    raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
+    raise StoreUnavailable(f"stream {log.stream}: other processes changed its manifest {ATTEMPTS_MAX} times")
 
 
 def _not_held_ledgers(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[int, OffloaderError]:
     """Ledgers whose entries exist only in the hot tier, with the reason to keep each."""
     marked = state.deleted_ledgers
     return {
-        info.ledger_id: EditRefused(f"{missing} was never offloaded", hint="say --force to give it up")
+        info.ledger_id: EditRefused(f"{missing} was never offloaded", hint="use --force to give it up")
         for info in ledgers
         if info.ledger_id not in marked and (missing := first_not_held(state, info)) is not None
     }
@@ -252,7 +252,7 @@ def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Po
         raise InvalidCall(
             f"stream {state.stream}: neither the manifest nor the hot tier has entries up to {head}"
             + (f", the newest position is before {max(known)}" if known else ""),
-            hint="name the hot tier that has them (--ledgers), or an earlier position",
+            hint="name the hot tier that has them with --ledgers, or use an earlier position",
         )
 
 
@@ -263,7 +263,7 @@ def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo
         raise InvalidCall(
             f"stream {state.stream}: {plan.head} is inside a ledger that isn't offloaded, and the ledger method "
             "offloads whole ledgers only",
-            hint=f"give {plan.head.ledger_id}:0, or the beginning of a later ledger",
+            hint=f"use {plan.head.ledger_id}:0, or the beginning of a later ledger",
         )
     failed = [segment for segment in state.assigned() if segment.begin < plan.head]
     if end is None:
@@ -298,15 +298,15 @@ def _planned_without_manifest(
 
 
 def _on_hold(state: ManifestState, ledger_ids: Iterable[int]) -> dict[int, OffloaderError]:
-    """Ledgers that stay because the stream is on hold, with that reason."""
-    why = EditRefused(f"stream {state.stream} is on hold", hint="`offloader cleanup hold --off` lifts that")
+    """Ledgers that are kept because the stream is on hold, with that reason."""
+    why = EditRefused(f"stream {state.stream} is on hold", hint="`offloader cleanup hold --off` lifts the hold")
     return dict.fromkeys(ledger_ids, why) if state.held else {}
 
 
 def _with_hot_gone(
     plan: Truncation, log: ManifestLog, source: LedgerSource | None, *, is_marked: bool = True
 ) -> Truncation:
-    """Delete marked hot ledgers, including those left by an earlier call; not once a hold was set meanwhile.
+    """Delete marked hot ledgers, including those left by an earlier call; not once a hold was set since.
 
     Args:
         is_marked: False: there is no manifest, and those of the plan go.
@@ -349,7 +349,7 @@ def truncate_topic(
     An earlier unfinished truncation is finished first.
 
     Args:
-        heads: partition's stream -> the first position that stays.
+        heads: partition's stream -> the first position to keep.
         by: the operator or process, for display.
         source_of: the hot tier of a partition.
         force, take_over, takeover_after_s, dry_run: as for ``truncate_stream``.
@@ -366,7 +366,7 @@ def truncate_topic(
     foreign = [name for name in heads if (partition_of(name) or ("",))[0] != topic]
     if foreign or not heads:
         raise InvalidCall(
-            f"{', '.join(foreign) or 'nothing'} is no partition of {topic}", hint=f"{topic}-partition-0 and so on"
+            f"{', '.join(foreign) or 'nothing'} isn't a partition of {topic}", hint=f"use {topic}-partition-0 and so on"
         )
     require_no_global_hold(store)
     how: dict[str, Any] = {
@@ -380,7 +380,7 @@ def truncate_topic(
         if not dry_run:
             resume_topic_truncation(store, topic, **how)
         before, info = read_intent(store, topic)
-        # A refusal of one partition comes before any changes: a partition that passes stays truncatable.
+        # A refusal of one partition comes before any changes: a partition that passes remains truncatable.
         wanted = tuple(
             PartitionHead(name, require_entry(store, name).incarnation, head) for name, head in sorted(heads.items())
         )
@@ -389,13 +389,13 @@ def truncate_topic(
         if dry_run:
             return planned
         if before is not None and not before.is_done:
-            raise StoreUnavailable(f"another process truncates {topic} at the same time: {before.by}")
+            raise StoreUnavailable(f"another process is truncating {topic}: {before.by}")
         if not still():
             return {}
         intent = TruncationIntent(topic, wanted, force, by, clock.now_ms())
         if _begun(store, intent, info):
             return _apply(store, intent, truncate)
-    raise StoreUnavailable(f"{topic} in {store.url} was truncated {ATTEMPTS_MAX} times meanwhile")
+    raise StoreUnavailable(f"{topic} in {store.url} was truncated by other processes {ATTEMPTS_MAX} times")
 
 
 def resume_topic_truncation(
@@ -492,4 +492,4 @@ def _finish(store: ObjectStore, intent: TruncationIntent) -> None:
         done = replace(intent, is_done=True).encode()
         if found != intent or put_if(store, key, done, mode_of_new(store, key, info)):
             return
-    raise StoreUnavailable(f"{key} in {store.url} changed {ATTEMPTS_MAX} times meanwhile")
+    raise StoreUnavailable(f"{key} in {store.url} was changed by other processes {ATTEMPTS_MAX} times")

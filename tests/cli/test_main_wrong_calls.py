@@ -157,7 +157,7 @@ def test_wrong_stream_name_is_refused_before_the_store_is_written(
         (("subscribers", "add", NO_STREAM, "who"), NO_STREAM),
         (("subscribers", "ack", NO_STREAM, "who", "--at", "0:1"), NO_STREAM),
         (("subscribers", "remove", NO_STREAM, "who"), NO_STREAM),
-        (("subscribers", "add", STREAM, " "), "is no name of a subscriber"),
+        (("subscribers", "add", STREAM, " "), "isn't a valid subscriber name"),
         (("subscribers", "add", STREAM, "who", "--start", "soon"), "--start"),
         (("subscribers", "ack", STREAM, "who", "--at", "soon"), "--at"),
         (("group", "set", "no_name", "--stream", STREAM), "is no name of a reader group"),

@@ -54,7 +54,7 @@ def test_entries_of_another_ledger_database_are_not_read_as_the_streams(
     read = ("read", "orders", "--store", store.url, "--ledgers", f"sqlite:///{tmp_path}/other.db", *options)
     done = Offloader(capsys)(*read)
     assert (done.code, done.out) == (6, "")
-    assert "this hot tier isn't the one its manifest knows: it is another database" in done.err
+    assert "this hot tier isn't the one recorded in its manifest: it is another database" in done.err
 
 
 def follower(url: str) -> subprocess.Popen[str]:

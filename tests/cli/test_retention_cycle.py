@@ -71,7 +71,7 @@ def test_explaining_shows_the_stream_its_readers_and_past_decisions(offloader: O
     offloader("subscribers", "ack", orders, "audit", "--at", "2:5")
     lines = offloader("retention", "explain", orders).out.splitlines()
     assert lines[0] == f"stream   {orders}"
-    assert [line for line in lines if line.startswith("result   what lies before 2:5 would go: 55 entries, ")]
+    assert [line for line in lines if line.startswith("result   entries before 2:5 would be deleted: 55 entries, ")]
     assert max(map(len, lines)) < 80
     assert offloader("retention", "explain", orders, "--decisions").out == f"no decisions on stream {orders} yet\n"
     offloader("retention", "run", orders)
@@ -93,7 +93,7 @@ def test_explain_names_why_a_new_policy_deletes_nothing(offloader: Offloader, tm
     small = tmp_path / "small.toml"
     small.write_text('[retention]\npolicy = "size"\nmin_size = "1500B"\n')
     lines = offloader("retention", "explain", "a/b/persistent/aged", "--config", str(small)).out.splitlines()
-    [at] = [number for number, line in enumerate(lines) if line == "result   nothing goes"]
+    [at] = [number for number, line in enumerate(lines) if line == "result   nothing is deleted"]
     assert lines[at + 1].startswith("later    a limit cuts at ends of segments and at recorded places")
 
 
@@ -106,7 +106,7 @@ def test_failing_stream_is_reported_and_others_are_truncated(offloader: Offloade
     assert done.code == 6
     assert len(done.out.splitlines()) == 4
     assert "persistent/orders" in done.err
-    assert "nothing of the stream is deleted by retention" in done.err
+    assert "retention deletes nothing of the stream" in done.err
 
 
 @pytest.mark.slow
@@ -162,13 +162,13 @@ def test_plan_by_keep_names_the_boundary_and_why(aged: Offloader, store: ObjectS
     [row] = aged("retention", "plan", "orders", "--keep", "1d", "--json").rows
     assert row["new_head"] == "6:0"
     assert row["boundary"] == "a segment's end, all before it is 1.04 d old"
-    assert row["rule"] == "what is older than keep goes"
+    assert row["rule"] == "entries older than keep are deleted"
     assert row["policy"] == "keep: what is older than 1 d goes"
     [chosen] = [each for each in row["decision"]["candidates"] if each["role"] == "chosen"]
     assert chosen["is_boundary"]
     assert "a segment's end" in aged("retention", "plan", "orders", "--keep", "1d", "--wide").out
     lines = aged("retention", "explain", "orders", "--keep", "1d", "--keep-size", "1KiB").out
-    assert "limit    of both limits the one by size was reached first" in lines
+    assert "limit    the limit by size was reached first" in lines
     assert "boundary a segment's end" in lines
     assert load_manifest(store, "orders").head is None
 

@@ -46,7 +46,7 @@ def test_ledgers_with_entries_in_v2_segments_are_listed(offloader: Offloader, wr
             "segments": 1,
             "entries": 3,
             "payload_bytes": 60,
-            "obstacle": "it isn't known to be closed",
+            "obstacle": "it isn't recorded as closed",
             "becomes": "as it is",
         },
     ]
@@ -80,7 +80,7 @@ def test_apply_lists_verified_objects_and_ledgers_left_over(offloader: Offloader
     )
     line, hint = done.err.splitlines()
     assert line == (
-        "offloader: a V1 reader still can't read 1 of the ledgers of orders: 5 (it isn't known to be closed)"
+        "offloader: a V1 reader still can't read 1 of the ledgers of orders: 5 (it isn't recorded as closed)"
     )
     assert "and repeat" in hint
     assert [payload for _, payload in stored_entries(writer.store, "orders")] == [e.payload for e in writer.entries]

@@ -316,7 +316,7 @@ def test_a_fill_among_lost_entries_is_named_and_stays() -> None:
     bench.store.delete(list(bench.state.segments.in_order()[1].object_keys(STREAM)))
     break_manifest(bench, records=False)
     done = rebuilt(bench)
-    assert [problem[1] for problem in done.problems] == ["a fill among entries that are lost: it stays"]
+    assert [problem[1] for problem in done.problems] == ["a fill among lost entries, kept"]
     assert list(done.missing) == [(Position(1, 12), Position(1, 19))]
     assert len(bench.fills()) == 1
 

@@ -249,7 +249,7 @@ def test_backward_clock_is_detected_by_earlier_records() -> None:
     bench = Bench()
     bench.truncate(3)
     bench.clock.set_now_ms(bench.clock.now_ms() - 120_000)
-    with pytest.raises(ClockSkew, match="behind what was written already"):
+    with pytest.raises(ClockSkew, match="behind existing records"):
         bench.run()
 
 

@@ -120,7 +120,7 @@ def test_segments_do_not_continue_over_a_ledger_with_uncovered_entries(sealed: b
     if sealed:
         state = compacted(state, run_rows_min=1)
         assert state.ledgers.tail == {}
-    refused(assign(B, Position(3, 0)), state=state, because="doesn't follow 1:9")
+    refused(assign(B, Position(3, 0)), state=state, because="doesn't follow the newest end 1:9")
     history = [assign(B, Position(3, 0), Position(3, 4)), offloaded(B, Position(3, 0), Position(3, 4))]
     assert after(*history, state=state).committed_end() == Position(1, 9)
     assert after(*segment(B, Position(2, 0), Position(2, 4)), assign(C, Position(4, 0)), state=state).assigned()
@@ -143,8 +143,8 @@ def test_committed_end_stops_at_compacted_segments_with_unknown_ledger_ends() ->
 
 
 def test_a_live_segment_begins_right_after_the_newest_end() -> None:
-    refused(assign(B, Position(1, 11)), state=ONE, because="doesn't follow 1:9")
-    refused(assign(B, Position(2, 0)), state=ONE, because="doesn't follow 1:9")
+    refused(assign(B, Position(1, 11)), state=ONE, because="doesn't follow the newest end 1:9")
+    refused(assign(B, Position(2, 0)), state=ONE, because="doesn't follow the newest end 1:9")
 
     state = after(LedgerClosed(1, 9), assign(B, Position(2, 0)), state=ONE)
 
@@ -156,7 +156,7 @@ def test_the_newest_end_outlives_its_segment() -> None:
     state = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
     state = after(Purged((A,), state.record_id), state=state)
 
-    refused(assign(B, Position(1, 0)), state=state, because="doesn't follow 1:9")
+    refused(assign(B, Position(1, 0)), state=state, because="doesn't follow the newest end 1:9")
 
 
 def test_a_historical_range_doesn_t_take_the_newest_end_back() -> None:
@@ -249,7 +249,7 @@ def test_head_never_moves_back() -> None:
     state = after(Truncate(Position(1, 5)), state=ONE)
 
     assert state.first_position() == Position(1, 5)
-    refused(Truncate(Position(1, 4)), state=state, because="never goes back")
+    refused(Truncate(Position(1, 4)), state=state, because="can't move back")
 
 
 def test_purging_needs_the_very_record_that_retired() -> None:
@@ -277,7 +277,7 @@ def test_a_retired_segment_is_not_readable_but_its_range_stays_taken() -> None:
 def test_only_adopted_segments_are_released() -> None:
     state = after(Adopt(B, summary(Position(1, 10), Position(1, 14)), {"bucket": "theirs"}, False), state=ONE)
 
-    refused(Release((A,)), state=state, because="our own")
+    refused(Release((A,)), state=state, because="belongs to this project")
     assert set(after(Release((B,)), state=state).segments) == {A}
 
 
@@ -286,7 +286,7 @@ def test_marks_and_method_are_kept() -> None:
 
     assert state.deleted_ledgers == {1, 2}
     assert state.method == "ledger"
-    refused(SetMethod("magic"), state=ONE, because="no method")
+    refused(SetMethod("magic"), state=ONE, because="unknown method")
 
 
 def test_a_record_must_be_the_next_one_of_the_same_incarnation_and_epoch() -> None:
@@ -344,14 +344,14 @@ def test_forced_truncation_records_the_loss_and_the_stream_continues_at_head() -
 
 def test_live_segment_begins_at_the_head_truncated_while_not_offloading() -> None:
     state = after(SetMethod("none"), Truncate(Position(9, 4)), SetMethod("streaming"), state=ONE)
-    refused(assign(B, Position(9, 5)), state=state, because="doesn't follow 1:9")
+    refused(assign(B, Position(9, 5)), state=state, because="doesn't follow the newest end 1:9")
     assert after(assign(B, Position(9, 4)), state=state).assigned()[0].begin == Position(9, 4)
 
 
 def test_a_hot_ledger_is_released_only_when_all_of_it_is_committed() -> None:
-    refused(HotReleased((1,)), state=ONE, because="isn't known to be closed")
+    refused(HotReleased((1,)), state=ONE, because="isn't recorded as closed")
     longer = after(LedgerClosed(1, 12), state=ONE)
-    refused(HotReleased((1,)), state=longer, because="ends at 12, committed is only 1:9")
+    refused(HotReleased((1,)), state=longer, because="ends at 12, the committed end is 1:9")
     whole = after(LedgerClosed(1, 9), LedgerClosed(2, -1), HotReleased((1, 2)), state=ONE)
     assert whole.hot_released_ledgers == {1, 2}
 
@@ -371,12 +371,12 @@ def test_a_hot_ledger_before_the_first_range_was_never_offloaded() -> None:
 
 def test_releasing_the_hot_copy_makes_nothing_deletable_in_the_cold_tier() -> None:
     state = after(LedgerClosed(1, 9), HotReleased((1,)), state=ONE)
-    refused(Retire((A,)), state=state, because="neither before the head")
+    refused(Retire((A,)), state=state, because="is not before the head")
 
 
 def test_segment_with_deleted_ledgers_or_before_the_head_is_deletable() -> None:
-    refused(Retire((A,)), state=ONE, because="neither before the head")
-    refused(Truncate(Position(1, 9)), Retire((A,)), state=ONE, because="neither before the head")
+    refused(Retire((A,)), state=ONE, because="is not before the head")
+    refused(Truncate(Position(1, 9)), Retire((A,)), state=ONE, because="is not before the head")
     before = after(Truncate(Position(1, 10)), Retire((A,)), state=ONE)
     assert before.segments[A].status is SegmentStatus.RETIRED
     gone = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
@@ -387,13 +387,13 @@ def test_segment_of_two_ledgers_is_deletable_when_both_are_deleted() -> None:
     both = summary_of(Position(1, 10), Position(2, 3), spans=2)
     state = after(LedgerClosed(1, 11), assign(B, Position(1, 10)), Offloaded(B, both, 6), state=ONE)
     for ledger_id in (1, 2):
-        refused(LedgersDeleted((ledger_id,)), Retire((B,)), state=state, because="neither before the head")
+        refused(LedgersDeleted((ledger_id,)), Retire((B,)), state=state, because="is not before the head")
     assert after(LedgersDeleted((1, 2)), Retire((B,)), state=state).segments[B].status is SegmentStatus.RETIRED
 
 
 def test_foreign_segment_is_released_and_never_retired() -> None:
     adopted = after(Adopt(B, summary(Position(1, 10), Position(1, 14)), {}, False), LedgersDeleted((1,)), state=ONE)
-    refused(Retire((B,)), state=adopted, because="isn't ours: release it")
+    refused(Retire((B,)), state=adopted, because="doesn't belong to this project: release it instead")
 
 
 def test_nothing_is_deleted_while_the_stream_is_on_hold() -> None:
@@ -450,7 +450,7 @@ class TestHistoryInFront:
         )
 
     def test_head_stays_before_promised_history(self) -> None:
-        refused(Truncate(Position(3, 5)), state=self.PROMISED, because="at 1:0 is on its way before 3:5")
+        refused(Truncate(Position(3, 5)), state=self.PROMISED, because="at 1:0 is being offloaded before 3:5")
         done = after(offloaded(B, Position(1, 0), Position(1, 4)), LedgerClosed(1, 4), state=self.PROMISED)
         assert after(Truncate(Position(3, 5)), state=done).head == Position(3, 5)
 

@@ -63,7 +63,7 @@ def test_entries_outside_of_one_gap_are_refused(span: tuple[int, int, int]) -> N
 
 
 def test_segment_that_was_not_promised_is_refused() -> None:
-    with pytest.raises(EditRefused, match="wasn't promised"):
+    with pytest.raises(EditRefused, match="wasn't announced"):
         after(recovery(summary((2, 0, 7)))[1], state=STATE)
 
 

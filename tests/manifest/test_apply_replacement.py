@@ -120,7 +120,7 @@ def test_promised_rewrite_changes_no_reads_and_a_failed_one_is_forgotten() -> No
     assert (READY.committed_end(), READY.newest_end) == (BEFORE.committed_end(), BEFORE.newest_end)
     failed = after(Failed(ONE, "its writer was replaced"), state=READY)
     assert {each.uuid for each in failed.rewrites} == {TWO, REST}
-    refused(Replace((A, B), ALL, 9), state=failed, because="wasn't promised, or has failed")
+    refused(Replace((A, B), ALL, 9), state=failed, because="wasn't announced by a rewrite, or has failed")
 
 
 def test_replaced_segments_await_deletion_and_cannot_be_restored() -> None:
@@ -144,18 +144,18 @@ def test_an_entry_more_or_less_is_refused() -> None:
     refused(
         Replace((A, B), (*ALL[:2], Rewritten(REST, short)), 9),
         state=state,
-        because=r"of ledger 3 the new segments hold 0..3 \(4 entries, 40 bytes\), the old ones 0..4 \(5 entries",
+        because=r"ledger 3: the new segments hold 0..3 \(4 entries, 40 bytes\), the old ones 0..4 \(5 entries",
     )
-    refused(Replace((A, B), ALL[:2], 9), state=READY, because="of ledger 3 the new segments hold nothing")
-    refused(Replace((B,), ALL, 9), state=READY, because="of ledger 1 .* the old ones 10..19")
-    refused(Replace((A, B, C), ALL, 9), state=READY, because="of ledger 3 .* the old ones 0..7")
+    refused(Replace((A, B), ALL[:2], 9), state=READY, because="ledger 3: the new segments hold nothing")
+    refused(Replace((B,), ALL, 9), state=READY, because="ledger 1: .* the old ones 10..19")
+    refused(Replace((A, B, C), ALL, 9), state=READY, because="ledger 3: .* the old ones 0..7")
 
 
 def test_other_bytes_are_refused() -> None:
     """The same positions, but not the same payload."""
     spans = (replace(LEDGER_1.ledgers[0], payload_bytes=199),)
     other = replace(LEDGER_1, payload_bytes=199, ledgers=spans)
-    refused(Replace((A, B), (Rewritten(ONE, other), *ALL[1:]), 9), state=READY, because="of ledger 1 .*199 bytes")
+    refused(Replace((A, B), (Rewritten(ONE, other), *ALL[1:]), 9), state=READY, because="ledger 1: .*199 bytes")
 
 
 def test_a_v1_segment_is_a_whole_closed_ledger() -> None:
@@ -169,9 +169,9 @@ def test_a_v1_segment_is_a_whole_closed_ledger() -> None:
 
 def test_rewritten_segment_must_match_its_promise() -> None:
     refused(
-        Replace((A, B), (Rewritten(ONE, LEDGER_2), *ALL[1:]), 9), state=READY, because="holds 2:0..2:4, promised was"
+        Replace((A, B), (Rewritten(ONE, LEDGER_2), *ALL[1:]), 9), state=READY, because="holds 2:0..2:4, announced was"
     )
-    refused(Replace((A, B), (Rewritten(THREE, LEDGER_1), *ALL[1:]), 9), state=READY, because="wasn't promised")
+    refused(Replace((A, B), (Rewritten(THREE, LEDGER_1), *ALL[1:]), 9), state=READY, because="wasn't announced")
     refused(promised(A, LEDGER_1), state=BEFORE, because="exists already")
     refused(promised(ONE, LEDGER_1), state=READY, because="exists already")
     refused(Rewrite(THREE, 2, Position(2, 4), Position(1, 5), 3, {}), state=BEFORE, because="ends before it begins")
@@ -193,7 +193,7 @@ def test_only_own_offloaded_segments_are_replaced() -> None:
         promised(THREE, whole),
         Replace((UUID(int=5),), (Rewritten(THREE, whole),), 9),
         state=theirs,
-        because="isn't ours",
+        because="doesn't belong to this project",
     )
     refused(promised(THREE, LEDGER_1), state=after(Hold(True, "court"), state=BEFORE), because="on hold")
     refused(Replace((A, B), ALL, 9), state=after(Hold(True, "court"), state=READY), because="on hold")
@@ -216,7 +216,7 @@ def test_ledgers_meet_only_where_the_manifest_knows_the_end() -> None:
     parts = {ONE: summary((1, 0, 9)), TWO: summary((2, 0, 4))}
     edits = [*(promised(uuid, made) for uuid, made in parts.items())]
     done = Replace((A,), tuple(Rewritten(uuid, made) for uuid, made in parts.items()), 9)
-    refused(*edits, done, state=state, because="ledger 1 isn't known to end at 9")
+    refused(*edits, done, state=state, because="ledger 1 isn't recorded as ending at 9")
     told = after(LedgerClosed(1, 9), *edits, done, state=state)
     assert told.committed_end() == Position(2, 4)
 
@@ -248,13 +248,13 @@ def test_segments_are_joined_only_where_the_manifest_knows_a_ledgers_end() -> No
     )
     merged = summary((1, 0, 9), (2, 0, 4))
     edits = (promised(ONE, merged), Replace((A, B), (Rewritten(ONE, merged),), 9))
-    refused(*edits, state=state, because="ledger 1 isn't known to end at 9")
-    refused(LedgerClosed(1, 11), *edits, state=state, because="ledger 1 isn't known to end at 9")
+    refused(*edits, state=state, because="ledger 1 isn't recorded as ending at 9")
+    refused(LedgerClosed(1, 11), *edits, state=state, because="ledger 1 isn't recorded as ending at 9")
     between = (LedgerClosed(1, 9), LedgerClosed(2, 4))
     apart = summary((1, 0, 9), (3, 0, 4))
     others = after(*between, *offloaded(C, (3, 0, 4)), state=state)
     skipping = (promised(ONE, apart), Replace((A, C), (Rewritten(ONE, apart),), 9))
-    refused(*skipping, state=others, because="isn't known to end at 9 and to be followed by 3:0")
+    refused(*skipping, state=others, because="isn't recorded as ending at 9, followed by 3:0")
     told = after(LedgerClosed(1, 9), state=state)
     assert after(*edits, state=told).committed_end() == told.committed_end() == Position(2, 4)
 
@@ -269,7 +269,7 @@ def test_segments_with_a_gap_between_are_not_joined() -> None:
     )
     merged = summary((1, 0, 9))
     edits = (promised(ONE, merged), Replace((A, B), (Rewritten(ONE, merged),), 9))
-    refused(*edits, state=state, because="of ledger 1 the new segments hold 0..9")
+    refused(*edits, state=state, because="ledger 1: the new segments hold 0..9")
 
 
 def test_a_gap_stays_a_gap() -> None:
@@ -299,7 +299,7 @@ def test_a_gap_stays_a_gap() -> None:
         promised(TWO, whole),
         Replace((A,), (Rewritten(TWO, whole),), 9),
         state=state,
-        because="of ledger 1 the new segments hold nothing",
+        because="ledger 1: the new segments hold nothing",
     )
 
 

@@ -81,7 +81,7 @@ def test_purged_segments_and_everything_before_them_cannot_be_restored() -> None
     purged = after(*TRUNCATED, [Purged((name(2, 0),), 3)])
     rest = UndoRetire((name(1, 0), name(1, 1), name(2, 1)), 3)
     for head in (Position(1, 0), Position(2, 0), Position(2, 9)):
-        with pytest.raises(EditRefused, match="the head stays at 3:4"):
+        with pytest.raises(EditRefused, match="the head remains at 3:4"):
             after([rest, Restore(head, (1, 2))], state=purged)
     assert after([rest, Restore(Position(2, 10), (2,))], state=purged).first_position() == Position(2, 10)
 
@@ -94,7 +94,7 @@ def test_ledger_in_the_middle_is_restored_only_as_a_whole() -> None:
     )
     with pytest.raises(EditRefused, match="entry 2:10 isn't in any offloaded segment"):
         after([UndoRetire((name(2, 0),), 3), Restore(None, (2,))], state=gone)
-    with pytest.raises(EditRefused, match="isn't known to be closed"):
+    with pytest.raises(EditRefused, match="isn't recorded as closed"):
         after([Restore(None, (9,))], state=gone)
 
 

@@ -70,7 +70,7 @@ class Bench:
                 log.open_epoch()
                 break
             except StoreUnavailable as error:
-                assert "just being removed" in error.message  # noqa: PT017
+                assert "is being removed after a deletion" in error.message  # noqa: PT017
         log.commit([LedgerClosed(1, 9)])
         return log
 
@@ -144,7 +144,7 @@ def test_creator_waits_while_a_removal_may_still_arrive(kind: type[MemoryStore])
     with pytest.raises(OffloaderError, match="in flight"):
         bench.schedule.finish("D")
     assert list_streams(bench.memory) == []
-    with pytest.raises(StoreUnavailable, match="just being removed"):
+    with pytest.raises(StoreUnavailable, match="is being removed after a deletion"):
         ManifestLog(bench.memory, STREAM, clock=bench.clock).open_epoch()
     bench.clock.advance(MARK_S - 1)
     assert not bench.forget(), "the mark is somebody else's"

@@ -162,9 +162,9 @@ def test_an_edit_that_only_a_later_release_knows_is_left_to_it(stored: Stored) -
 @pytest.mark.parametrize(
     ("lost", "named"),
     [
-        ("a record", "record 11 is missing, later ones are there"),
+        ("a record", "record 11 is missing, but later records exist"),
         ("the checkpoint", "checkpoint 10 or a run of it is missing"),
-        ("the boundary", "the boundary of stream .* is missing, its records are there"),
+        ("the boundary", "the boundary of stream .* is missing, but its records exist"),
     ],
 )
 def test_a_lost_object_is_an_error_and_not_an_empty_stream(stored: Stored, lost: str, named: str) -> None:
@@ -177,7 +177,7 @@ def test_lost_boundary_with_expired_records_is_not_an_empty_stream(stored: Store
     expire_records(stored.store, stored.state, clock=stored.clock, settings=SETTINGS)
     assert record_key(STREAM, stored.state.incarnation, 1) not in stored.contents()
     stored.store.delete([stored.key("the boundary")])
-    refused(stored, Corrupt, "is missing, its records are there")
+    refused(stored, Corrupt, "is missing, but its records exist")
 
 
 def test_stream_still_being_created_is_empty(stored: Stored) -> None:
@@ -213,12 +213,12 @@ def test_a_checkpoint_under_another_ones_name_isn_t_believed(stored: Stored) -> 
     five, ten = (checkpoint_key(STREAM, incarnation, number) for number in (5, 10))
     own = stored.store.get(ten)[0]
     stored.store.put(ten, stored.store.get(five)[0], mode=OVERWRITE)
-    with pytest.raises(Corrupt, match=r"has CRC-32C|is of record 5"):
+    with pytest.raises(Corrupt, match=r"has CRC-32C|belongs to record 5"):
         load_manifest_view_at(stored.store, stored.state, 12)
     boundary = read_boundary(stored.store, STREAM, incarnation).boundary
     sealed_in = replace(boundary, checkpoint_crc32c=crc32c(stored.store.get(five)[0]))
     stored.store.put(stored.key("the boundary"), sealed_in.encode(), mode=OVERWRITE)
-    refused(stored, Corrupt, "is of record 5")
+    refused(stored, Corrupt, "belongs to record 5")
     stored.store.put(stored.key("the boundary"), boundary.encode(), mode=OVERWRITE)
     stored.store.put(ten, own, mode=OVERWRITE)
     assert load_manifest_view_at(stored.store, stored.state, 7).record_id == 7
@@ -226,7 +226,7 @@ def test_a_checkpoint_under_another_ones_name_isn_t_believed(stored: Stored) -> 
     for record_id in (7, 3):
         with pytest.raises(Corrupt, match=r"0005\.checkpoint\.parquet has CRC-32C"):
             load_manifest_view_at(stored.store, stored.state, record_id)
-    with pytest.raises(Corrupt, match="is of record 10"):
+    with pytest.raises(Corrupt, match="belongs to record 10"):
         view_in_checkpoint(stored.store, STREAM, incarnation, 5)
 
 
@@ -238,5 +238,5 @@ def test_lost_record_is_named_wherever_it_is_among_later_ones() -> None:
         log.commit([LedgerClosed(ledger_id, 9)])
     key = record_key(STREAM, log.state.incarnation, 4)
     store.delete([key])
-    with pytest.raises(Corrupt, match=r"record 4 is missing, later ones are there: record [567] certainly existed"):
+    with pytest.raises(Corrupt, match=r"record 4 is missing, but later records exist: record [567] certainly existed"):
         load_manifest(store, STREAM)

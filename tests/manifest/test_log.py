@@ -406,10 +406,10 @@ def test_maintainer_replaces_segments_only_within_a_named_epoch(memory: ObjectSt
     log.load()
     promise, replacement = Rewrite(new, 2, whole.begin, whole.end, 3, {}), Replace((old,), (Rewritten(new, whole),), 4)
     for edit in (promise, replacement, Failed(flying, "x")):
-        with pytest.raises(InvalidCall, match="is for the owner of an epoch"):
+        with pytest.raises(InvalidCall, match="is reserved for the owner of an epoch"):
             log.commit_as_maintainer([edit])
     log.commit_as_maintainer([promise], epoch=1)
-    with pytest.raises(InvalidCall, match="failed is for the owner"):
+    with pytest.raises(InvalidCall, match="failed is reserved for the owner"):
         log.commit_as_maintainer([Failed(flying, "x")], epoch=1)
     owner.commit([Offloaded(flying, summary_of(Position(1, 10), Position(1, 12)), 5)])
     log.commit_as_maintainer([replacement], epoch=1)
@@ -424,7 +424,7 @@ def test_maintainer_creates_nothing_for_a_deleted_stream(memory: ObjectStore) ->
     log = ManifestLog(memory, STREAM, clock=ManualClock())
     incarnation = log.load(create=True).incarnation
     memory.delete([catalog_key(STREAM), boundary_key(STREAM, incarnation)])
-    with pytest.raises(NotFound, match="was deleted meanwhile"):
+    with pytest.raises(NotFound, match="was deleted in the meantime"):
         log.commit_as_maintainer([Hold(True, "")])
     assert not memory.list("").objects
 

@@ -67,6 +67,6 @@ def test_record_that_went_to_the_empty_store_is_missed_when_the_store_is_back(
     with pytest.raises(Fenced):
         log.commit(closed(2))
     log.store = store
-    with pytest.raises(LostRecords, match="it ends with record 1, and record 2 was read before"):
+    with pytest.raises(LostRecords, match="it ends with record 1, but record 2 was read earlier"):
         log.load()
     assert load_manifest(store, STREAM).record_id == 1

@@ -215,7 +215,7 @@ def test_verify_names_lost_records_with_exit_code_6(capsys: pytest.CaptureFixtur
     for world, says in (
         (newest, "the newest records are lost"),
         (middle, "records 3 to 5 are missing"),
-        (everything, "and no manifest record"),
+        (everything, "but no manifest record"),
     ):
         assert verify([STREAM], StoreArguments(store=world.memory.url), deep=True) == 6
         assert says in capsys.readouterr().out

@@ -175,7 +175,7 @@ def test_creator_stalled_over_a_deletion_does_not_revive_the_incarnation() -> No
             return super().put(key, body, **more)
 
     late = ManifestLog(Stalled(bench.memory), STREAM, clock=bench.clock)
-    with pytest.raises(NotFound, match="deleted meanwhile"):
+    with pytest.raises(NotFound, match="was deleted while"):
         late.open_epoch()
 
 

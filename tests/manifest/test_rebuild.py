@@ -320,7 +320,7 @@ def test_one_of_two_concurrent_rebuilds_replaces_the_entry() -> None:
     schedule.until("A", "put", "_catalog")
     done = rebuild(writer)
 
-    with pytest.raises(StoreUnavailable, match="its catalogue entry changed meanwhile"):
+    with pytest.raises(StoreUnavailable, match="its catalogue entry changed during the rebuild"):
         schedule.finish("A")
 
     assert done.state is not None

@@ -88,11 +88,11 @@ def test_a_fill_changes_nothing_that_readers_see() -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (fill(50, 7, 10, 31, 4), "the gaps there have 5 from 10 to 31"),
-        (fill(50, 7, 10, 31, 6), "the gaps there have 5"),
-        (fill(50, 7, 9, 11, 2), "the gaps there have 2 from 10 to 11"),
-        (fill(50, 7, 10, 12, 2), "the gaps there have 2 from 10 to 11"),
-        (fill(50, 7, 12, 14, 3), "the gaps there have 0"),
+        (fill(50, 7, 10, 31, 4), "the gaps in this range have 5 from 10 to 31"),
+        (fill(50, 7, 10, 31, 6), "the gaps in this range have 5"),
+        (fill(50, 7, 9, 11, 2), "the gaps in this range have 2 from 10 to 11"),
+        (fill(50, 7, 10, 12, 2), "the gaps in this range have 2 from 10 to 11"),
+        (fill(50, 7, 12, 14, 3), "the gaps in this range have 0"),
         (fill(50, 7, 11, 10, 0), "isn't a part of one ledger"),
         (replace(fill(50, 7, 10, 31, 5), last=Position(8, 0)), "isn't a part of one ledger"),
         (fill(50, 7, 30, 32, 3), "ledger 7 ends at 31"),

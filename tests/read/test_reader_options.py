@@ -227,7 +227,7 @@ def test_invalid_leases_are_refused_and_none_is_written(store: FaultyStore, writ
     with pytest.raises(InvalidCall, match="loaded after the lease"):
         open_stream_reader(store, writer.stream, lease_seconds=60, state=load_manifest(store, writer.stream))
     for wrong in (-1, 8 * 24 * 3600):
-        with pytest.raises(InvalidCall, match="a lease of"):
+        with pytest.raises(InvalidCall, match="invalid lease of"):
             open_stream_reader(store, writer.stream, lease_seconds=wrong)
     with pytest.raises(NotFound):
         open_stream_reader(store, "nothing/here", lease_seconds=60)

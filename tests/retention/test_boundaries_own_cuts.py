@@ -229,10 +229,10 @@ def test_refused_cuts_have_a_reason() -> None:
     assert own.problem(Cut()) == "it names no position"
     assert own.problem(Cut.of({"1.0": "1:0"})) == "the stream has no partition 1"
     assert own.problem(Cut.of({"0.1": "1:0"})) == "0.1 is none"
-    assert own.problem(Cut.of({"0.0": 7})) == "7 in partition 0 is no position"
+    assert own.problem(Cut.of({"0.0": 7})) == "7 in partition 0 is not a position"
     assert own.problem(Cut.of({"0.0": "1:6"})) == "partition 0: 1:6 is beyond the tail 1:5"
     assert own.problem(Cut.of({"0.0": "0:3"})) == "partition 0: 0:3 is no entry's place, nor the end of a ledger"
-    assert own.problem(Cut.of({"0.0": "1:-1"})) == "partition 0: 1:-1 is no position"
+    assert own.problem(Cut.of({"0.0": "1:-1"})) == "partition 0: 1:-1 is not a position"
     assert own.problem(Cut.of({"2.0": "1:0"})) == "partition 2: 1:0 is beyond the tail: there is no entry"
     assert not own.problem(Cut.of({"0.0": "1:5"}))
 

@@ -61,7 +61,7 @@ def test_start_position_never_passes_a_listed_ledger(situation: Situation, cut: 
 def test_unknown_list_moves_nothing_and_says_why() -> None:
     decision = decide(stream(by_size(35), TENS, broker=BrokerView(problem="it doesn't answer")))
     assert decision.cut is None
-    assert decision.why.endswith("; it doesn't answer, so nothing goes")
+    assert decision.why.endswith("; it doesn't answer, so nothing is deleted")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_unknown_list_moves_nothing_and_says_why() -> None:
         (stream(by_size(75), TENS, broker=lists((50,), (50,))), (20,), ("min keeps",)),
         (stream(by_size(101), TENS, broker=lists((50,), (50,))), None, ("min keeps",)),
         (stream(by_size(95), {}, broker=lists((50,), (50,))), None, ("min keeps",)),
-        (stream(by_size(35), TENS, offloaded=(40,), broker=lists((50,), (50,))), (40,), ("isn't offloaded",)),
+        (stream(by_size(35), TENS, offloaded=(40,), broker=lists((50,), (50,))), (40,), ("aren't offloaded",)),
         # One that timed out holds nothing back, and all of them do.
         (
             stream(queue(), TENS, who("a", (5,), is_active=False), who("b", (70,)), broker=lists((50,), (50,))),
@@ -173,7 +173,7 @@ def test_cycle_stops_at_the_first_listed_ledger_and_the_plan_names_it() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (StoreUnavailable("it doesn't answer"), "it isn't known which ledgers the broker lists: it doesn't answer"),
+        (StoreUnavailable("it doesn't answer"), "the ledgers that the broker lists are unknown: it doesn't answer"),
         (NotFound("no such topic"), "no such topic"),
         (BrokerLedgers(stored=()), "the broker lists no ledger"),
         # Older than the manifest: a broker that doesn't own the topic any more.
@@ -221,7 +221,7 @@ def test_process_without_a_source_moves_nothing() -> None:
     bench.grow_and_run(6)
     before = bench.head()
     cycle = RetentionCycle(bench.store, clock=bench.clock, settings_of=lambda _: bench.settings)
-    assert "no connection to its broker" in why(cycle.run(STREAM))
+    assert "isn't connected to its broker" in why(cycle.run(STREAM))
     assert bench.head() == before
 
 
@@ -234,7 +234,7 @@ def test_topic_keeps_what_any_partition_lists() -> None:
     bench.listing(2, 3, 4, stream=PARTITION.format(0))
     outcome = bench.run(TOPIC)
     assert outcome.truncations == {}
-    assert "lists in partition 1" in why(outcome)
+    assert "lists are unknown in partition 1" in why(outcome)
     bench.listing(4, stream=PARTITION.format(1))
     assert why(bench.run(TOPIC)).endswith("the broker still lists ledger 2 in partition 0, ledger 4 in partition 1")
     assert bench.head(PARTITION.format(0)) == Position(2, 0)
@@ -325,7 +325,7 @@ def test_truncation_past_a_listed_ledger_needs_force() -> None:
     for position in (Position(3, 1), Position(4, 0)):
         with pytest.raises(EditRefused, match="the broker still lists ledger 3") as raised:
             truncate_stream(log, position, clock=bench.clock, listed=3)
-        assert "stands still" in raised.value.hint
+        assert "stops there" in raised.value.hint
     assert truncate_stream(log, Position(3, 0), clock=bench.clock, listed=3).moves
     assert truncate_stream(log, Position(4, 0), clock=bench.clock, listed=3, force=True).moves
     assert bench.head() == Position(4, 0)

@@ -121,7 +121,7 @@ def test_keep_and_keep_size_are_settings_alone_and_together() -> None:
         limits=Limits(Unit.TIME, 2 * HOUR_S * 1000, DAY_S * 1000),
         second=Limits(Unit.SIZE, 0, 10**9),
     )
-    text = "keep: what is older than 1 d or beyond the newest 1 GB goes; what is younger than 2 h stays"
+    text = "keep: entries older than 1 d or beyond the newest 1 GB are deleted; entries younger than 2 h are kept"
     assert policy_text(policy) == text
     for line, unit in (('keep = "1d"', Unit.TIME), ('keep_size = "1GiB"', Unit.SIZE)):
         alone = policy_of(STREAM, parse_settings(f"[retention]\n{line}", "s.toml").settings_of(STREAM).retention)

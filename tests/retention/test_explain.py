@@ -25,8 +25,8 @@ def test_explain_shows_cut_rule_and_losing_subscribers() -> None:
 
 EXPECTED = """
 stream   public/default/persistent/orders
-policy   by consumption: keeps at least 10 KiB, unread data up to 40 KiB; who
-         is silent for 10 h holds nothing back
+policy   by consumption: keeps at least 10 KiB, unread data up to 40 KiB; a
+         subscriber silent for 10 h doesn't hold data back
 
                 2:0                                                        7:10
 stream          #####################==========================================
@@ -44,9 +44,9 @@ reader   never: 60 entries, 60 KiB behind; never published
 reader   search: 10 entries, 10 KiB behind; holds data back
 
 bound    the active subscribers' cuts
-rule     unread data is above max: what no longer fits goes
+rule     unread data is above max: the excess is deleted
 boundary a cut recorded 4 min ago
-result   what lies before 4:0 would go: 20 entries, 20 KiB
+result   entries before 4:0 would be deleted: 20 entries, 20 KiB
 loses    billing: 20 entries that it hasn't read, because max doesn't leave
          room for it
 loses    never: 20 entries that it hasn't read, because it never published, so
@@ -58,8 +58,8 @@ def test_explain_reports_missing_policy_and_subscribers() -> None:
     bench = Bench()
     bench.grow()
     lines = list(explain(bench.run()))
-    assert lines[1] == "policy   no policy: nothing goes by itself"
-    assert lines[-1] == "nobody subscribes"
+    assert lines[1] == "policy   no policy: no automatic deletion"
+    assert lines[-1] == "no subscribers"
     assert not [line for line in lines if line.startswith(("rule", "result"))]
 
 
@@ -68,7 +68,7 @@ def test_reason_without_a_decision_is_the_missing_policy_or_entry() -> None:
     bench.grow(ledgers=0)
     assert bench.run().why == "the stream has no entry"
     bench.grow()
-    assert bench.run().why == "no policy: nothing goes by itself"
+    assert bench.run().why == "no policy: no automatic deletion"
 
 
 def test_entries_published_in_the_future_are_named() -> None:
@@ -82,7 +82,7 @@ def test_entries_published_in_the_future_are_named() -> None:
     bench.run()
     plan = bench.cycle().plan(STREAM)
     assert plan.why == (
-        "no part of the stream that could go is beyond what is kept; 3:0 to 3:9 have a publish time in the future, "
+        "no deletable part of the stream exceeds the limits; 3:0 to 3:9 have a publish time in the future, "
         f"{time_text(ahead_ms)}"
     )
     said = " ".join(" ".join(explain(plan)).split())
@@ -99,5 +99,5 @@ def test_subscriber_that_holds_everything_back_is_named() -> None:
         bench.subscribe(name)
         bench.publish(name, position)
     assert bench.cycle().plan(STREAM).why == (
-        "everything that all subscribers have read goes; the head is there already, and billing holds back the rest"
+        "entries that all subscribers have read are deleted; the head is there already, and billing holds back the rest"
     )

@@ -50,7 +50,7 @@ def test_limits_that_contradict_themselves(unit: Unit, low: int, high: int | Non
         ({"kind": PolicyKind.CONSUMPTION, "subscriber_timeout_ms": 0}, ["subscriber_timeout_ms = 0 isn't a time"]),
         ({"kind": PolicyKind.SIZE, "limits": SIZE, "subscriber_timeout_ms": 5, "fallback_after_ms": -5},
          ["fallback_after_ms = -5 isn't a time"]),
-        ({"kind": PolicyKind.SIZE, "limits": SIZE, "fallback_after_ms": 5}, ["nobody ever times out"]),
+        ({"kind": PolicyKind.SIZE, "limits": SIZE, "fallback_after_ms": 5}, ["no subscriber ever times out"]),
         ({"kind": PolicyKind.SIZE, "limits": SIZE, "subscriber_timeout_ms": 9, "fallback_after_ms": 8},
          ["fallback_after_ms is shorter than subscriber_timeout_ms"]),
         ({"kind": PolicyKind.CONSUMPTION, **X_Y}, ["fallback_after_ms without a fallback"]),

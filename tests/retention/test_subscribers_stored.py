@@ -115,7 +115,7 @@ def test_truncated_entries_are_no_lag(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("name", "cut", "generation", "kind", "what"),
     [
-        ("nobody", Position(1, 5), None, NotFound, "nobody isn't registered; audit is"),
+        ("nobody", Position(1, 5), None, NotFound, "nobody isn't registered; registered: audit"),
         ("audit", Position(1, 5), 4, InvalidCall, "generation 3, not 4"),
         ("audit", Position(1, 31), 3, InvalidCall, "1:31 is beyond the tail 1:30"),
         ("audit", Position(9, 0), 3, InvalidCall, "9:0 is beyond the tail 1:30"),
@@ -146,7 +146,7 @@ def test_unknown_streams_and_single_partitions_are_refused(bench: Bench) -> None
     with pytest.raises(NotFound, match=r"did you mean public/default/persistent/orders\?"):
         bench.retention("public/default/persistent/order")
     bench.stream("topic-partition-3")
-    with pytest.raises(InvalidCall, match="name the topic: topic"):
+    with pytest.raises(InvalidCall, match="use the topic's name: topic"):
         bench.retention("topic-partition-3")
     retention = bench.retention()
     bench.delete()

@@ -176,7 +176,7 @@ def test_head_past_the_newest_entry_is_refused() -> None:
             bench.truncate(3, 11, force=force, take_over=True)
     with pytest.raises(InvalidCall, match="neither the manifest nor the hot tier has entries up to 3:5"):
         bench.truncate(3, 5, force=True, take_over=True, hot=False)
-    with pytest.raises(InvalidCall, match="no position"):
+    with pytest.raises(InvalidCall, match="not a position"):
         bench.truncate(1, -1)
     assert bench.truncate(3, 10, force=True, take_over=True).head == Position(3, 10)
 

@@ -603,7 +603,7 @@ def test_cycle_of_a_stream_without_a_policy_names_that_as_its_reason(
         def reasons() -> set[str]:
             return {each["why"] for each in assembled.view.recent_decisions()}
 
-        eventually(lambda: reasons() == {"no policy: nothing goes by itself"})
+        eventually(lambda: reasons() == {"no policy: no automatic deletion"})
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_truncation_needs_to_know_what_the_broker_lists(served: Served) -> None:
         before = load_manifest(process.store, ORDERS).head
         status, found = truncated(http, ORDERS, str(Position(1, 6)))
         assert (status, found["kind"]) == (503, "retry_later")
-        assert "which ledgers its broker lists" in found["detail"]
+        assert "the ledgers that its broker lists" in found["detail"]
         assert load_manifest(process.store, ORDERS).head == before
     finally:
         process.sources[ORDERS] = source

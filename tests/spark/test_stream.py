@@ -367,7 +367,7 @@ def test_query_looks_less_often_while_nothing_comes(writer: StreamWriter, monkey
         ({"startFrom": "latest", "startPosition": "1:5"}, "startFrom=latest contradicts startPosition"),
         ({"startFrom": "somewhere"}, "is none of earliest, latest"),
         ({"maxEntriesPerTrigger": "0"}, "not a whole number above zero"),
-        ({"subscriber": "a\tb"}, "is no name of a subscriber"),
+        ({"subscriber": "a\tb"}, "isn't a valid subscriber name"),
         ({"subscriberRenewSeconds": "0"}, "not a whole number above zero"),
     ],
     ids=str,

@@ -170,5 +170,5 @@ def test_options_of_a_subscriber(tmp_path: Path) -> None:
     assert SourceOptions.of(given).subscriber == ""
     with pytest.raises(InvalidCall, match=r"belongs to spark\.readStream"):
         SourceOptions.of({**given, "subscriber": "query"}).require_batch()
-    with pytest.raises(InvalidCall, match="no name of a subscriber"):
+    with pytest.raises(InvalidCall, match="isn't a valid subscriber name"):
         StreamingReader(SourceOptions.of({**given, "subscriber": "a\tb"}), SCHEMA)

@@ -319,7 +319,7 @@ def lively(streams: int = 12) -> StagedView:
             "reader   search: 12 entries, 4 KiB behind; holds data back",
             "",
             "rule     read by all that count, and above the minimum",
-            "result   what lies before 7:100 would go: 74,000 entries, 812 MiB",
+            "result   entries before 7:100 would be deleted: 74,000 entries, 812 MiB",
         ],
         subscriber_rows=[
             {

@@ -154,14 +154,14 @@ def replaced(place: Place, request: pytest.FixtureRequest) -> Place:
 @pytest.mark.slow
 def test_writer_is_refused_and_changes_nothing(replaced: Place) -> None:
     before = replaced.files()
-    with pytest.raises(StoreMismatch, match="isn't the store that its hot tier knows"):
+    with pytest.raises(StoreMismatch, match="isn't the store recorded by its hot tier"):
         replaced.open().close()
     assert replaced.files() == before
 
 
 @pytest.mark.slow
 def test_reader_of_both_tiers_is_refused(replaced: Place) -> None:
-    with pytest.raises(StoreMismatch, match="isn't the store that its hot tier knows"):
+    with pytest.raises(StoreMismatch, match="isn't the store recorded by its hot tier"):
         replaced.read()
     assert main(["read", STREAM, "--ledgers", replaced.database, "--store", replaced.store.url]) == 6
     assert main(["doctor", "--ledgers", replaced.database, "--store", replaced.store.url]) != 0

@@ -112,7 +112,7 @@ def test_range_of_a_recorded_failed_segment_is_a_gap_too() -> None:
     ]
     state, after = state_of(edits), assigned(4, (5, 0), None)
     assert state.newest_end == Position(2, 4)
-    with pytest.raises(EditRefused, match="a live segment at 5:0 doesn't follow 2:4"):
+    with pytest.raises(EditRefused, match="a live segment at 5:0 doesn't follow the newest end 2:4"):
         apply_edits(state, [after], record_id=2)
     found = find_gaps(state, [ledger(1, 10), ledger(5, 9)]).gaps
     assert [(gap.first, gap.last) for gap in found] == [(Position(2, 0), Position(5, -1))]

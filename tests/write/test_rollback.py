@@ -122,7 +122,7 @@ def test_every_closed_ledger_becomes_v1_and_the_open_one_stays(bench: Bench) -> 
     bench.require_whole()
     assert bench.layouts() == {2: {1}, 3: {1}, 4: {1}, 6: {1}, 7: {1}, 8: {1}, 9: {2}}
     assert [summary.begin.ledger_id for _, summary in done.rewritten] == [3, 4, 6, 7, 8]
-    assert [(each.ledger_id, each.obstacle) for each in done.left] == [(9, "it isn't known to be closed")]
+    assert [(each.ledger_id, each.obstacle) for each in done.left] == [(9, "it isn't recorded as closed")]
     state = load_manifest(bench.memory, STREAM)
     assert (state.method, done.replaced, len(state.replaced), state.rewrites) == ("ledger", 4, 4, ())
     assert state.committed_end() == Position(9, 3)

@@ -170,7 +170,7 @@ def test_stream_page_draws_ledgers_segments_and_facts(serve: Serve, look: Look, 
     expect(page.get_by_role("region", name="Where it stands")).to_contain_text("9:3999")
     expect(page.get_by_role("table", name="Subscribers")).to_contain_text("billing")
     expect(page.get_by_role("table", name="Plan of cleanup")).to_contain_text("waits for grace period")
-    expect(page.get_by_text("what lies before 7:100 would go: 74,000 entries")).to_be_visible()
+    expect(page.get_by_text("entries before 7:100 would be deleted: 74,000 entries")).to_be_visible()
     expect(page.get_by_role("alert").filter(has_text="entries up to 7:19 wait")).to_be_visible()
     decided = page.get_by_role("region", name="What was decided before")
     expect(decided.locator("li")).to_have_text(

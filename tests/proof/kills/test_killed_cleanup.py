@@ -186,7 +186,7 @@ def check_deleted(store: ObjectStore, kill: Kill) -> None:
     if (kill.verb, kill.when) == ("delete_if_match", "before"):
         # Whoever set the mark may still send its request: an hour later somebody else does.
         assert left == {"_catalog/killed/stream"}
-        with pytest.raises(StoreUnavailable, match="just being removed"):
+        with pytest.raises(StoreUnavailable, match="is being removed after a deletion"):
             ManifestLog(store, STREAM, clock=SystemClock()).open_epoch()
     else:
         assert left == set()

@@ -33,7 +33,7 @@ def test_page_shows_state_of_real_process(look: Look, tmp_path: Path) -> None:
         expect(page.get_by_role("img", name="20 entries in 1 ledger, offloaded as 1 segment")).to_be_visible()
         expect(page.get_by_role("region", name="Where it stands")).to_contain_text("1:19")
         expect(page.get_by_role("table", name="Segments")).to_contain_text("V2, ledger 1")
-        expect(page.get_by_text("no policy: nothing goes by itself")).to_be_visible()
+        expect(page.get_by_text("no policy: no automatic deletion")).to_be_visible()
         process.sources[ORDERS].append([b"one more"])
         process.streams[ORDERS].offload(timeout_s=PATIENCE_S)
         expect(page.get_by_role("img", name="21 entries in 1 ledger, offloaded as 2 segments")).to_be_visible()

@@ -152,7 +152,7 @@ def test_reconnected_broker_replaces_its_own_earlier_call(store: FaultyStore) ->
         ((5, 20), 2, {"closed": {"x": 19}}, "closed has 'x': 19"),
         ((5, 20), 2, {"closed": [5]}, "closed is no object"),
         ((5, 20), 2, {"ended": {}}, "no such field: 'ended'"),
-        ((-5, 0), 2, None, "no position"),
+        ((-5, 0), 2, None, "not a position"),
     ],
 )
 def test_invalid_ids_end_one_call_and_affect_no_other(

@@ -186,5 +186,5 @@ def test_retention_keeps_what_the_broker_lists_and_follows_its_trim(cluster: Clu
         assert load_manifest(cluster.store, S + "one").head == Position(first, 0)
         # A topic that is deleted and created again lists nothing of what is here.
         cluster.admin.remove(topic.name)
-        assert "does not exist, so nothing goes" in assembled.view.retention(S + "one")["broker"][0]
+        assert "does not exist, so nothing is deleted" in assembled.view.retention(S + "one")["broker"][0]
         assert cycle.run(S + "one").truncations == {}
