@@ -74,7 +74,7 @@ class LedgerColumns:
 
     Attributes:
         ledger_id: int64.
-        last_entry_id: int64; -1 the ledger is empty, ``LAST_UNKNOWN`` it isn't known to be closed.
+        last_entry_id: int64; -1 the ledger is empty, ``LAST_UNKNOWN`` it isn't recorded as closed.
         flags: uint8, of ``DELETED``, ``HOT_RELEASED`` and ``ASIDE``.
         payload_bytes, created_ms: int64, ``FACT_UNKNOWN`` if not reported by the source.
     """

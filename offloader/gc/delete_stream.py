@@ -25,20 +25,20 @@ from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore, UploadInfo
 from offloader.store.probe import finds_uploads_by_prefix
 
-#: Listings repeated because new objects arrived meanwhile.
+#: Listings repeated because new objects arrived.
 ROUNDS_MAX = 10
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamRemoval:
-    """What deleting a stream removes, or has removed.
+    """Objects that deleting a stream removes, or has removed.
 
     Attributes:
         objects, object_bytes: of segments, and of documents beside the manifest.
         uploads: unfinished ones.
         readers: holders of leases.
-        foreign: keys below the stream that aren't ours; they stay.
-        adopted: segments whose objects aren't ours; they stay.
+        foreign: keys below the stream that don't belong to this project; they are kept.
+        adopted: segments whose objects don't belong to this project; they are kept.
         deletion: its progress; ``None``: not begun.
     """
 
@@ -53,7 +53,7 @@ class StreamRemoval:
 
 
 def removal_of(store: ObjectStore, stream: str, *, now_ms: int) -> StreamRemoval:
-    """What deleting a stream would remove. Writes nothing. Raises ``NotFound``: no such stream."""
+    """The objects that deleting a stream would remove. Writes nothing. Raises ``NotFound``: no such stream."""
     state = load_manifest(store, stream)
     found = StreamRemoval(
         stream=stream, adopted=_adopted(state), readers=sorted(live_readers(store, stream, now_ms).values())
@@ -99,7 +99,7 @@ def remove_stream(
     if done.readers and not ignore_leases:
         raise InvalidCall(
             f"stream {stream} is being read by {', '.join(done.readers)}",
-            hint="wait until they are done, or say --ignore-leases",
+            hint="wait until they have finished, or use --ignore-leases",
         )
 
     done.deletion = delete_stream(
@@ -115,7 +115,7 @@ def remove_stream(
 def _delete_everything(
     store: ObjectStore, state: ManifestState, done: StreamRemoval, entropy: Callable[[int], bytes]
 ) -> None:
-    """Delete until a listing shows no object of ours."""
+    """Delete until a listing shows no object of this project."""
     done.adopted = _adopted(state)
     by_prefix = finds_uploads_by_prefix(store, entropy=entropy)
     for _ in range(ROUNDS_MAX):
@@ -139,18 +139,18 @@ def _delete_everything(
         _delete_listed(store, state, keys)
         if done.objects == objects_before:
             return
-    raise StoreUnavailable(f"stream {state.stream}: something still arrives while it is deleted")
+    raise StoreUnavailable(f"stream {state.stream}: new objects kept arriving during the deletion")
 
 
 def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]) -> None:
     """Delete objects listed while this incarnation was the deleted one, unless all deletion was stopped since.
 
-    The keys of leases and documents beside the manifest don't show the incarnation. Those of a recreated stream can't
-    be in this listing, as it is older.
+    The keys of leases and documents beside the manifest don't show the incarnation. This listing is older than a
+    recreated stream, so it has none of its keys.
     """
     require_no_global_hold(store)
     if (entry := read_entry(store, state.stream)) is None or entry.incarnation != state.incarnation:
-        raise NotFound(f"stream {state.stream} was deleted by another process meanwhile")
+        raise NotFound(f"stream {state.stream} was deleted by another process")
     delete_keys(store, keys)
 
 

@@ -54,13 +54,13 @@ class Reason(StrEnum):
     COMPLETE = "its segment is complete"
     ENDED = "a lease that has ended"
     LET_GO = "of a stream that was deleted; nothing of it is left"
-    SCRATCH = "left by who tried the store out"
+    SCRATCH = "left by a store probe"
     DEAD_MANIFEST = "a manifest that no catalogue entry names"
     YOUNG = "too young"
     HELD = "held back: a hold is on the stream, or on everything"
     UNLISTED = "of a stream without a catalogue entry"
-    DOUBTFUL = "its manifest was given up or can't be read"
-    NAMED_SINCE = "named or changed meanwhile"
+    DOUBTFUL = "its manifest was abandoned or can't be read"
+    NAMED_SINCE = "named or changed since the listing"
     UNTOLD = "younger than the newest record: one that names it may be lost"
     RECORDS_LOST = "records of its manifest are lost"
     FOREIGN = "nothing proves that it is ours"
@@ -158,7 +158,7 @@ class LiveSet:
     """Facts about a stream that classification needs.
 
     Attributes:
-        names: what the live manifest names, loaded after the listing; ``None``: the stream is deleted.
+        names: the view of the live manifest, loaded after the listing; ``None``: the stream is deleted.
         dead: incarnations known to be deleted.
         doubtful: other incarnations with objects below the prefix: given up, damaged, or unknown.
         old_ms: objects last written then or earlier are old enough, by the earlier of both clocks.
@@ -206,7 +206,8 @@ class LiveSet:
             return self.kept_or(Reason.DEAD if self.names.stream_deleted else Reason.UNNAMED, modified_ms)
         if any(is_segment_uuid_of(uuid, dead) for dead in self.dead):
             return self.kept_or(Reason.DEAD, modified_ms)
-        # A rebuilt manifest may name what a given-up one named, or the objects may be the last copy of their entries:
+        # A rebuilt manifest may name the objects of an abandoned one, or the objects may be the last copy of their
+        # entries:
         # nothing proves that they are unneeded.
         return Reason.DOUBTFUL if any(is_segment_uuid_of(uuid, each) for each in self.doubtful) else Reason.FOREIGN
 
@@ -358,10 +359,10 @@ class Witnesses:
             testimony: Testimony | None = None
             with suppress(NotFound):
                 testimony = object_testimony(self.store.head(key.witness_key).metadata)
-            # A fill is older than the only record that names it, so it can't tell of that one.
+            # A fill is older than the only record that names it, so it can't prove the loss of that record.
             is_untold = testimony is None or key.is_fill
             if testimony is not None and tells_of_loss(names.assigning, testimony):
-                self.lost = f"{leftover.key} tells of record {testimony.record_id}"
+                self.lost = f"{leftover.key} refers to record {testimony.record_id}"
             elif is_untold and leftover.modified_ms > self._newest_of(names):
                 return replace(leftover, reason=Reason.UNTOLD)
         return replace(leftover, reason=Reason.RECORDS_LOST) if self.lost else leftover
@@ -370,8 +371,8 @@ class Witnesses:
         """Raise ``LostRecords`` if an object refers to a missing record."""
         if self.lost:
             raise LostRecords(
-                f"stream {self.stream}: {self.lost}, which its manifest hasn't: nothing more of it is deleted",
-                hint=f"`offloader verify {self.stream}` says more; {REBUILD}",
+                f"stream {self.stream}: {self.lost}, which its manifest lacks: nothing more of it is deleted",
+                hint=f"`offloader verify {self.stream}` shows details; {REBUILD}",
             )
 
     def _newest_of(self, names: ManifestState) -> int:

@@ -1,4 +1,4 @@
-"""Plan of a stream's deletions: what may be deleted, why, and what each segment waits for."""
+"""Plan of a stream's deletions: deletable segments with the reason, and the condition that each segment waits for."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RetiredFacts:
     """Facts in the store about one retirement.
 
     Attributes:
-        retired_ms: its latest possible time, by the later clock; ``None``: unknown, so it stays.
+        retired_ms: its latest possible time, by the later clock; ``None``: unknown, so the segment is kept.
         readers: holders of leases that are waited for.
     """
 
@@ -75,7 +75,7 @@ class PlannedDeletion:
     Attributes:
         first, last: ``None``: the segment has no range any more.
         entries: 0: unknown.
-        waits_for: why it stays for now; empty: nothing.
+        waits_for: why it is kept for now; empty: no reason.
         until_ms: when the wait ends; ``None``: unknown.
     """
 
@@ -109,7 +109,7 @@ class AwaitedApproval:
     """A cleanup of more than half of a stream, which needs an operator's approval.
 
     Attributes:
-        segments, bytes: what would be retired or released, and the size of its objects.
+        segments, bytes: segments that would be retired or released, and the size of their objects.
         bytes_stored: of all objects of the stream.
         since_ms: when retention moved the start position so far; ``None``: unknown, for example after a manual
             truncation.
@@ -159,7 +159,7 @@ class CleanupPlan:
         return digest.hexdigest()[:32]
 
     def awaited_approval(self, moves: Sequence[tuple[int, Position]]) -> AwaitedApproval | None:
-        """What a round doesn't retire without approval, and since when; ``None``: at most half.
+        """The segments that a round doesn't retire without approval, and since when; ``None``: at most half.
 
         Args:
             moves: time and new start position of past retention decisions, in any order.
@@ -209,7 +209,7 @@ def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now
     Args:
         facts: retire record -> facts in the store; a record without facts waits.
         now_ms: by the earlier clock, ms since 1970 UTC.
-        grace_ms: time that a retired segment stays.
+        grace_ms: time that a retired segment is kept.
     """
     doomed = [each for each in _doomed(state) if len(each.segments)]
     due: list[Retired] = []
@@ -354,7 +354,7 @@ def forget_readers(store: ObjectStore, state: ManifestState, groups: Sequence[Re
     """Delete the reader lists of finished retirements."""
     kept = {group.record_id for group in groups}
     names = [(info.key, awaited_number(info.key, state.stream)) for info in listed(store, awaited_prefix(state.stream))]
-    # A record newer than this view may have retired a segment meanwhile.
+    # A record newer than this view may have retired a segment.
     delete_keys(
         store, [key for key, number in names if number is not None and number <= state.record_id and number not in kept]
     )

@@ -85,7 +85,7 @@ def uploads_by_key(store: ObjectStore, names: ManifestState) -> Iterator[UploadI
     Records are kept for ``orphan_age_hours_min`` and longer, so a failed attempt's upload is searched once it is old
     enough to be aborted. An upload begun under a key long after the attempt failed isn't found.
     """
-    with suppress(NotFound):  # records are being deleted right now: their uploads are searched in the next run
+    with suppress(NotFound):  # another process deletes records: their uploads are searched in the next run
         for record in kept_records(store, names):
             for uuid, key in _assigned_by(record, names.stream):
                 if not names.is_promised(uuid):
@@ -131,8 +131,8 @@ def known_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
     """
     if (entry := read_entry(store, stream)) is None and not is_released(store, stream):
         raise NotFound(
-            f"stream {stream} has no catalogue entry in {store.url}: nothing says what is needed",
-            hint="`offloader ls` lists the streams; `offloader manifest rebuild` where an entry was lost",
+            f"stream {stream} has no catalogue entry in {store.url}: the needed objects are unknown",
+            hint="`offloader ls` lists the streams; `offloader manifest rebuild` if an entry was lost",
         )
     return entry
 
@@ -188,7 +188,8 @@ class Reconciliation:
             ClockSkew: the clocks differ too much to judge ages; nothing was deleted.
             Corrupt, Unsupported: the manifest can't be read; nothing of the stream was deleted.
             LostRecords: an object refers to a missing record. Raised at the end; no object found after it was deleted.
-            StoreUnavailable: the store is unreachable, or the stream was deleted or recreated meanwhile: run again.
+            StoreUnavailable: the store is unreachable, or the stream was deleted or recreated during the run: run
+                again.
         """
         require_stream_name(self.stream)
         prefix = retention_prefix(self.stream) if self.is_topic else stream_prefix(self.stream)
@@ -261,14 +262,14 @@ class Reconciliation:
         entry, names = read_entry(self.store, self.stream), self._known.names
         try:
             if (None if entry is None else entry.incarnation) != self._entry:
-                raise NotFound(f"stream {self.stream} was deleted or created anew")
+                raise NotFound(f"stream {self.stream} was deleted or created again")
             if names is not None:
                 names, boundary = refreshed(self.store, names)
                 if boundary is None:
                     raise NotFound(f"stream {self.stream} was deleted from {self.store.url}")
         except NotFound as error:
             raise StoreUnavailable(
-                f"{error.message} meanwhile: nothing more of it is deleted", hint="run it again"
+                f"{error.message} during the search: nothing more of it is deleted", hint="run the search again"
             ) from error
         self._known = replace(self._known, names=names, stopped=stopped, topic=topic_state(self.store, self.stream))
 
@@ -371,7 +372,7 @@ class Reconciliation:
         # These have one key for all incarnations: delete only the version that was classified.
         shared = {topic_key(self.stream): release_topic, intent_key(self.stream): release_intent}
         changed = [key for key in keys if key in shared and not shared[key](self.store, self.stream)]
-        failures = [DeleteFailure(key, "it was changed meanwhile", retryable=True) for key in changed]
+        failures = [DeleteFailure(key, "it was changed since the listing", retryable=True) for key in changed]
         keys = [key for key in keys if key not in shared]
         return {failure.key: failure for failure in [*failures, *(self.store.delete(keys) if keys else ())]}
 
@@ -492,7 +493,7 @@ class StoreReconciliation:
             self.needed.setdefault(place, Tally()).add(tally.objects, tally.size_bytes)
 
     def _outside(self, now_ms: int) -> Iterator[Garbage]:
-        # Reload: streams created meanwhile aren't outside.
+        # Reload: streams created since the listing have their own prefix now.
         is_below = _folders_below(list_streams(self.store, released=True))
         old_ms = age_limit_ms(now_ms, self.settings_of("").orphan_age_hours_min)
         for upload in self.store.list_uploads(""):

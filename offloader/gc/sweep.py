@@ -167,7 +167,7 @@ class Sweeper:
         """Hide segments from readers; they can be restored until they are purged.
 
         Raises:
-            EditRefused: the manifest changed meanwhile; segments retired so far stay retired.
+            EditRefused: the manifest changed before the next step; segments retired so far remain retired.
         """
         records = []
         for segments in _chunks(doomed.segments):
@@ -180,7 +180,7 @@ class Sweeper:
         note_readers(self._store, self._log.state, records, now_ms=self._now_ms())
 
     def release(self, doomed: Deletable) -> None:
-        """Remove adopted segments that aren't ours from the manifest; their objects stay."""
+        """Remove adopted segments from the manifest; their objects belong to Pulsar and are kept."""
         for segments in _chunks(doomed.segments):
             require_no_global_hold(self._store)
             batch = self._begin(Action.RELEASE, doomed.rule, 0, [_entry(segment, ()) for segment in segments])
@@ -483,8 +483,7 @@ class _Round:
         """Make one plan and execute it.
 
         Raises:
-            EditRefused: the manifest changed meanwhile, the rest wasn't executed; ``report.swept`` has the part that
-                was.
+            EditRefused: the manifest changed, and the rest wasn't executed; ``report.swept`` has the executed part.
         """
         # List first, load after: segments that a batch names and the manifest doesn't are purged.
         batches = list(read_batches(self.store, report.stream, done=False))
@@ -537,11 +536,11 @@ class _Round:
             raise LargeDelete(
                 f"stream {report.stream}: {plan.doomed_bytes():,} of {state.sums.object_bytes:,} bytes would be "
                 "deleted, more than half: nothing new was retired",
-                hint="look at it with `offloader cleanup plan`, then say --yes, or set cleanup.allow_large_delete",
+                hint="check `offloader cleanup plan`, then use --yes, or set cleanup.allow_large_delete",
             )
 
 
-_AGAIN = "`offloader cleanup plan` shows what is retired"
+_AGAIN = "`offloader cleanup plan` lists retired segments"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -587,7 +586,7 @@ def undo_retirements(
     if missing or not chosen:
         raise InvalidCall(
             f"stream {state.stream}: {'segment ' + str(min(missing)) if missing else 'nothing'} is retired"
-            + (": not any more, or never" if missing else ", so nothing can come back"),
+            + (": it was purged, or never retired" if missing else ", so nothing can be restored"),
             hint=_AGAIN,
         )
     wanted = head or _head_before(log.store, state, chosen)
@@ -605,7 +604,7 @@ def undo_retirements(
     # Report success only now: if that record is lost later, the loss is detected and nothing is deleted.
     after = log.name_newest()
     if any((found := after.segments.get(each.uuid)) is None or found.retire_record is not None for each in chosen):
-        raise StoreUnavailable(f"stream {state.stream}: others retired these segments again meanwhile", hint=_AGAIN)
+        raise StoreUnavailable(f"stream {state.stream}: another process retired these segments again", hint=_AGAIN)
     return replace(undone, record_id=record_id)
 
 
@@ -654,7 +653,7 @@ def _require_readable(after: ManifestState, chosen: Sequence[SegmentRecord]) -> 
     doomed = (segment for each in plan_cleanup(after, {}, now_ms=0, grace_ms=0).doomed for segment in each.segments)
     if (found := next((segment for segment in doomed if segment.uuid in back), None)) is not None:
         raise InvalidCall(
-            f"stream {after.stream}: segment {found.uuid} at {found.begin}..{found.end} can't come back: not "
-            f"everything between it and the head {after.head} is there any more",
-            hint=f"name segments that can (--segment); {_AGAIN}",
+            f"stream {after.stream}: segment {found.uuid} at {found.begin}..{found.end} can't be restored: not "
+            f"everything between it and the head {after.head} exists any more",
+            hint=f"use --segment with segments that can be restored; {_AGAIN}",
         )

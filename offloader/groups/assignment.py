@@ -1,8 +1,8 @@
-"""Which reader of a group reads which partition, which readers are alive, and which positions are persisted. Pure.
+"""Assignment of partitions to the readers of a group, expiry of readers, and persisted positions. Pure.
 
 A group is one document. Every change replaces it on the condition that it still is the version that was read, so all
 processes see the same sequence of versions, and a decision never needs a second request to be safe. This module decides
-what the next version contains; ``group_service`` writes it, and ``group_reader`` reads entries.
+creates the next version; ``group_service`` writes it, and ``group_reader`` reads entries.
 
 **State.** ``members`` are the readers that joined, each with a random session. ``assignments`` has one row for each
 partition of each stream: its reader, the epoch in which that reader got it, and a position before which everything is
@@ -36,8 +36,8 @@ positions: the holder emits an event, waits for the application, and releases wi
 
 **Time** is the store's, because readers' clocks may differ by hours. A version's time is the time of the version before
 it plus the difference of the store's modification times, at most half the expiry time (``group_time``). So a period in
-which nobody could write, such as an outage of the store, expires nobody. A member row names the revision that its
-reader wrote last; whoever writes next replaces that by the version's time (``timed``). Live readers write a version at
+which no process could write, such as an outage of the store, expires no reader. A member row names the revision that
+its reader wrote last; the next writer replaces that by the version's time (``timed``). Live readers write a version at
 each heartbeat, so time passes as long as one of them lives.
 
 **Fencing.** A reader whose session isn't in the document gets ``ReaderExpired`` and must not deliver any further entry
@@ -89,8 +89,8 @@ def require_reader_name(name: str) -> None:
     """Raise ``InvalidCall`` unless it is a reader's name."""
     if not 1 <= len(name) <= READER_NAME_CHARS_MAX or not name.isprintable() or name != name.strip():
         raise InvalidCall(
-            f"{name!r:.80} is no name of a reader",
-            hint=f"1 to {READER_NAME_CHARS_MAX} characters that print, no space at the ends",
+            f"{name!r:.80} is not a valid reader name",
+            hint=f"1 to {READER_NAME_CHARS_MAX} printable characters without spaces at the ends",
         )
 
 
@@ -225,13 +225,13 @@ def require_session(group: GroupState, reader: str, session: str) -> None:
     if own is None:
         raise ReaderExpired(
             f"reader {reader} of group {group.name} was silent for more than {group.expiry_ms / 1000:g} s, and its "
-            "partitions went to others",
-            hint="join again: it goes on at the positions of its last checkpoint",
+            "partitions were assigned to other readers",
+            hint="join again: the reader continues at the positions of its last checkpoint",
         )
     if own.session != session:
         raise ReaderExpired(
-            f"reader {reader} of group {group.name} was joined again by another process, which has its partitions now",
-            hint="give each process a reader name that no other one has",
+            f"reader {reader} of group {group.name} was joined again by another process, which now has its partitions",
+            hint="give each process a unique reader name",
         )
 
 

@@ -1,8 +1,7 @@
 """Read the partitions that a group assigned to one reader.
 
-The loop of ``GroupReader.__next__`` does one thing at a time: deliver an event, write a step, look at the group,
-deliver a batch, wait. ``assignment`` decides what a step changes; this module decides when to take one, and keeps these
-rules:
+The loop of ``GroupReader.__next__`` does one thing at a time: deliver an event, write a step, read the group, deliver a
+batch, wait. ``assignment`` decides the changes of a step; this module decides when to take one, and keeps these rules:
 
 * A batch is delivered only while the last write is younger than ``heartbeat_ms``; before that the reader writes again.
   So a reader that was suspended learns that it expired before it delivers anything else.
@@ -83,7 +82,7 @@ class GroupReader:
 
     Every call of ``next`` raises:
         ReaderExpired: the group gave the partitions to others. Stop processing, and join again.
-        Trimmed: entries were deleted before the group read them; the next call goes on at the first that is left.
+        Trimmed: entries were deleted before the group read them; the next call continues at the first remaining entry.
         NotFound: the group was deleted.
         OffloaderError: the store failed, or a document or an object is damaged.
     """
@@ -134,11 +133,12 @@ class GroupReader:
         return {each.stream: key.epoch for key, each in self._partitions.items()}
 
     def close(self, *, consumed: bool = True, unread: Position | None = None) -> None:
-        """Leave the group, so that its other readers go on at once. Idempotent.
+        """Leave the group, so that its other readers continue immediately. Idempotent.
 
         Args:
-            consumed: everything that was delivered is consumed; else others read it again from the last checkpoint.
-            unread: but not what begins here in the last batch.
+            consumed: everything that was delivered is consumed; ``False``: others read it again from the last
+                checkpoint.
+            unread: position in the last batch from which on entries weren't consumed.
         """
         if self._ended is not None:
             return

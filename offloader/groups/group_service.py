@@ -36,7 +36,7 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore, require_open_store
 
-#: Given a group as it is now, what it is to be.
+#: Returns the wanted group for the current one.
 Change = Callable[[GroupState], GroupState]
 _log = logging.getLogger("offloader.groups")
 
@@ -171,7 +171,7 @@ class ReaderGroups:
     def configure(
         self, name: str, streams: Sequence[str], retention: RetentionType, automatic_checkpoint_ms: int | None = None
     ) -> GroupOutcome:
-        """Create a group, or change the streams, type and checkpoint interval of one; its other settings stay.
+        """Create a group, or change the streams, type and checkpoint interval of one; its other settings are kept.
 
         Raises: as ``create`` and ``update``.
         """
@@ -241,8 +241,8 @@ class ReaderGroups:
     ) -> GroupReader:
         """Join the group as a reader, which reads the partitions that the group assigns to it.
 
-        Partitions come at once if they are free, else when their readers have passed a checkpoint, which takes two
-        heartbeats at most. Close the reader, or use it as a context manager: it leaves the group then.
+        Partitions are assigned immediately if they are free, else when their readers have passed a checkpoint, which
+            takes two heartbeats at most. Close the reader, or use it as a context manager: it leaves the group then.
 
         Args:
             reader_id: unique in the group; a running reader of that name is fenced, and its partitions are released.
@@ -318,7 +318,7 @@ class ReaderGroups:
         refused: list[tuple[ToDoRow, str]] = []
         failed: list[tuple[ToDoRow, OffloaderError]] = []
         done: list[tuple[ToDoRow, PublishStatus]] = []
-        # Before the streams note the time of what is published: the next sign of life must not be later than they wait.
+        # Before the streams record the time of the publication: the next sign of life must not be later than they wait.
         now_ms = stored.modified_ms
         for row in group.to_do:
             # Obligations of a stream are performed in order: its later ones wait for one that failed.

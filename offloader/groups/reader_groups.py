@@ -39,7 +39,7 @@ class GroupConfig:
         retention: whether it holds data back, and how its progress is reported.
         starts, ends: where it begins and ends, by stream; else at the stream's beginning, never.
         automatic_checkpoint_ms: time between two automatic checkpoints; 0: none.
-        outstanding_checkpoints_max: checkpoints that may wait for readers at once.
+        outstanding_checkpoints_max: checkpoints that may wait for readers at the same time.
         refresh_ms: maximum age of a view of the group.
         heartbeat_ms: time between two writes of a reader that has nothing to report.
         expiry_ms: silence after which a reader loses its partitions, at least twice ``heartbeat_ms``.
@@ -107,8 +107,8 @@ def absent_group(name: str) -> GroupState:
     """Placeholder of a group that doesn't exist; raises ``InvalidCall`` if it isn't a name of a group."""
     if _NAME.fullmatch(name) is None:
         raise InvalidCall(
-            f"{name!r:.80} is no name of a reader group",
-            hint="letters, digits, dots and hyphens, beginning with a letter or digit, at most 255",
+            f"{name!r:.80} is not a valid reader group name",
+            hint="use at most 255 letters, digits, dots and hyphens, beginning with a letter or digit",
         )
     return GroupState(
         name=name,
@@ -141,8 +141,8 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig, homes:
     require_group(group)
     if group.generation != from_generation:
         raise InvalidCall(
-            f"reader group {group.name} was changed: it has generation {group.generation}, not {from_generation}",
-            hint="look at it again",
+            f"reader group {group.name} was changed: its generation is {group.generation}, not {from_generation}",
+            hint="read the group again",
         )
     made = _configured(group, config, group.generation + 1, homes)
     stays = set(made.streams) if made.retention != RetentionType.NONE.value else set()
@@ -162,7 +162,7 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig, homes:
 
 
 def deleted(group: GroupState) -> GroupState:
-    """The deleted group, as it is if it owes its removals still; raises ``NotFound`` when there is none."""
+    """The deleted group, unchanged if it still owes removals; raises ``NotFound`` when there is none."""
     if group.deleted and group.to_do:
         return group
     require_group(group)
@@ -189,7 +189,8 @@ def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupSta
     require_group(group)
     if group.retention != RetentionType.MANUAL.value:
         raise Unsupported(
-            f"reader group {group.name} has retention type {group.retention}: only manual ones are told what goes",
+            f"reader group {group.name} has retention type {group.retention}: only manual groups accept "
+            "truncation cuts",
             hint="change its retention type, or leave it to the checkpoints",
         )
     _require_read(group, cuts)
@@ -217,7 +218,7 @@ def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
 def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: int) -> GroupState:
     """The group after an obligation was performed or refused, which a stream does permanently.
 
-    But a subscriber that is missing, because its stream was recreated or the operator removed it, is registered anew,
+    But a subscriber that is missing, because its stream was recreated or the operator removed it, is registered again,
     and the earlier stream's cuts are dropped.
     """
     left = tuple(each for each in group.to_do if each != row)
@@ -334,9 +335,9 @@ def reader_added(group: GroupState, reader: str) -> GroupState:
 
 
 def reader_removed(group: GroupState, reader: str, cuts: tuple[StreamCutRow, ...]) -> GroupState:
-    """Remove a reader; ``cuts`` are its processed positions, from which others go on.
+    """Remove a reader; ``cuts`` are its processed positions, from which others continue.
 
-    They count for checkpoints that it hasn't passed, also where it said it was further: that much it had only read.
+    They count for checkpoints that it hasn't passed, even where it reported a later position, which it had only read.
     """
     require_group(group)
     rows = tuple(
@@ -365,7 +366,7 @@ def started_checkpoint(group: GroupState, name: str, *, kept: bool, now_ms: int,
     """
     require_group(group)
     if not name or len(name) > CHECKPOINT_NAME_CHARS_MAX or not name.isprintable():
-        raise InvalidCall(f"{name!r:.80} is no name of a checkpoint")
+        raise InvalidCall(f"{name!r:.80} is not a valid checkpoint name")
     if any(row.name == name for row in group.checkpoints):
         raise InvalidCall(f"reader group {group.name} has a checkpoint {name} already")
     if not group.readers:
@@ -412,7 +413,7 @@ def passed(group: GroupState, name: str, reader: str) -> GroupState:
     """
     row = _checkpoint(group, name)
     if reader in row.waiting:
-        raise InvalidCall(f"reader {reader} hasn't said where it was at checkpoint {name} of group {group.name}")
+        raise InvalidCall(f"reader {reader} hasn't reported its position at checkpoint {name} of group {group.name}")
     at = group.checkpoints.index(row)
     rows = tuple(
         replace(each, behind=_without(each.behind, reader)) if number <= at and reader not in each.waiting else each
@@ -445,7 +446,7 @@ def expired(group: GroupState, heads: Mapping[str, Cut], homes: Homes) -> GroupS
     """Drop complete checkpoints before the start positions of all their streams.
 
     Args:
-        heads: those positions; a checkpoint in a stream without one stays.
+        heads: those positions; a checkpoint in a stream without one is kept.
         homes: the partitions of these streams; positions in others, which were deleted, are behind.
     """
     rows = tuple(row for row in group.checkpoints if row.waiting or not _is_before(row, heads, homes))
@@ -460,7 +461,7 @@ def _publishing_passed(group: GroupState) -> GroupState:
     rows = tuple(replace(row, released=True) if row in done else row for row in group.checkpoints)
     rows = tuple(row for row in rows if row.kept or not row.released)
     cuts, named = done[-1].cuts, {each.stream for each in done[-1].cuts}
-    # In a stream that nobody read up to it, its publication is a sign of life.
+    # In a stream that no reader has read up to it, its publication is a sign of life.
     unread = tuple(each for each in group.published if each.stream not in named)
     return owing(replace(group, checkpoints=rows), (*cuts, *unread))
 
@@ -470,7 +471,8 @@ def _checkpoint(group: GroupState, name: str) -> CheckpointRow:
     if (found := next((row for row in group.checkpoints if row.name == name), None)) is None:
         known = ", ".join(row.name for row in group.checkpoints[:5]) or "none"
         raise NotFound(
-            f"reader group {group.name} has no checkpoint {name}", hint=f"there are {known}; expired ones are dropped"
+            f"reader group {group.name} has no checkpoint {name}",
+            hint=f"existing checkpoints: {known}; expired ones are dropped",
         )
     return found
 

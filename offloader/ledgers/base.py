@@ -120,7 +120,7 @@ class Subscription(Protocol):
 
 
 class HotTierLost(StoreUnavailable):
-    """The process that a hot tier was read from doesn't answer any more, or not with entries: ask the next owner."""
+    """The process that served a hot tier no longer answers, or no longer has its entries: ask the next owner."""
 
 
 class ReadableLedgers(Protocol):
@@ -166,24 +166,24 @@ class NotingSource(Protocol):
         """Records how much of the stream's manifest its writer has seen; the incarnation becomes the newest one."""
 
     def noted_manifests(self) -> list[tuple[UUID, int]]:
-        """What ``note_manifest`` recorded last for each incarnation, the newest incarnation last."""
+        """The newest record noted for each incarnation, the newest incarnation last."""
 
     def note_store(self, store_id: UUID) -> None:
         """Records the identity of the store that the stream is committed to, in place of an earlier one."""
 
     def noted_store(self) -> UUID | None:
-        """What ``note_store`` recorded last; ``None``: nothing. Cheap: it may be asked every few seconds."""
+        """The noted identity; ``None``: none. Cheap: it may be called every few seconds."""
 
     def noted_remedy(self) -> str:
-        """What an operator does to go on with another store."""
+        """The steps by which an operator continues with another store."""
 
 
 @runtime_checkable
 class IdentifiedSource(NotingSource, Protocol):
     """A hot tier with an identity, for one stream. All methods are thread-safe.
 
-    Without this, a ``LedgerSource`` is identified only by its ledgers. What is recorded is durable when the call
-    returns. A handle that another owner replaced raises ``Fenced``, a read-only one ``Unsupported``.
+    Without this, a ``LedgerSource`` is identified only by its ledgers. Records are durable when the call returns. A
+    handle that another owner replaced raises ``Fenced``, a read-only one ``Unsupported``.
     """
 
     def source_id(self) -> UUID:
@@ -192,7 +192,7 @@ class IdentifiedSource(NotingSource, Protocol):
     def has_start(self, token: str) -> bool:
         """Whether ``record_start`` recorded this token in this hot tier for this stream.
 
-        A token that was found stays for the life of this handle, however many starts are recorded after it.
+        A token that was found is kept as long as this handle exists, however many starts are recorded after it.
         """
 
     def record_start(self, token: str) -> None:
@@ -207,8 +207,8 @@ class IdentifiedSource(NotingSource, Protocol):
     def grant_ledgers(self, first: int, end: int) -> None:
         """Restricts new ledgers of this handle to ids from ``first`` up to before ``end``.
 
-        The first grant of a handle begins a new ledger there. Later grants extend the range, or replace what is left of
-        it. Ids that the hot tier has used or granted already are skipped. While no id is left, the open ledger stays
+        The first grant of a handle begins a new ledger there. Later grants extend the range, or replace the remaining
+        ids. Ids that the hot tier has used or granted already are skipped. While no id is left, the open ledger remains
         open instead of rolling over.
 
         Raises:
@@ -235,7 +235,7 @@ class WrappedSource(Protocol):
 
 
 def _layers(source: ReadableLedgers | NotingSource | None) -> Iterator[ReadableLedgers | NotingSource]:
-    """A source and what it wraps, from the outside to the inside."""
+    """A source and the sources that it wraps, from the outside to the inside."""
     while source is not None:
         yield source
         source = source.inner if isinstance(source, WrappedSource) else None
@@ -298,7 +298,7 @@ class KnownLedgers:
     ledgers: Mapping[int, KnownLedger] = field(default_factory=dict)
 
 
-#: Returns what is known of some ledgers, from a manifest that was read before they were listed.
+#: Returns the manifest's facts about some ledgers, from a manifest that was read before they were listed.
 AskKnown = Callable[[Sequence[int]], KnownLedgers]
 
 
@@ -321,17 +321,17 @@ class ListedSource(Protocol):
     """A ``LedgerSource`` of a broker that may read its offloaded ledgers through this project's plugin.
 
     Attributes:
-        acknowledges_commits: whether the broker decides about its own copies: what is committed is acknowledged at
-            once, and ``delete`` does nothing.
+        acknowledges_commits: whether the broker decides about its copies: committed entries are acknowledged
+            immediately, and ``delete`` does nothing.
     """
 
     acknowledges_commits: bool
 
     def broker_ledgers(self) -> BrokerLedgers:
-        """What the broker lists now; never a cached answer.
+        """The ledgers that the broker lists now; never a cached answer.
 
         Raises:
-            OffloaderError: it isn't known: decide nothing.
+            OffloaderError: unknown: decide nothing.
         """
 
     def acknowledge(self, position: Position) -> None:
@@ -346,7 +346,7 @@ class ListedSource(Protocol):
 
 
 def listed_source(source: LedgerSource | None) -> ListedSource | None:
-    """The source that knows what its broker lists, unwrapped; ``None`` if it is none."""
+    """The source that knows its broker's list, unwrapped; ``None`` if it is none."""
     return next((each for each in _layers(source) if isinstance(each, ListedSource)), None)
 
 

@@ -113,16 +113,16 @@ def _told(stream: str, closed: Mapping[int, int], ends: Sequence[LedgerEnd]) -> 
             raise InvalidCall(f"stream {stream}: ledger {each.ledger_id} can't end at {each.last_entry_id}")
         if told.setdefault(each.ledger_id, each.last_entry_id) != each.last_entry_id:
             raise InvalidCall(
-                f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker; "
-                f"it said {told[each.ledger_id]} before",
-                hint="nothing was taken: a closed ledger never changes",
+                f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, according to the "
+                f"broker; it reported {told[each.ledger_id]} earlier",
+                hint="nothing was accepted: a closed ledger never changes",
             )
     return told
 
 
 def _require_ascending(stream: str, before: Position | None, batch: EntryBatch) -> None:
     if batch.ledger_id < 0 or int(batch.entry_ids[0]) < 0:
-        raise InvalidCall(f"stream {stream}: {batch.first} is no position", hint="LEDGER:ENTRY, both 0 or more")
+        raise InvalidCall(f"stream {stream}: {batch.first} is not a position", hint="use LEDGER:ENTRY, both 0 or more")
     if before is not None and batch.first <= before:
         raise InvalidCall(f"stream {stream}: {batch.first} was pushed after {before}", hint="ids ascend along a stream")
     is_wrong = np.diff(batch.entry_ids) != 1
@@ -140,13 +140,13 @@ def _require_ascending(stream: str, before: Position | None, batch: EntryBatch) 
 def _rest_of_ledger(stream: str, at: Position, batch: EntryBatch, told: Mapping[int, int]) -> EntryBatch:
     if told.get(at.ledger_id, batch.last.entry_id) < batch.last.entry_id:
         raise InvalidCall(
-            f"stream {stream}: {batch.last} was pushed, and ledger {at.ledger_id} ends at entry {told[at.ledger_id]}",
-            hint="nothing was taken: a closed ledger never grows",
+            f"stream {stream}: {batch.last} was pushed, but ledger {at.ledger_id} ends at entry {told[at.ledger_id]}",
+            hint="nothing was accepted: a closed ledger never grows",
         )
     if batch.first.entry_id > at.entry_id + 1:
         raise OutOfOrder(
             f"stream {stream}: {batch.first} was pushed after {at}",
-            hint=f"push {at.next()} first: what lies between is missing",
+            hint=f"push {at.next()} first: the entries in between are missing",
         )
     return batch.slice(at.entry_id + 1 - batch.first.entry_id, len(batch))
 
@@ -157,18 +157,18 @@ def _end_before(
     """The end of the ledger of ``at``, unless known already; ``first`` begins another ledger."""
     if (last := told.get(at.ledger_id)) is None:
         raise OutOfOrder(
-            f"stream {stream}: {first} was pushed after {at}, and nobody said that ledger {at.ledger_id} ends there",
+            f"stream {stream}: {first} was pushed after {at}, but the end of ledger {at.ledger_id} wasn't reported",
             hint=f'send the fact with the batch, as application metadata: {{"closed": {{"{at.ledger_id}": '
             f"{at.entry_id}}}}}",
         )
     if last != at.entry_id:
         raise OutOfOrder(
-            f"stream {stream}: {first} was pushed after {at}, and ledger {at.ledger_id} ends at entry {last}",
-            hint=f"push {at.next()} first: what lies between is missing",
+            f"stream {stream}: {first} was pushed after {at}, but ledger {at.ledger_id} ends at entry {last}",
+            hint=f"push {at.next()} first: the entries in between are missing",
         )
     if skipped := [each for each, end in told.items() if at.ledger_id < each < first.ledger_id and end >= 0]:
         raise OutOfOrder(
-            f"stream {stream}: {first} was pushed after {at}, and ledger {min(skipped)} between them has entries",
+            f"stream {stream}: {first} was pushed after {at}, but ledger {min(skipped)} between them has entries",
             hint=f"push {min(skipped)}:0 first",
         )
     return [] if at.ledger_id in closed else [LedgerEnd(at.ledger_id, last)]
@@ -177,18 +177,21 @@ def _end_before(
 def _last_end(stream: str, at: Position | None, ends: Sequence[LedgerEnd]) -> Iterator[LedgerEnd]:
     """The end of the newest entry's ledger, if pushed now; checks the other pushed ends."""
     for each in ends:
-        said = f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker"
+        said = f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, according to the broker"
         if at is None or each.ledger_id > at.ledger_id:
             if each.last_entry_id < 0:
                 continue  # empty: no entries of it will follow
-            raise OutOfOrder(f"{said}; none of it was pushed", hint=f"push {each.ledger_id}:0 first")
+            raise OutOfOrder(f"{said}; none of its entries was pushed", hint=f"push {each.ledger_id}:0 first")
         if each.ledger_id < at.ledger_id:
             continue  # its entries are committed, or the repeated end was forgotten with them
         if each.last_entry_id < at.entry_id:
-            raise InvalidCall(f"{said}, and {at} was pushed", hint="nothing was taken: a closed ledger never changes")
+            raise InvalidCall(
+                f"{said}, but {at} was pushed", hint="nothing was accepted: a closed ledger never changes"
+            )
         if each.last_entry_id > at.entry_id:
             raise OutOfOrder(
-                f"{said}; the newest one pushed is {at}", hint="say how a ledger ends with its last entry, or later"
+                f"{said}; the newest pushed entry is {at}",
+                hint="report the end of a ledger with its last entry, or later",
             )
         yield each
 
@@ -330,7 +333,7 @@ class PushedLedgers:
         self._turns = 0
         #: The newest entry that was dropped because a segment took it.
         self._let_go: Position | None = None
-        #: The first entry that the broker has to push again; ``None``: it goes on after its last push.
+        #: The first entry that the broker has to push again; ``None``: it continues after its last push.
         self._again: Position | None = None
         self._ended = False
         self._begin_after(committed, closed)
@@ -408,7 +411,7 @@ class PushedLedgers:
         new = sum(len(piece) for piece in pieces if isinstance(piece, EntryBatch))
         taken = 0
         if new < given:
-            # Or they would keep the repeated entries in memory, which nobody counts.
+            # Otherwise the repeated entries would remain in memory without being counted.
             pieces = [piece.copy() if isinstance(piece, EntryBatch) else piece for piece in pieces]
         for piece in pieces:
             if (closed := self._add(piece, turns, deadline_s, is_wanted)) is None:
@@ -433,7 +436,7 @@ class PushedLedgers:
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         with self._reachable():
             if self._let_go is not None and start <= self._let_go:
-                raise StoreUnavailable(f"stream {self.stream}: {start} is on its way into a segment")
+                raise StoreUnavailable(f"stream {self.stream}: {start} is being written to a segment")
             if (found := next((batch for batch in self._window.batches if batch.last >= start), None)) is None:
                 return None
             piece = part_to_read(found, start, max_bytes)
@@ -457,7 +460,7 @@ class PushedLedgers:
                 del self._ledgers[ledger_id]
 
     def _begin_after(self, committed: Position | None, closed: Mapping[int, int]) -> None:
-        """Drops what is held, and expects the next entries after ``committed``."""
+        """Drops the held entries, and expects the next entries after ``committed``."""
         self._turns += 1
         self._drop_window()
         self._end = committed
@@ -501,7 +504,7 @@ class PushedLedgers:
                     raise StoreUnavailable(
                         f"stream {self.stream}: {self._window.held_bytes} bytes wait for a segment, and there was no "
                         f"room for {size_bytes} more in time",
-                        hint="go on after what is taken; if this stays, look at the stream's status",
+                        hint="continue after the accepted entries; if the error persists, check the stream's status",
                     )
                 self._changed.wait(min(left_s, _WAIT_S_MAX))
 
@@ -527,8 +530,9 @@ class PushedLedgers:
                 continue  # new, or with a gap: refused when it is accepted
             if (other := self._window.other_entry(batch)) is not None:
                 raise SourceMismatch(
-                    f"stream {self.stream}: {other} was pushed again with other bytes: this is another log",
-                    hint="nothing was taken: go on with the log that was pushed before, or push to another stream",
+                    f"stream {self.stream}: {other} was pushed again with other bytes: this is a different log",
+                    hint="nothing was accepted: continue with the log that was pushed before, or push to "
+                    "another stream",
                 )
 
     def _append(self, piece: EntryBatch | LedgerEnd) -> list[LedgerInfo]:
@@ -590,8 +594,9 @@ class PushedLedgers:
             pushed = bool(self._window.batches) or self._let_go is not None
             if self._again is not None or self._ended or (pushed and self._is_owed()):
                 raise StoreUnavailable(
-                    f"stream {self.stream}: the broker has to push again what comes after {self._end or 'nothing'}",
-                    hint="it is asked to; nothing is lost: its copy may go only when entries are durable",
+                    f"stream {self.stream}: the broker has to push the entries after "
+                    f"{self._end or 'the beginning'} again",
+                    hint="the broker is asked to do so; nothing is lost: it deletes its copy only of durable entries",
                 )
             yield
 

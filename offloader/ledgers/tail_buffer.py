@@ -30,7 +30,7 @@ def kept_bytes(batch: EntryBatch) -> int:
 
 
 def part_to_read(batch: EntryBatch, start: Position, max_bytes: int) -> EntryBatch:
-    """What a read from ``start`` on returns of a batch: one entry, and what else fits into ``max_bytes`` of payload."""
+    """The part of a batch that a read from ``start`` on returns: one entry, and more that fit into ``max_bytes``."""
     rest = batch.between(start, batch.last)
     offsets = rest.offsets
     stop = int(np.searchsorted(offsets, int(offsets[0]) + max_bytes, side="right")) - 1
@@ -71,7 +71,8 @@ class TailingSource:
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         with self._lock:
             self._join()
-            # If it isn't here, only ``inner`` knows what comes instead: an append that was interrupted may be missing
+            # If it isn't here, only ``inner`` knows the following entries: an append that was interrupted may be
+            # missing
             # between two chunks.
             kept = next((chunk for chunk in self._chunks if chunk.first <= start <= chunk.last), None)
         return self.inner.read(start, max_bytes) if kept is None else part_to_read(kept, start, max_bytes)

@@ -82,7 +82,7 @@ def _pieces(planned: PlannedSegment, source: LedgerSource) -> list[LedgerPiece]:
         if info.entries and begin.ledger_id <= info.ledger_id <= end.ledger_id
     ]
     if gone := _needed(planned) - {piece.ledger.info.ledger_id for piece in pieces}:
-        raise Corrupt(f"ledger {min(gone)} isn't in the hot tier any more, {begin}..{end} was to be offloaded")
+        raise Corrupt(f"ledger {min(gone)} is no longer in the hot tier; {begin}..{end} can't be offloaded")
     return pieces
 
 
@@ -90,10 +90,10 @@ class HistoryPlan:
     """Segments to write, in order. Not thread-safe.
 
     Args:
-        segments: independent of each other: they are written one by one, each tried once, also after a failed one.
+        segments: independent of each other: they are written one by one, and each is tried once, even after a failure.
 
     Attributes:
-        segment_bytes: about how long they get; 0: unknown.
+        segment_bytes: their approximate length; 0: unknown.
     """
 
     independent = True
@@ -107,7 +107,7 @@ class HistoryPlan:
         return next(self._segments, None)
 
     def at_once(self, segments_max: int) -> int:  # noqa: ARG002 - they are written one by one
-        """How many of them are written at once, if a run may write ``segments_max``."""
+        """Number of segments to write in parallel if a run may write ``segments_max``."""
         return 1
 
     def uploaded(self, summary: SegmentSummary) -> None:
@@ -231,8 +231,8 @@ def start_of_history(
 def failed_before(blocked: Gap | None, failed: Iterable[Failed], state: ManifestState) -> list[Failed]:
     """The edits that may be recorded while a gap blocks, all of them where none does.
 
-    What was promised in or behind the gap stays promised: that may be the only word of entries whose ledger the hot
-    tier lost, and without it the next run would find no gap.
+    Segments promised in or behind the gap remain promised: a promise may be the only record of entries whose ledger the
+    hot tier lost, and without it the next run would find no gap.
     """
     return [
         edit
@@ -254,7 +254,7 @@ class HistoryResult:
 
     Attributes:
         offloaded: name and summary of each committed segment, in the order of commits.
-        trimmed: segments whose ledger left the source meanwhile; no error.
+        trimmed: segments whose ledger left the source during the run; no error.
         errors: of each segment that couldn't be offloaded, in order of occurrence.
         state: the newest view of the manifest.
     """
@@ -285,7 +285,7 @@ class SegmentJob:
         stream, incarnation, epoch: of the stream's owner.
         uuid: its name, which the manifest has assigned to ``planned``.
         planned: its entries and layout.
-        parts_max: parts of it that fit in memory at once, if this process uploads it.
+        parts_max: maximum number of its parts in memory, if this process uploads it.
         part_bytes: length of its parts; 0: by the settings.
         testimony: metadata in its data object about the record that assigned it.
     """
@@ -348,9 +348,9 @@ def upload_order(
 
 #: Parts of a run in flight, as a multiple of those of a live segment.
 HISTORY_PARTS = 2
-#: Segments in parallel take at most this share of the budget; the first one takes what it needs.
+#: Parallel segments take at most this share of the budget; the first one takes the memory that it needs.
 HISTORY_SHARE = 2
-#: Longest part that a run chooses by itself, as long as Pulsar's: each part is a PUT, and is paid for.
+#: Longest part that a run chooses by itself, as long as Pulsar's: each part is a PUT, which costs money.
 HISTORY_PART_BYTES_MAX = 64 * 1024 * 1024
 #: Parts of a segment for each that is sent in parallel, at least: with fewer, connections wait for the first and the
 #: last one.
@@ -643,11 +643,11 @@ class BackfillJob:
         self._proposed = [each for each in self._proposed if each.planned != planned]
         if self._stopped or self._paused:
             return False
-        # Without one of its ledgers it can't be offloaded any more.
+        # Without one of its ledgers it can no longer be offloaded.
         if not _needed(planned) <= {info.ledger_id for info in self._ledgers}:
             if planned not in self._result.trimmed:
                 self._result.trimmed.append(planned)
-            # A V2 segment stays promised until one record has both its failure and its gap.
+            # A V2 segment remains promised until one record has both its failure and its gap.
             self._ends = self._ends or planned.layout is not Layout.V1
             return planned.layout is Layout.V1
         if isinstance(error, OffloaderError) and error.retryable and attempt.number < self._attempts_max:
@@ -660,7 +660,7 @@ class BackfillJob:
         return False
 
     def _propose(self) -> None:
-        """Take segments off the plan; they stay proposed until a record assigns them."""
+        """Take segments off the plan; they remain proposed until a record assigns them."""
         under_way = sum(1 for attempt in self._running if not attempt.outcome.done())
         while not (self._ends or self._stopped or self._exhausted):
             is_full = under_way + len(self._proposed) >= self._segments_max
@@ -736,7 +736,9 @@ class BackfillJob:
             self._source.release(end)
         except OffloaderError as error:
             # It deletes nothing and is acknowledged again later: no reason to fail the commit.
-            _log.warning("stream %s: the source wasn't told that %s is safe: %s", self._log.stream, end, error)
+            _log.warning(
+                "stream %s: the source couldn't be told that %s is committed: %s", self._log.stream, end, error
+            )
 
     def _clean(self, attempt: _Attempt) -> None:
         """Delete the remains of a failed attempt of this run, once; late arrivals are swept later.
@@ -747,7 +749,7 @@ class BackfillJob:
         try:
             self._log.store.delete([data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)])
         except OffloaderError as error:
-            _log.warning("stream %s: the failed attempt %s is left to the sweeper: %s", stream, uuid, error)
+            _log.warning("stream %s: the failed attempt %s is left to cleanup: %s", stream, uuid, error)
 
     def _closed_edits(self, ends: list[Position]) -> list[Edit]:
         """The source's facts, missing in the manifest, about the ledgers of these segments."""

@@ -70,7 +70,7 @@ from offloader.write.recovery import recover_lost, recoverable
 from offloader.write.rollback import LedgerRewrite, RewriteResult
 from offloader.write.stream_state import Commits
 
-#: Plans of one call, while other writers change the manifest.
+#: Attempts to plan one call again because other writers change the manifest.
 ATTEMPTS_MAX = 5
 
 
@@ -97,14 +97,14 @@ def fill_gaps(
         batch: every entry in this range that is in a recorded gap and in no fill, and none that is in no gap.
 
     Returns:
-        the number of entries, all of them stored when it returns.
+        The number of entries, all of them stored when it returns.
 
     Raises:
         InvalidCall: the batch has other entries.
         LimitReached: it is too large for one object.
         SourceMismatch: an entry that is stored already has other bytes.
         Trimmed: the ledger is deleted from the stream.
-        EditRefused: the stream was deleted, or others changed the manifest every time.
+        EditRefused: the stream was deleted, or other writers changed the manifest at every attempt.
         OutcomeUnknown, StoreUnavailable: nothing, or all of it is recorded: call it again.
     """
     for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -134,23 +134,25 @@ def _parts(state: ManifestState, batch: EntryBatch, first: int, last: int) -> It
         raise Trimmed(f"{where}: it is deleted from the stream", first_available=state.first_position())
     given = runs_of(batch.entry_ids)
     if given and not first <= given[0][0] <= given[-1][1] <= last:
-        raise InvalidCall(f"{where}: entries {given[0][0]} to {given[-1][1]} came for {first} to {last}")
+        raise InvalidCall(f"{where}: received entries {given[0][0]} to {given[-1][1]} for the range {first} to {last}")
     end = fact.last_entry_id
     if given and end != LAST_UNKNOWN and given[-1][1] > end:
-        raise InvalidCall(f"{where}: entry {given[-1][1]} came, the ledger ends at {end}")
+        raise InvalidCall(f"{where}: received entry {given[-1][1]}, but the ledger ends at {end}")
     if others := without(given, gap_runs(state.gaps, ledger_id, first, last)):
         raise InvalidCall(
-            f"{where}: entry {others[0][0]} came, which is in no recorded gap", hint="send what is missing"
+            f"{where}: received entry {others[0][0]}, which is in no recorded gap", hint="send only missing entries"
         )
     wanted = missing_runs(state, ledger_id, last, first=first)
     if absent := without(wanted, given):
-        raise InvalidCall(f"{where}: entry {absent[0][0]} is missing and didn't come", hint="send what is missing")
+        raise InvalidCall(
+            f"{where}: entry {absent[0][0]} is missing and wasn't received", hint="send all missing entries"
+        )
     for group in _groups(state, ledger_id, wanted):
         yield batch.between(Position(ledger_id, group[0][0]), Position(ledger_id, group[-1][1]))
 
 
 def _groups(state: ManifestState, ledger_id: int, wanted: list[Run]) -> Iterator[list[Run]]:
-    """Missing runs that one fill may hold: no other fill lies between them, and nothing that isn't offloaded yet."""
+    """Missing runs that one fill may hold: no other fill lies between them, and no entry that isn't offloaded yet."""
 
     def joins(low: int, high: int) -> bool:
         is_filled = fills_in(state.fills, ledger_id, low, high)
@@ -179,9 +181,9 @@ def _require_same(log: ManifestLog, state: ManifestState, batch: EntryBatch) -> 
         _, own, its = np.intersect1d(given.entry_ids, stored.entry_ids, assume_unique=True, return_indices=True)
         if not given.payloads.take(own).equals(stored.payloads.take(its)):
             raise SourceMismatch(
-                f"stream {state.stream}: entries at {fill.first}..{fill.last} came with other bytes than those that "
-                f"fill {fill.uuid} has",
-                hint="another cluster's ledger has this number, or the broker's entry was damaged",
+                f"stream {state.stream}: entries at {fill.first}..{fill.last} have other bytes than those in "
+                f"fill {fill.uuid}",
+                hint="a ledger of another cluster may have this number, or the broker's entry is damaged",
             )
 
 
@@ -192,7 +194,7 @@ def _stored(log: ManifestLog, state: ManifestState, batch: EntryBatch, entropy: 
     try:
         body = encode_fill(batch)
     except FormatError as error:
-        raise LimitReached(f"stream {state.stream}: {error}", hint="send fewer entries at once") from error
+        raise LimitReached(f"stream {state.stream}: {error}", hint="send fewer entries per call") from error
     checksum = 0
     for view in body.views:
         checksum = crc32c(view, checksum)
@@ -273,7 +275,8 @@ def ledgers_of_method(
 ) -> LedgerMethodPlan:
     """Plan the ledger method's uploads.
 
-    A ledger that streaming began stays in V2: its rest becomes a V2 segment once it is closed, whatever the thresholds.
+    A ledger that streaming began remains in V2: its rest becomes a V2 segment once it is closed, whatever the
+    thresholds.
     A ledger with unreadable entries becomes V2 segments too, around them.
 
     Args:
@@ -346,24 +349,24 @@ class BackfillService:
     ) -> HistoryResult:
         """Offload all unoffloaded entries up to ``last`` (default: the newest entry now) as V2 segments.
 
-        Safe to interrupt: committed segments stay, the next run continues with the rest.
+        Safe to interrupt: committed segments are kept, and the next run continues with the rest.
 
         Args:
             source: the hot tier; a view opened with ``may_delete`` suffices.
             take_over: take the stream from an active owner.
-            acknowledges: acknowledge offloaded entries to the source; a view can't take that.
+            acknowledges: acknowledge offloaded entries to the source; a view can't do that.
             on_plan: called with the plan before its execution.
             on_progress: called with each segment that became readable, on a worker.
 
         Returns:
-            The result; ``errors`` holds why a segment couldn't be offloaded, or the gap that ``on_gap`` blocks at:
-            then none after it was begun.
+            The result; ``errors`` holds the reasons why segments couldn't be offloaded, or the gap at which ``on_gap``
+            blocks: then no segment after it was begun.
 
         Raises:
-            StreamPaused: the stream is paused; in ``errors`` when it was paused meanwhile.
-            Fenced: an active owner has the stream, or another writer took it meanwhile.
+            StreamPaused: the stream is paused; in ``errors`` when it was paused during the run.
+            Fenced: an active owner has the stream, or another writer took it during the run.
             Corrupt: the source doesn't return entries it lists.
-            StoreUnavailable, OutcomeUnknown: the manifest can't be read or takes no commit.
+            StoreUnavailable, OutcomeUnknown: the manifest can't be read or accepts no commit.
         """
         log = self._log(stream)
         source, settings = checked(source, log), self._tools.settings
@@ -391,7 +394,7 @@ class BackfillService:
                 done = self._finished(stream, run)
                 result.add(done)
                 failed = [edit for edit in failed if edit not in recorded]
-                # Entries lost by the hot tier meanwhile are a gap, which doesn't affect earlier ones.
+                # Entries lost by the hot tier during the run are a gap, which doesn't affect earlier ones.
                 again = bool(done.trimmed) and not done.errors
         if start.blocked is not None:
             result.errors.append(blocked_at(stream, start.blocked))
@@ -418,8 +421,8 @@ class BackfillService:
             others: as for ``backfill``.
 
         Returns:
-            The result; ``errors`` holds why ledgers couldn't be offloaded: the others were all tried. Or the gap that
-            ``on_gap`` blocks at: then none after it was begun.
+            The result; ``errors`` holds the reasons why ledgers couldn't be offloaded (all others were tried), or the
+            gap at which ``on_gap`` blocks: then no segment after it was begun.
 
         Raises: as ``backfill``.
         """
@@ -482,8 +485,8 @@ class BackfillService:
     def pause(self, stream: str, reason: str = "") -> bool:
         """Record that the stream is paused: no segment is assigned until ``resume``; False: already paused.
 
-        Assigned segments complete, and committed ones stay readable. Entries stay in the hot tier. An offloader in
-        another process notices with its next record.
+        Assigned segments complete, and committed ones remain readable. Entries remain in the hot tier. An offloader in
+        another process notices the pause with its next record.
 
         Args:
             reason: for display, kept in the record.
@@ -501,7 +504,7 @@ class BackfillService:
         log = self._log(stream)
         state = log.load()
         if not state.record_id:
-            raise NotFound(f"nothing of stream {stream} is in {self._store.url} yet", hint="let its writer begin first")
+            raise NotFound(f"stream {stream} has no objects in {self._store.url} yet", hint="start its writer first")
         if state.paused is isinstance(edit, Pause):
             return False
         log.commit_as_maintainer([edit])
@@ -516,7 +519,7 @@ class BackfillService:
 
         Args:
             method: record it too, as ``switch`` does; empty: leave the stream's.
-            known: a view of the manifest from just now: without anything to record no request is sent.
+            known: a view of the manifest loaded before this call: without anything to record no request is sent.
         """
         if known is not None and not _closed_since(known, source) and method in ("", known.method):
             return []
@@ -550,7 +553,7 @@ class BackfillService:
 
         Raises:
             InvalidCall: the settings compress, or a ledger of ``delete`` doesn't need rewriting.
-            Fenced: an active owner has the stream, or another writer took it meanwhile.
+            Fenced: an active owner has the stream, or another writer took it during the run.
             EditRefused: the stream is on hold.
             StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
         """
@@ -582,16 +585,17 @@ class BackfillService:
 
         Args:
             recode: also rewrite segments whose compression isn't the configured codec's.
-            within: only segments between these positions, both included. Calls about ranges apart may run at the same
-                time, in any processes.
-            beside_owner: also if the stream's owner was active just now. It is never fenced; it continues beside this.
+            within: only segments between these positions, both included. Calls about disjoint ranges may run in
+                parallel, in any processes.
+            beside_owner: also if the stream's owner was active recently. The owner is never fenced and continues beside
+                this run.
             read: of the stream's reader, for moved buckets.
             on_plan: called with the plan before its execution.
             on_progress: called with each new segment.
 
         Raises:
-            Fenced: an active owner has the stream, or another writer opened an epoch meanwhile.
-            EditRefused: the stream is on hold, or was changed again and again meanwhile.
+            Fenced: an active owner has the stream, or another writer opened an epoch during the run.
+            EditRefused: the stream is on hold, or other writers changed it repeatedly.
             StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
         """
         return Compaction(
@@ -615,12 +619,12 @@ class BackfillService:
             run.stop()
 
     def wait(self) -> None:
-        """After ``stop``: wait for the runs to end. Their threads would wait for ever for workers that are closed."""
+        """Waits for the runs to end after ``stop``. Their threads would wait forever for workers that are closed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
 
     def release(self, source: LedgerSource, stream: str) -> HotRelease | CommitAck:
-        """Create what releases a stream's hot copies; not started.
+        """Create the object that releases a stream's hot copies; not started.
 
         To a broker that decides about its own copies, each commit is acknowledged.
         """
@@ -653,8 +657,9 @@ class BackfillService:
         last: Position | None,
         threshold_bytes: int,
     ) -> list[PlannedSegment]:
-        """What a run of a method would do now, without any request. Sizes inside ledgers are estimated, so a backfill
-        may cut elsewhere.
+        """The segments that a run of a method would write now, without any request.
+
+        Sizes inside ledgers are estimated, so a backfill may cut elsewhere.
 
         Args:
             method: ``streaming`` or ``ledger``.
@@ -671,8 +676,11 @@ class BackfillService:
     def _own(
         self, source: LedgerSource, log: ManifestLog, *, take_over: bool, acknowledges: bool
     ) -> tuple[Commits, list[Failed]]:
-        """Open an epoch of a manifest that was loaded just now; returns its commits, and the failures for its first
-        record. Raises ``StreamPaused``."""
+        """Open an epoch of a manifest that was loaded just before; returns its commits, and the failures for its first
+        record.
+
+        Raises ``StreamPaused``.
+        """
         if log.state.paused:
             raise StreamPaused(log.stream)
         commits = Commits(log, source, self._tools.driver, self._tools.clock)
@@ -721,7 +729,7 @@ class BackfillService:
 
 
 def _closed_since(state: ManifestState, source: LedgerSource) -> list[LedgerInfo]:
-    """Ledgers that are committed whole, and that the manifest doesn't know as closed."""
+    """Ledgers that are committed completely, but aren't recorded as closed."""
     end = state.committed_end()
     return [
         info

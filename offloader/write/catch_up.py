@@ -38,7 +38,7 @@ BEHIND_SEGMENTS_MIN = 3
 
 
 class CatchUp:
-    """Offloads what is in the hot tier already, by reads or, far behind, by a run over the history.
+    """Offloads existing entries of the hot tier, by reads or, if far behind, by a run over the history.
 
     Used by the stream's steps, one at a time; ``stop`` is thread-safe.
 
@@ -148,7 +148,7 @@ class CatchUp:
             run.stop()
 
     def settle_history(self) -> bool:
-        """Start a run over missing older entries; False if nothing is missing that isn't recorded as a gap.
+        """Start a run over missing older entries; False if every missing entry is recorded as a gap.
 
         Raises:
             Corrupt: a gap, and the policy is to block; or the source doesn't return entries it lists.

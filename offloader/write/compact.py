@@ -1,18 +1,18 @@
 """Compaction: merge small neighbouring segments of a stream into larger ones.
 
-The planner is a pure function of the manifest's view. It decides what is merged:
+The planner is a pure function of the manifest's view. It decides which segments are merged:
 
 * Only neighbours: no entry can lie between the end of one and the begin of the next, as far as the manifest knows. So a
   gap, a segment in flight, and a ledger whose end isn't known all end a run of neighbours.
-* Only V2 segments of the stream's own that are wholly after its start, without a ledger marked as deleted and without
-  gaps inside. V1 objects stay what they are: Pulsar's own offloader and readers from before the streaming method read
-  them. Adopted objects aren't ours to replace; they are named.
+* Only V2 segments of the stream that are wholly after its start, without a ledger marked as deleted and without gaps
+  inside. V1 objects are kept: Pulsar's own offloader and readers from before the streaming method read them. Adopted
+  objects belong to Pulsar and can't be replaced; they are named.
 * Never into more than the configured segment size, by the rule of the writer: bytes of entries with their headers.
 * Only if the result is at least twice the largest segment in it. So each rewrite of an entry at least doubles its
   segment: however often compaction runs, an entry is written at most log2(configured size / first size) times more, and
-  the segments left over are few: their sizes fall like a geometric row.
+  the remaining segments are few: their sizes fall like a geometric series.
 
-``replacement`` carries the plan out: see there for the order of durable steps and what guards them.
+``replacement`` executes the plan: see there for the order of durable steps and their guards.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What a compaction would do now.
+    """The merges that a compaction would do now.
 
     Attributes:
         merges: in the stream's order; no segment is in two of them.
-        adopted: segments that would be merged if they weren't adopted: they aren't ours to replace.
+        adopted: segments that would be merged if they weren't adopted: adopted objects can't be replaced.
     """
 
     merges: tuple[Merge, ...]
@@ -177,7 +177,7 @@ def _packed(run: Sequence[SegmentRecord], bytes_max: int) -> Iterator[list[Segme
 def _worthwhile(
     packed: Sequence[SegmentRecord], settings: OffloadSettings, *, recode: bool
 ) -> Iterator[tuple[SegmentRecord, ...]]:
-    """What is merged of neighbours that fit into one segment: all, or what is on each side of the largest."""
+    """The segments to merge of neighbours that fit into one segment: all, or those on each side of the largest."""
     sizes = [_size(each) for each in packed]
     if len(packed) > 1 and 2 * max(sizes) <= sum(sizes):
         yield tuple(packed)
@@ -213,10 +213,10 @@ class Compaction:
 
     Args:
         log: the stream's manifest; the owner of its epoch continues.
-        tools: of the process; their settings say how the new segments are written.
+        tools: of the process; their settings determine how the new segments are written.
         read: of the stream's reader.
         recode, within: see ``plan_compaction``.
-        beside_owner: also if the stream's owner was active just now.
+        beside_owner: also if the stream's owner was active recently.
         is_stopped: called at intervals; when True the run ends with an error.
         on_plan: called with the plan.
         on_progress: called with each new segment.
@@ -248,8 +248,8 @@ class Compaction:
     def run(self) -> CompactionResult:
         """Merge the segments of one plan.
 
-        What it merged isn't merged again: each entry is written at most once, unless another writer changes the stream
-        meanwhile.
+        Merged segments aren't merged again: each entry is written at most once, unless another writer changes the
+        stream during the run.
 
         Raises: as ``BackfillService.compact``.
         """

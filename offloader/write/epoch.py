@@ -1,4 +1,4 @@
-"""Ownership of a stream: open an epoch, recover what a predecessor left, accept another hot tier, reacquire."""
+"""Ownership of a stream: open an epoch, settle unfinished segments, accept another hot tier, reacquire."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def settle_leftover(
     Raises:
         StoreUnavailable, OutcomeUnknown, AccessDenied: the object's state is unknown. Nothing is decided.
     """
-    assert segment.epoch != log.epoch, "only an earlier epoch leaves something"
+    assert segment.epoch != log.epoch, "only an earlier epoch leaves unfinished segments"
     key = data_key(log.stream, segment.uuid, segment.v1_ledger_id)
     if not _is_there(log.store, key):
         abort_uploads(log.store, key)
@@ -153,7 +153,7 @@ class Acceptance:
     """Changes of accepting a source, planned or done.
 
     Attributes:
-        why: what the source contradicts; empty: nothing, and nothing is changed.
+        why: contradictions between the source and the manifest; empty: none, and nothing is changed.
         source: uuid of the database.
         aside: its ledgers that are never offloaded, released or deleted, ascending.
         gaps: entries that are missing from now on.
@@ -179,9 +179,9 @@ def plan_acceptance(
 
     Args:
         source: uuid of the database that is accepted.
-        ledgers: all it has, ascending, listed after ``state`` was read.
+        ledgers: all its ledgers, ascending, listed after ``state`` was read.
         first_ledger: a ledger id above all known ones; new ledgers get later ones.
-        why: what the source contradicts.
+        why: contradictions between the source and the manifest.
     """
     aside = set(contradictions(state, ledgers))
     if state.source is not None and state.source.uuid != source:
@@ -204,7 +204,7 @@ def plan_acceptance(
 
 
 def _unfinished(state: ManifestState) -> tuple[UUID, ...]:
-    """Segments on their way, also those that are to replace others."""
+    """Segments in flight, including those that are to replace others."""
     return (*(each.uuid for each in state.assigned()), *(each.uuid for each in state.rewrites))
 
 
@@ -244,12 +244,12 @@ def accept_source(
     """Make ``source`` the stream's hot tier in place of the previous one.
 
     The stream's writer is fenced first. Complete assigned segments are adopted; then one record has the gap and the new
-    source. Safe to call again after any failure: before that record everything is as it was.
+    source. Safe to call again after any failure: before that record nothing has changed.
 
     Args:
         log: of the stream, for exclusive use.
         source: with an identity.
-        reserve: new ledgers take their ids from a range of this start's own: for appending processes.
+        reserve: new ledgers take their ids from a range of this start: for appending processes.
         dry_run: only plan.
 
     Raises:
@@ -309,7 +309,7 @@ def accept_loss(
     If segments are assigned, this opens an epoch: complete ones are adopted, the rest fails in the record of the gaps.
 
     Args:
-        take_over: open the epoch although the owner was active just now.
+        take_over: open the epoch although the owner was active recently.
 
     Raises:
         Fenced: an active owner has assigned segments, and ``take_over`` is off.
@@ -341,7 +341,7 @@ def _lost(state: ManifestState, source: LedgerSource) -> FoundGaps:
 
 
 def _compared(log: ManifestLog, source: LedgerSource, *, create: bool) -> tuple[IdentifiedSource, ManifestState, str]:
-    """The source's identity, the manifest, and what contradicts the other one in it; empty: nothing.
+    """The source's identity, the manifest, and the contradiction between the two; empty: none.
 
     A store without a manifest of a stream that the source has committed contradicts the source.
 
@@ -349,7 +349,7 @@ def _compared(log: ManifestLog, source: LedgerSource, *, create: bool) -> tuple[
         create: create the stream then.
     """
     if (identity := identified(source)) is None:
-        raise InvalidCall(f"stream {log.stream}: this hot tier has no identity that could be accepted")
+        raise InvalidCall(f"stream {log.stream}: this hot tier has no identity, so it can't be accepted")
     noted = identity.noted_manifests()
     try:
         state = log.load(create=create and bool(noted))
@@ -368,8 +368,8 @@ class Ownership:
 
     Args:
         take_over: take the stream from any owner (the source made this writer active, or the operator requested it).
-        acknowledges: acknowledge offloaded entries to the source; a view can't take that.
-        is_fresh: ``log`` was loaded just now, so that ``take`` needn't.
+        acknowledges: acknowledge offloaded entries to the source; a view can't do that.
+        is_fresh: ``log`` was loaded just before, so that ``take`` needn't load it.
 
     Attributes:
         take_over: as given; on after ``lose`` only when set again.
@@ -447,7 +447,7 @@ class Ownership:
         require_takeable(state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self.take_over)
 
     def stop(self) -> None:
-        """Open no epoch after those of others any more; thread-safe."""
+        """Open no further epoch after those of other writers; thread-safe."""
         self._is_stopped = True
 
     def lose(self) -> None:
@@ -457,7 +457,7 @@ class Ownership:
         self._seen_record, self._silent_since_s = self._log.state.record_id, self._clock.monotonic_s()
 
     def is_abandoned(self, tail: Position | None) -> bool:
-        """Whether a lost stream may be taken back: data waits, and no record was written for long enough.
+        """Whether a lost stream may be taken back: it has a backlog, and no record was written for long enough.
 
         An owner that gathers a segment is silent for as long as a segment may take; one without a segment is idle or
         dead. The source is queried too (a source that knows its owner refuses an acknowledgement).
@@ -514,7 +514,7 @@ def open_source(
     else:
         with suppress(NotFound):  # it was never offloaded
             state = log.load() if read_entry(log.store, log.stream) is not None else None
-    # Without an epoch of its own, this process's ledgers have to come after those that the manifest knows.
+    # Without a new epoch, this process's ledgers have to come after those in the manifest.
     above = 0 if is_offloaded or state is None else max(first_free_ledger(state) - 1, 0)
     try:
         source = database.open_stream(log.stream, held=is_offloaded, above=above)
@@ -527,16 +527,16 @@ def open_source(
         return source
     try:
         checked(source, log).ledgers()
-        if is_offloaded:  # else the epoch is left to a separate offloader beside this process
+        if is_offloaded:  # otherwise the epoch is left to a separate offloader beside this process
             log.open_epoch(identified(source), reserve=True)
     except SourceMismatch:
         if not new_source:
             raise
         done = accept_source(log, source, settings=settings, clock=clock, reserve=True)
         _log.error(
-            "stream %s goes on, as accepted: %s; missing: %s; left aside: %s",
+            "stream %s continues with the accepted hot tier: %s; missing: %s; left aside: %s",
             *(log.stream, done.why),
-            ", ".join(f"{gap.first} up to {gap.last}" for gap in done.gaps) or "nothing that is known of",
+            ", ".join(f"{gap.first} up to {gap.last}" for gap in done.gaps) or "no known entries",
             ", ".join(map(str, done.aside)) or "no ledger",
         )
     return source

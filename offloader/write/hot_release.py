@@ -36,7 +36,7 @@ class ReleasedLedgers:
 
     Attributes:
         deleted: ledgers whose hot copies are deleted.
-        errors: why others stayed; the next poll retries them.
+        errors: why other ledgers were kept; the next poll retries them.
     """
 
     deleted: list[int] = field(default_factory=list)
@@ -158,7 +158,7 @@ class HotRelease:
     """Polls a stream and deletes releasable hot copies. Without candidates it sends no request.
 
     Args:
-        log: a manifest log of its own.
+        log: a separate manifest log.
         lag_minutes: negative: does nothing.
         with_gaps: as for ``release_hot_ledgers``.
     """
@@ -210,12 +210,12 @@ class HotRelease:
         for error, count in Counter(map(str, errors)).items():
             times = f" ({count} times)" if count > 1 else ""
             _log.warning(
-                *("stream %s: hot copies stay for now: %s%s", self._log.stream, error, times),
+                *("stream %s: hot copies are kept for now: %s%s", self._log.stream, error, times),
                 extra={"event": "retry", "stream": self._log.stream},
             )
 
 
-#: Interval of checks besides those after a commit: for what another process committed, and for settings.
+#: Interval of checks besides those after a commit: for commits of other processes, and for settings.
 LOOK_S = 60.0
 #: Longest back-off after an error.
 RETRY_S_MAX = 60.0
@@ -224,7 +224,7 @@ RETRY_S_MAX = 60.0
 def acknowledgeable(
     state: ManifestState, ledgers: Sequence[LedgerInfo], *, with_gaps: bool = False
 ) -> tuple[Position | None, Corrupt | None]:
-    """The position up to which a broker may forget its entries, and what holds it back. Pure.
+    """The position up to which a broker may delete its entries, and the reason that prevents more. Pure.
 
     Never after the committed end, nor after an entry that may only be recoverable from the hot tier.
 
@@ -251,7 +251,7 @@ def acknowledgeable(
     if first is None:
         return end, None
     why = Corrupt(
-        f"nothing from {first.first} on is acknowledged: there is a gap up to {first.last}: {first.reason}",
+        f"no entry from {first.first} on is acknowledged: there is a gap up to {first.last}: {first.reason}",
         hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
     )
     return listed_before(ledgers, first.first), why
@@ -262,7 +262,7 @@ class CommitAck:
 
     Args:
         source: calls back after each ``release``.
-        log: a manifest log of its own.
+        log: a separate manifest log.
         with_gaps: as for ``acknowledgeable``.
     """
 
@@ -294,7 +294,7 @@ class CommitAck:
         self._next_look.stop()
 
     def look(self) -> Corrupt | None:
-        """Acknowledge now what is committed; returns what holds the rest back.
+        """Acknowledge all committed entries; returns the reason that prevents more.
 
         Raises:
             Fenced: another process is the active one.
@@ -305,7 +305,7 @@ class CommitAck:
         ledgers = self._source.ledgers()
         position, why = acknowledgeable(state, ledgers, with_gaps=self._with_gaps)
         if position is not None and position != self._acknowledged:
-            # The broker may delete what is acknowledged: a loss of these records is detected from here on.
+            # The broker may delete acknowledged entries: a loss of these records is detected from here on.
             position, why = acknowledgeable(self._log.name_newest(), ledgers, with_gaps=self._with_gaps)
         if position is not None:
             if self._noted != state.incarnation and (notes := noting(self._source)) is not None:

@@ -162,7 +162,7 @@ def _pieces_of(info: LedgerInfo, spans: Sequence[LedgerSpan]) -> list[tuple[int,
 
 
 def position_leaving(ledgers: Sequence[LedgerInfo], kept_bytes: int) -> Position | None:
-    """The newest position to offload so that at most ``kept_bytes`` payload bytes stay behind.
+    """The newest position to offload so that at most ``kept_bytes`` payload bytes remain in the hot tier.
 
     Walks from the newest ledger to the oldest; inside a ledger entries count evenly.
 
@@ -200,7 +200,7 @@ def uncovered(
         state: the manifest; segments of every status and recorded gaps count as covered.
         ledgers: the hot tier's, ascending; entries marked as unreadable, and deleted ledgers, aren't offloaded.
         last: ignore entries after it.
-        given_up: segments that don't count: their range is to be offloaded anew.
+        given_up: segments that don't count: their range is to be offloaded again.
         gaps: to be recorded; no range spans one.
         by_ledger: cut ranges at the ends of ledgers.
     """
@@ -297,11 +297,11 @@ def find_gaps(
     given_up: Collection[UUID] = (),
     seen: Mapping[int, int | None] | None = None,
 ) -> FoundGaps:
-    """Find what has to be recorded so that everything up to ``last`` can be committed.
+    """Find the gaps and ledger ends to record so that everything up to ``last`` can be committed.
 
     A gap lies between two ranges that are covered or still in the hot tier, where the source reports entries as
-    unreadable, or where a promised range is in neither any more. The length of a lost ledger is unknown: a gap extends
-    to the next entry.
+    unreadable, or where a promised range is in neither. The length of a lost ledger is unknown: a gap extends to the
+    next entry.
 
     Args:
         state: the manifest; everything not given up counts as covered.
@@ -451,8 +451,8 @@ def _require_absent(state: ManifestState, ledgers: Sequence[LedgerInfo], first: 
         if info.ledger_id not in state.deleted_ledgers and (may_grow or first <= ends >= begins <= end):
             raise Corrupt(
                 f"stream {state.stream}: {first} up to {end} isn't offloaded, and ledger {info.ledger_id} is still "
-                "listed there",
-                hint="nothing was committed beyond the gap: repair the hot tier",
+                "listed in this range",
+                hint="nothing was committed after the gap: repair the hot tier",
             )
 
 
@@ -549,8 +549,8 @@ def gap_before(
     gap = proven_gap(after, begin, read.ledgers)
     if gap is None:
         raise Corrupt(
-            f"stream {stream}: the hot tier goes on at {begin} after {after}: entries are gone that it still lists",
-            hint="nothing was committed beyond the gap: repair the hot tier",
+            f"stream {stream}: the hot tier continues at {begin} after {after}, but it still lists entries in between",
+            hint="nothing was committed after the gap: repair the hot tier",
         )
     there = next(iter(state.offloaded(gap.first, gap.last)), None)
     return gap if there is None else replace(gap, last=there.begin.previous())
@@ -574,8 +574,8 @@ def blocked_at(stream: str, gap: Gap) -> Corrupt:
     confirm = "let the source confirm them (doctor names the missing permission) and start again"
     remedy = confirm if gap.reason == GapReason.UNCONFIRMED else "restore the hot tier"
     return Corrupt(
-        f"stream {stream}: entries {gap.first} up to {_end_of(gap)} are gone: {gap.reason}",
-        hint=f"nothing was committed beyond them: {remedy}, or set on_gap = record to go on without",
+        f"stream {stream}: entries {gap.first} up to {_end_of(gap)} are missing: {gap.reason}",
+        hint=f"nothing was committed after them: {remedy}, or set on_gap = record to continue without them",
     )
 
 

@@ -50,7 +50,7 @@ _log = logging.getLogger("offloader.stream")
 LOOK_FIRST_S = 5.0
 #: Longest poll interval. A poll is three requests.
 LOOK_MAX_S = 60.0
-#: Permanent errors: waiting callers of an offload get them at once. The stream itself keeps retrying.
+#: Permanent errors: waiting callers of an offload get them immediately. The stream itself keeps retrying.
 _HOPELESS = (AccessDenied, BucketMissing)
 #: Longest sleep of a waiting caller between reads of the clock.
 _WAIT_S_MAX = 1.0
@@ -184,7 +184,8 @@ class StreamOffload:
                         f"stream {self.stream}: {target} isn't offloaded after {wait_s:g} s, committed is "
                         f"{self._shared.committed or 'nothing'}"
                         + (f"; last error: {self._shared.error}" if self._shared.error else ""),
-                        hint="nothing is lost: the hot tier has it, and offloading goes on at the next start",
+                        hint="nothing is lost: the hot tier has the entries, and offloading continues at the "
+                        "next start",
                     )
                 self._shared.changed.wait(min(left_s, _WAIT_S_MAX))
             return self._shared.committed
@@ -305,7 +306,7 @@ class StreamOffload:
         except StreamPaused:
             self._step_task.schedule()  # the view is up to date by now: the next step pauses
         except (EditRefused, Corrupt, SourceMismatch) as error:
-            # The manifest or the hot tier is damaged, or another one: a retry would read the same bytes.
+            # The manifest or the hot tier is damaged or a different one: a retry would read the same bytes.
             self._halt(error, Event.DAMAGED)
             if isinstance(error, EditRefused):
                 self._on_refused(self)
@@ -361,7 +362,7 @@ class StreamOffload:
         shared.buffer.stop_waiting()
 
     def _resume(self) -> None:
-        """If the stream was paused, go on reading where it stopped."""
+        """If the stream was paused, resume reading where it stopped."""
         shared = self._shared
         with shared.changed:
             shared.looks_done = self._looking
@@ -525,7 +526,7 @@ class StreamOffload:
         # Once an outage: further attempts fail the same way.
         level = logging.WARNING if delay_s <= RETRY_DELAY_FIRST_S else logging.DEBUG
         _log.log(
-            *(level, "stream %s: %s; again in %.1f s", self._log.stream, error, delay_s),
+            *(level, "stream %s: %s; retrying in %.1f s", self._log.stream, error, delay_s),
             extra={"event": "retry", "stream": self._log.stream},
         )
 
@@ -547,14 +548,14 @@ class StreamOffload:
             elif shared.queue.is_leaving:
                 return held_bytes
         for other in dropped:
-            other.handle.abandon(Closed("its bytes are needed elsewhere; it is read again"), abort=True)
+            other.handle.abandon(Closed("its memory is needed elsewhere; its entries will be read again"), abort=True)
         if segment is not None and not dropped:
             segment.handle.close()
         return held_bytes
 
     def _lose(self, error: Fenced) -> None:
         """Fenced: stop without deletions, and poll until the successor is inactive."""
-        # Before waking waiters: a caller that learns of the loss may reopen the stream at once.
+        # Before waking waiters: a caller that learns of the loss may reopen the stream immediately.
         self._ownership.lose()
         if self._halt(error, Event.FENCED):
             self._next_look.set(self._tools.settings.takeover_after_seconds)
@@ -566,12 +567,12 @@ class StreamOffload:
         try:
             abandoned = self._ownership.is_abandoned(self._shared.tail)
         except OffloaderError as error:
-            _log.warning("stream %s is fenced, and can't be looked at: %s", self.stream, error)
+            _log.warning("stream %s is fenced, and its manifest can't be read: %s", self.stream, error)
         finally:
             if not abandoned:  # also after any other error
                 self._next_look.set(self._tools.settings.takeover_after_seconds)
         if abandoned:
-            _log.warning("stream %s: its owner is silent and data waits: taking it back", self.stream)
+            _log.warning("stream %s: its owner is inactive with a backlog; taking over", self.stream)
             self.reopen()
 
     def _halt(self, error: OffloaderError, event: Event) -> bool:
@@ -590,7 +591,7 @@ class StreamOffload:
             _log.error("stream %s stopped: %s", self._log.stream, error)
         self._catch_up.stop()
         for segment in segments:
-            # The objects of a stream that another writer took are that writer's to settle.
+            # The new owner settles the objects of a stream that it took.
             segment.handle.abandon(error, abort=event is not Event.FENCED)
         self._shared.buffer.stop_waiting()
         return True

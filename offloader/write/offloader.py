@@ -42,9 +42,9 @@ from offloader.write.segment import OffloadHandle, OffloadResult
 from offloader.write.stream_state import StreamStatus
 from offloader.write.upload import LedgerHandle, offload_ledger, upload_of
 
-#: Runs of the ledger method at once, whole process; others wait.
+#: Parallel runs of the ledger method in the whole process; others wait.
 LEDGER_RUNS_MAX = 2
-#: Unused block memory kept by the process: twice what a part of the default size frees at once.
+#: Unused block memory kept by the process: twice the memory that a part of the default size frees.
 BLOCK_MEMORY_BYTES = 32 * 1024 * 1024
 #: Smaller blocks aren't pooled.
 BLOCK_BYTES_MIN = 64 * 1024
@@ -159,7 +159,7 @@ class LedgerOffloader:
             stream: its name, or its topic's, decides the keys; empty: Pulsar's own layout, objects at the store's root.
             incarnation, epoch: written to the objects, so that a bucket is self-describing.
             after: the position the first entry has to follow.
-            buffer: counts held bytes together with other segments of the stream; default: one of its own.
+            buffer: counts held bytes together with other segments of the stream; default: a separate buffer.
             sending: False: parts wait for ``start_sending`` (until the manifest has the segment).
             on_change: called from a worker when bytes were freed or the result is available.
             settings: of the stream; default: those of the process.
@@ -264,13 +264,13 @@ class LedgerOffloader:
 
         def delete() -> None:
             if kept := self.store.delete([data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)]):
-                raise StoreUnavailable(f"{kept[0].key} in {self.store.url} wasn't deleted: {kept[0].reason}")
+                raise StoreUnavailable(f"{kept[0].key} in {self.store.url} couldn't be deleted: {kept[0].reason}")
 
         return self._later(delete)
 
     def _later(self, call: Callable[[], _Result]) -> Future[_Result]:
         done: Future[_Result] = Future()
-        done.set_running_or_notify_cancel()  # a caller may stop waiting, not what it waits for
+        done.set_running_or_notify_cancel()  # a caller may stop waiting, but can't cancel the deletion
 
         def run() -> None:
             try:
@@ -300,7 +300,7 @@ class LedgerOffloader:
                 this returns.
             take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
             settings: of the stream; default: those of the process. Settings that all streams share (workers, memory,
-                segments of history at once) are always the process's.
+                segments of history in parallel) are always the process's.
         """
         stream, tools = stream_name(stream), self._tools_of(settings)
         log = log or self.history.owners_log(stream)
@@ -356,7 +356,7 @@ class LedgerOffloader:
         return trigger
 
     def runs_of(self, settings: OffloadSettings | None) -> BackfillService:
-        """``history`` for streams with settings of their own."""
+        """``history`` for streams with separate settings."""
         with self._lock:
             key = settings or self.settings.offload
             if key not in self._runs:
@@ -425,7 +425,7 @@ class LedgerTrigger:
 
     Args:
         source: the hot tier, of the appending process.
-        run: offloads what is due, for ``threshold_bytes`` and ``threshold_seconds``.
+        run: offloads due ledgers, for ``threshold_bytes`` and ``threshold_seconds``.
         settings: the thresholds.
         workers: not those that upload: a run waits for these.
     """
@@ -475,10 +475,10 @@ class LedgerTrigger:
         """Offload every closed ledger now, after the current run.
 
         Args:
-            timeout_s: limit of the wait, for callers that can't wait for all of a history; the run goes on after it.
+            timeout_s: limit of the wait, for callers that can't wait for all of a history; the run continues after it.
 
         Raises:
-            Closed: it was stopped meanwhile. StoreUnavailable: it isn't done within ``timeout_s``.
+            Closed: it was stopped during the wait. StoreUnavailable: it isn't done within ``timeout_s``.
         """
         if timeout_s is None:
             return self._all_ran()
@@ -489,7 +489,8 @@ class LedgerTrigger:
         self._task.schedule()
         if not self._clock.wait(is_done, timeout_s):
             raise StoreUnavailable(
-                f"the closed ledgers aren't committed within {timeout_s:.3g} s; that goes on", hint="ask again later"
+                f"the closed ledgers weren't committed within {timeout_s:.3g} s; offloading continues",
+                hint="call again later",
             )
         return wanted.result()
 
@@ -529,16 +530,18 @@ class LedgerTrigger:
                 for error in self._ran(**limits).errors:
                     self._tell(error)
         except (Fenced, SourceMismatch) as error:
-            _ledgers_log.warning("%s; the ledger method stops here", error)
+            _ledgers_log.warning("%s; the ledger method of this stream ends", error)
             self.stopped_by = error
             self.stop()
         except StreamPaused as error:
-            _ledgers_log.info("offloading closed ledgers: %s; tries again in %g s", error, LOOK_S)
+            _ledgers_log.info("offloading closed ledgers: %s; retrying in %g s", error, LOOK_S)
         except OffloaderError as error:
             self._tell(error)
 
     def _tell(self, error: BaseException) -> None:
-        _ledgers_log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S, extra={"event": "retry"})
+        _ledgers_log.warning(
+            "offloading closed ledgers failed: %s; retrying in %g s", error, LOOK_S, extra={"event": "retry"}
+        )
 
     def _ran(self, threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
         result = self._run(threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
@@ -583,7 +586,7 @@ class MethodOffload:
             log: with the epoch of this start; ``None``: one is opened when there is something to offload.
         """
         with self._lock:  # the stream may stop itself before this has it
-            if self._is_closed:  # while the method was switched
+            if self._is_closed:  # closed while the method was switched
                 return
             if self.method == "streaming":
                 self._offload = self._offloader.offload_stream(
@@ -630,7 +633,7 @@ class MethodOffload:
                 # The manifest differs from this stream's view: restart from the manifest.
                 return self._restarted(offload).offload(until, timeout_s=timeout_s)
         if trigger is None and self.method != "none":
-            raise StoreUnavailable(f"stream {self._stream} is being started", hint="ask again")
+            raise StoreUnavailable(f"stream {self._stream} is being started", hint="call again")
         if trigger is None:
             raise InvalidCall(f"stream {self._stream} isn't offloaded: its method is none")
         result = trigger.offload()
@@ -650,13 +653,13 @@ class MethodOffload:
         return None if offload is None else offload.status()
 
     def close(self, *, drain: bool) -> OffloaderError | None:
-        """End for good; with ``drain``, returns why not everything is committed."""
+        """End permanently; with ``drain``, returns why not everything is committed."""
         failure: OffloaderError | None = None
         try:
             if drain and self._offload is not None:
                 self.offload()
         except OffloaderError as error:
-            # Paused is intended: unoffloaded entries stay in the hot tier.
+            # A pause is intended: unoffloaded entries remain in the hot tier.
             failure = None if isinstance(error, StreamPaused) else error
         finally:  # also when Ctrl-C ends the wait
             with self._lock:
@@ -693,7 +696,7 @@ class MethodOffload:
             if self._offload is stopped:
                 stopped.stop()
                 self._offloader.observation.remove(stopped)
-                _log.warning("stream %s is started again: the manifest refused its record", self._stream)
+                _log.warning("stream %s is restarted: the manifest refused its record", self._stream)
                 self._offload = self._offloader.offload_stream(self._source, self._stream, on_refused=self._refused)
             if self._offload is None:
                 raise Closed(f"stream {self._stream} was stopped")
@@ -732,7 +735,7 @@ def offload_manually(
     Args:
         source: a view opened with ``may_delete`` suffices: it gets no acknowledgements.
         method: ``streaming`` or ``ledger``.
-        threshold_bytes: method ledger: newest bytes that stay behind.
+        threshold_bytes: method ledger: newest bytes that remain in the hot tier.
         others: as for ``BackfillService.backfill``.
 
     Raises: as ``BackfillService.backfill``.

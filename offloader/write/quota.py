@@ -228,7 +228,7 @@ class StreamQuota:
 
     @property
     def limits(self) -> dict[str, int]:
-        """Name of a setting -> its upper bound of bytes taken at once."""
+        """Name of a setting -> maximum bytes of one call by it."""
         own = {"offload_buffer_size_max": self.limit_bytes}
         return own if (budget := self._budget) is None else {**own, "offload_memory_size_max": budget.limit_bytes}
 

@@ -1,9 +1,9 @@
-"""Fills gaps that `manifest rebuild` recorded as lost, where the hot tier has the entries after all.
+"""Fills gaps that `manifest rebuild` recorded as lost, where the hot tier has the entries.
 
-A rebuild without the hot tier can't know better; the writer does, when it starts. The gap may lie long before the
-committed end, which never goes back. So the new segment is promised (``rewrite``), which claims no range, uploaded, and
-takes its range out of the gap in one record (``recover``): the gap's sides still join what is before and after it. A
-reader that has passed the gap isn't given these entries.
+A rebuild without the hot tier has to record them as lost; the writer finds the entries when it starts. The gap may lie
+long before the committed end, which never moves back. So the new segment is promised (``rewrite``), which claims no
+range, uploaded, and takes its range out of the gap in one record (``recover``): the gap's remaining parts still join
+the ranges before and after it. A reader that has passed the gap doesn't receive these entries.
 
 Hot copies of entries in such a gap aren't released meanwhile (``offloader.write.hot_release.doubtful_gap``).
 """
@@ -70,11 +70,11 @@ def recover_lost(
     commit: Callable[[Sequence[Edit]], object],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Offloads what is ``recoverable``; returns the number of entries. Safe to interrupt.
+    """Offloads the ``recoverable`` entries; returns their number. Safe to interrupt.
 
     Args:
         log: its epoch is open.
-        source: as the owner's; what it can't give after all stays a gap.
+        source: the owner's source; entries that it can't return remain a gap.
         commit: of the same log.
 
     Raises:
@@ -107,7 +107,7 @@ def recover_lost(
             with working_at(Priority.BACKFILL):
                 summary = write_segment([piece], Layout.V2, upload, settings, is_stopped=is_stopped)
         except (Corrupt, Unsupported) as error:
-            _log.warning("stream %s: %s up to %s stay a gap: %s", log.stream, part.first, part.last, error)
+            _log.warning("stream %s: %s up to %s remain a gap: %s", log.stream, part.first, part.last, error)
             commit([Failed(uuid, str(error))])
             continue
         commit([Recover((Rewritten(uuid, summary),), tools.clock.now_ms())])

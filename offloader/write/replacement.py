@@ -18,7 +18,7 @@ groups (pure functions of the manifest's view); this module carries one group ou
    hold the same runs of entries with the same numbers of entries and bytes, and no old one was retired meanwhile. The
    old objects are deleted later, by cleanup, after the grace period and the leases.
 
-An interruption before step 5 leaves the stream as it was; the next epoch or a later run fails the promises. After it
+An interruption before step 5 leaves the stream unchanged; the next epoch or a later run fails the promises. After it
 nothing is left to do. A record of unknown outcome is settled by ``ManifestLog``.
 """
 
@@ -140,7 +140,7 @@ Contents = list[tuple[SegmentRecord, LedgerSpan]]
 
 
 def contents(segments: Iterable[SegmentRecord]) -> list[tuple[int, Contents]]:
-    """Ledger ids, ascending, and what the segments hold of each."""
+    """Ledger ids, ascending, and the contents of the segments by ledger."""
     found: dict[int, Contents] = {}
     for segment in segments:
         for span in segment.content.ledgers:
@@ -210,7 +210,7 @@ class SegmentReplacement:
         """Work within the current epoch; its owner continues.
 
         Args:
-            beside_owner: also if the owner was active just now.
+            beside_owner: also if the owner was active recently.
 
         Raises:
             EditRefused: the stream is on hold.
@@ -225,7 +225,7 @@ class SegmentReplacement:
         state, tools = self._log.state, self._tools
         if state.held:  # refuse before an owner is fenced
             raise EditRefused(
-                f"stream {self._log.stream} is on hold: nothing of it is replaced", hint="lift the hold first"
+                f"stream {self._log.stream} is on hold: none of its segments are replaced", hint="lift the hold first"
             )
         takeover_after_s = tools.settings.takeover_after_seconds
         require_takeable(state, tools.clock.now_ms(), takeover_after_s, take_over=is_forced, option=option)
@@ -251,7 +251,7 @@ class SegmentReplacement:
             on_changed: called when another writer changed the stream: plan again.
 
         Raises:
-            EditRefused: the stream was changed again and again meanwhile.
+            EditRefused: other writers changed the stream repeatedly.
             Fenced, StoreUnavailable, OutcomeUnknown, Closed: the run ends; the next one continues.
         """
         replans = 0
@@ -261,7 +261,7 @@ class SegmentReplacement:
             try:
                 by = self._replace(group, named)
             except EditRefused:
-                # Retention retired a segment meanwhile, or another record was written.
+                # Retention retired a segment, or another record was written in the meantime.
                 replans += 1
                 if replans > REPLANS_MAX:
                     raise
@@ -307,7 +307,7 @@ class SegmentReplacement:
         for (uuid, planned), (_, expected), digests in zip(named, sent, found, strict=True):
             if digests != expected:
                 raise Corrupt(
-                    f"stream {log.stream}: segment {uuid} reads otherwise than {planned.begin}..{planned.end} did",
+                    f"stream {log.stream}: segment {uuid} has other content than {planned.begin}..{planned.end}",
                     hint="nothing was replaced",
                 )
         self._commit([edit])

@@ -2,7 +2,7 @@
 the records of Pulsar's own offloader.
 
 A broker looks for an offloaded ledger by the uuid in its record of the topic: ``<uuid>-ledger-<id>`` and its index at
-the root of a bucket. An export writes such objects; the stream and its manifest stay as they are.
+the root of a bucket. An export writes such objects; the stream and its manifest aren't changed.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def _obstacle(state: ManifestState, ledger_id: int, held: Contents) -> str:
     if ledger_id in state.deleted_ledgers:
         return "it is deleted from the stream"
     if foreign := [segment for segment, _ in held if not segment.owned or is_at_root(segment.driver)]:
-        return f"segment {foreign[-1].uuid} is adopted and isn't ours to replace"
+        return f"segment {foreign[-1].uuid} is adopted and can't be replaced"
     if (last := state.closed_ledgers.get(ledger_id)) is None:
-        return "it isn't known to be closed"
+        return "it isn't recorded as closed"
     if state.head is not None and state.head > Position(ledger_id, 0):
         return f"the stream begins at {state.head}"
     missing = without([(0, last)], runs_in(held))
@@ -160,12 +160,12 @@ def _obstacle(state: ManifestState, ledger_id: int, held: Contents) -> str:
         return f"entries {first}..{end} {why}"
     committed = state.committed_end()
     if committed is None or committed < Position(ledger_id, last):
-        return f"the stream is committed to {committed or 'nothing'} only"
+        return f"the committed end is {committed or '(none)'}"
     return ""
 
 
 #: Why a ledger is left that was no candidate when the run began.
-LATER = "it became whole meanwhile: the next run rewrites it"
+LATER = "it was completed during the run: the next run rewrites it"
 #: Segments retired by one record.
 RETIRED_PER_RECORD_MAX = 500
 
@@ -218,7 +218,7 @@ class LedgerRewrite:
         on_progress: Callable[[SegmentSummary], None],
     ) -> None:
         if tools.settings.codec != "none":
-            raise InvalidCall(f"an old reader can't read codec {tools.settings.codec}", hint="rewrite with codec none")
+            raise InvalidCall(f"an old reader can't read codec {tools.settings.codec}", hint="set codec to none")
         self._log, self._delete = log, sorted(set(delete))
         self._replacement = SegmentReplacement(log, tools, is_stopped, read=read)
         self._take_over, self._on_progress = take_over, on_progress
@@ -230,7 +230,7 @@ class LedgerRewrite:
     def run(self) -> RewriteResult:
         """Rewrite the rewritable ledgers and delete those to be deleted.
 
-        Raises: as ``BackfillService.rollback``; EditRefused also when segments were retired again and again meanwhile.
+        Raises: as ``BackfillService.rollback``; EditRefused also when segments were repeatedly retired during the run.
         """
         ledgers = streamed_ledgers(self._log.load())
         if unknown := set(self._delete) - {each.ledger_id for each in ledgers}:
@@ -339,7 +339,7 @@ def recorded_ledgers(record: Sequence[PulsarLedger]) -> list[RecordedLedger]:
 
 @dataclass(frozen=True, slots=True)
 class ExportedLedger:
-    """What became of a ledger.
+    """Result of the export of one ledger.
 
     Attributes:
         payload_bytes: of its entries.
@@ -380,8 +380,8 @@ class LedgerExport:
         url = urlsplit(target.url)
         if url.scheme != "file" and url.path.strip("/"):
             raise InvalidCall(
-                f"{target.url} is a folder of a bucket, and Pulsar's own offloader looks at the bucket's root",
-                hint="name the bucket only",
+                f"{target.url} is a folder of a bucket, but Pulsar's own offloader reads the bucket's root",
+                hint="use the bucket without a folder",
             )
         self._store, self._state, self._target, self._on_progress = store, state, target, on_progress
         self._settings = replace(settings, codec="none")
@@ -417,7 +417,9 @@ class LedgerExport:
         require_same_ledger(self._state.stream, standing, facts)
         require_whole(self._state.stream, standing)
         if standing.first:
-            raise NotFound(f"its entries before {standing.first} were truncated", hint="nothing brings them back")
+            raise NotFound(
+                f"its entries before {standing.first} were truncated", hint="truncated entries can't be exported"
+            )
         if not dry_run:
             with working_at(Priority.BACKFILL):
                 self._write(ledger, standing)
@@ -431,8 +433,8 @@ class LedgerExport:
         if bucket != here:
             where = f"names bucket {bucket}" if bucket else "names no bucket"
             raise Unsupported(
-                f"the broker's record {where}, and these objects would go to {here}",
-                hint="name the recorded bucket; that of new ledgers is export_bucket of the plugin's settings",
+                f"the broker's record {where}, but these objects would go to {here}",
+                hint="use the recorded bucket; new ledgers use export_bucket of the plugin's settings",
             )
 
     def _length_there(self, ledger: RecordedLedger) -> int | None:
@@ -452,9 +454,9 @@ class LedgerExport:
             size = self._target.head(key).size_bytes
         if size != segment_map.data_bytes:
             raise ObjectChanged(
-                f"{key} in {self._target.url} has {size if size is not None else 'no'} bytes, and its index says "
+                f"{key} in {self._target.url} has {size if size is not None else 'no'} bytes, but its index requires "
                 f"{segment_map.data_bytes}",
-                hint="delete the index object, and run this again",
+                hint="delete the index object and run the export again",
             )
         return length
 
@@ -485,9 +487,9 @@ class LedgerExport:
         try:
             if self._digest(ledger) != cold.digest.value():
                 raise Corrupt(
-                    f"{upload.data_key} in {self._target.url} reads otherwise than ledger {ledger.ledger_id} of "
+                    f"{upload.data_key} in {self._target.url} has other content than ledger {ledger.ledger_id} of "
                     f"{self._state.stream}",
-                    hint="run this again",
+                    hint="run the export again",
                 )
         except BaseException as error:  # an end before the comparison, too
             try:
@@ -498,7 +500,7 @@ class LedgerExport:
         self._on_progress(summary)
 
     def _digest(self, ledger: RecordedLedger) -> bytes:
-        """Of the entries, as they are stored now."""
+        """Digest of the stored entries."""
         digest, objects = EntryDigest(), ledger.objects()
         segment_map = self._written.index(objects, keep=False)
         ends = Position(ledger.ledger_id, 0), Position(ledger.ledger_id, ledger.entries - 1)
@@ -519,9 +521,9 @@ def _length_of(segment_map: SegmentMap, ledger: RecordedLedger) -> int:
     there, wanted = (group.last_entry_id + 1, length), (ledger.entries, ledger.length or length)
     if there != wanted:
         raise ObjectChanged(
-            f"{segment_map.object_name} is there already, of {there[0]} entries with {there[1]} bytes; the broker's "
-            f"record has {wanted[0]} with {wanted[1]}",
-            hint="is it another topic's record?",
+            f"{segment_map.object_name} exists already, with {there[0]} entries and {there[1]} bytes; the broker's "
+            f"record has {wanted[0]} entries and {wanted[1]} bytes",
+            hint="check that the record belongs to this topic",
         )
     return length
 

@@ -95,14 +95,12 @@ class PendingEntries:
         for setting, limit_bytes in self._limits.items():
             if payload_bytes_max > limit_bytes:
                 raise LimitReached(
-                    f"segment {self._segment}: an entry of {payload_bytes_max} bytes at {first} or after it is above "
-                    f"the {limit_bytes} that {setting} allows"
+                    f"segment {self._segment}: an entry of {payload_bytes_max} bytes at {first} or later is above "
+                    f"the limit of {limit_bytes} set by {setting}"
                 )
         before = self.last or self._after
         if before is not None and not follows(before, first, self._closed_ledgers):
-            raise InvalidCall(
-                f"segment {self._segment}: {first} doesn't follow {before}", hint="nothing of it was taken"
-            )
+            raise InvalidCall(f"segment {self._segment}: {first} doesn't follow {before}", hint="nothing was accepted")
 
     def add_entry(self, entry: Entry, wire_bytes: int) -> None:
         """Accept one entry and take ownership of its payload."""
@@ -200,7 +198,7 @@ class OffloadHandle:
         buffer: the stream's count of held bytes.
         settings: block, part, entry and in-flight sizes.
         after: the position the first entry has to follow, ``None``: any.
-        sending: whether parts are sent at once; else after ``start_sending``.
+        sending: whether parts are sent immediately; otherwise after ``start_sending``.
         on_change: called (from a worker) whenever bytes left the buffer or the result arrived.
         memory: allocates blocks; ``None``: new memory for each.
     """
@@ -231,7 +229,7 @@ class OffloadHandle:
         self._builder = self._new_builder()
         self._encode_task = SerialTask(workers, self._encode)
         self._result: Future[OffloadResult] = Future()
-        self._result.set_running_or_notify_cancel()  # a caller may stop waiting, not what it waits for
+        self._result.set_running_or_notify_cancel()  # a caller may stop waiting, but can't cancel the upload
 
         # One lock for all segments of a stream and their buffer: an offer takes just that one.
         self._lock = buffer.lock
@@ -287,7 +285,7 @@ class OffloadHandle:
     @property
     def is_leaving(self) -> bool:
         """Whether some held bytes are being sent, or will be without another event, and so are freed eventually. Bytes
-        that are only being encoded may stay."""
+        that are only being encoded may remain."""
         with self._lock:
             return self._is_moving() or (not self._open and self._held() > 0)
 
@@ -434,7 +432,7 @@ class OffloadHandle:
                     self._add(parts)
                 self._launch()
             self._finish_if_closed()
-            # Encoded bytes may stay in an unfinished part: a waiter for room has to know that.
+            # Encoded bytes may remain in an unfinished part, which a waiter for room has to know.
             self._on_change()
         except BaseException as error:
             # For any error (memory, a bug): the segment fails and reports it to its stream, to avoid a silent stall.
@@ -479,7 +477,7 @@ class OffloadHandle:
         self._count()
 
     def _launch(self) -> None:
-        """Start what may start now: parts up to the limit, the index, the completion after the last part."""
+        """Start all that may start now: parts up to the limit, the index, the completion after the last part."""
         start: list[Part] = []
         with self._lock:
             if self._failure is not None or not self._assigned:

@@ -2,18 +2,18 @@
 
 A stream is in one phase at a time. ``Transitions`` holds it and is the only place that changes it, under the stream's
 lock. Everything else reports events. The table defines every pair of phase and event: an event without an entry for a
-phase leaves the phase as it is, because a stop, a fence or a failed segment may overtake any step.
+phase doesn't change the phase, because a stop, a fence or a failed segment may overtake any step.
 
-**What is durable.** The manifest has the epoch, the segments that are assigned and offloaded, the gaps and the pause.
-The phase is never stored. A process that dies in any phase starts in ``IDLE``; what the hot tier has beyond the
-manifest's committed end leads it from there.
+**Durable state.** The manifest has the epoch, the segments that are assigned and offloaded, the gaps and the pause. The
+phase is never stored. A process that dies in any phase starts in ``IDLE``; entries in the hot tier after the manifest's
+committed end lead it from there.
 
 **Why this order.** A segment is assigned by a record before any part of it is sent, so that a successor finds every
 object. Its entries are acknowledged to the source after the record ``offloaded``, so that the hot copy outlives any
 doubt about the commit. History is settled (``BACKFILLING``) after each takeover, failure and resume, before the stream
-reads on: a live segment follows the newest promised position, so nothing before it could be added later.
+reads more: a live segment follows the newest promised position, so nothing before it could be added later.
 
-**What a step does in a phase.** ``StreamOffload`` runs one step at a time. In ``STARTING`` it opens an epoch and
+**Steps by phase.** ``StreamOffload`` runs one step at a time. In ``STARTING`` it opens an epoch and
 settles the segments of the last owner. In ``BACKFILLING`` it writes missing ranges in parallel. In ``CATCHING_UP`` it
 reads the hot tier into the live segment. In ``LIVE`` the source's listener offers each batch, and steps only assign
 and commit. ``DRAINING`` and ``AT_GAP`` take no entry: the open segment is committed first, then history continues, or
@@ -37,7 +37,7 @@ class Mode(Enum):
 
 
 class Phase(Enum):
-    """What a stream is doing. The value is its description in the documents."""
+    """Activity of a stream. The value is its description in the documents."""
 
     IDLE = "owns no epoch; the hot tier has no uncommitted entry"
     STARTING = "owns no epoch; the hot tier has uncommitted entries"
@@ -73,7 +73,7 @@ _MODES = {
 
 
 class Event(Enum):
-    """What may happen to a stream. The value is its description in the documents."""
+    """An event of a stream. The value is its description in the documents."""
 
     LEFT_IN_HOT_TIER = "an appended entry wasn't offered: the stream wasn't live, or the buffer had no room"
     NOTHING_WAITS = "the manifest has everything that the hot tier has"
@@ -120,7 +120,7 @@ def _table() -> Mapping[Phase, Mapping[Event, Phase]]:
     return MappingProxyType({phase: MappingProxyType(row) for phase, row in table.items()})
 
 
-#: Phase -> event -> next phase; an event that is absent leaves the phase as it is.
+#: Phase -> event -> next phase; an absent event doesn't change the phase.
 TABLE = _table()
 
 

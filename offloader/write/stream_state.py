@@ -125,8 +125,8 @@ class SegmentQueue:
     def learn(self, infos: Iterable[LedgerInfo]) -> None:
         """Record the source's facts about its ledgers.
 
-        A closed ledger stays closed: a list may have been read before it was, and its end can be unknown later, once
-        its hot copy is deleted.
+        A closed ledger remains closed: a list may have been read before it was closed, and its end can be unknown
+            later, once its hot copy is deleted.
         """
         for info in infos:
             if info.closed or not self._is_closed(info.ledger_id):
@@ -383,8 +383,8 @@ class StreamStatus:
         segments_failed: segments given up and started again.
         offers_refused: entries refused for lack of room when they were written (they are read from the hot tier later).
         gaps_recorded: gaps that this process recorded: ranges that the hot tier lost before they were offloaded.
-        stored: sums of what is readable from the cold tier by the manifest as this process knows it, whoever offloaded
-            it; ``None``: it hasn't read the manifest yet.
+        stored: sums of the entries readable from the cold tier by the manifest as this process knows it, whichever
+            writer offloaded them; ``None``: it hasn't read the manifest yet.
         error, error_kind: the last step's error and its class, empty without one.
         entries_committed, bytes_committed: of those segments; bytes are payload.
         last_progress_ms: when this process last committed a segment, ms since 1970 UTC, ``None``: not yet.
@@ -476,8 +476,8 @@ class Lag:
         entries: in the hot tier and not in the cold tier.
         payload_bytes: their bytes; inside a ledger that is partly committed, by the mean size of its entries.
         seconds: between the publish times of the two; ``None`` where entries carry none.
-        known_ms: when it was known last, ms since 1970 UTC, if the hot tier can't be asked now: ``seconds`` grows from
-            there; ``None``: it is known now.
+        known_ms: time of the last known lag, ms since 1970 UTC, if the hot tier can't be queried now: ``seconds`` grows
+            from there; ``None``: the lag is current.
     """
 
     entries: int
@@ -535,7 +535,7 @@ class StreamState:
         phase: changed by ``happen`` only.
         tail: newest entry known in the hot tier.
         committed: end of the entries readable from the cold tier.
-        stored: sums of what is readable there, ``None``: the manifest wasn't read yet.
+        stored: sums of the readable entries, ``None``: the manifest wasn't read yet.
         close_at: requested commit position; the segment that holds it closes early.
         error: why the last step failed, or the stream stopped.
         is_watched: paused, and polled for a resume.

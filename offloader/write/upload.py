@@ -132,7 +132,9 @@ class SegmentUpload:
         info = self._completed or self._look()
         if info is None or info.size_bytes != data_bytes:
             found = "nothing" if info is None else f"{info.size_bytes} bytes"
-            raise Corrupt(f"{self.data_key} in {self.store.url}: {data_bytes} bytes were sent, the store has {found}")
+            raise Corrupt(
+                f"{self.data_key} in {self.store.url}: {data_bytes} bytes were sent, but the store has {found}"
+            )
         return info
 
     def send_index(self, index: bytes) -> None:
@@ -147,7 +149,7 @@ class SegmentUpload:
             existing, _ = self.store.get(self.index_key)
             if existing != index:
                 raise Corrupt(
-                    f"{self.index_key} in {self.store.url} exists and isn't the index of this data"
+                    f"{self.index_key} in {self.store.url} exists, but isn't the index of this data"
                 ) from error
 
     def abort(self) -> None:
@@ -181,8 +183,8 @@ class SegmentUpload:
             except OffloaderError as error:
                 if not left or not error.retryable:
                     raise OutcomeUnknown(
-                        f"{self.data_key} was sent to {self.store.url}, then {error.message}",
-                        hint="look before repeating it",
+                        f"{self.data_key} was sent to {self.store.url}, but its state is unknown: {error.message}",
+                        hint="check whether the object exists before repeating the upload",
                     ) from error
         raise AssertionError("the last look returns or raises")
 
@@ -316,9 +318,9 @@ def verify_objects(
         try:
             found = store.head(key).size_bytes
         except NotFound as cause:
-            raise ObjectMissing(f"{key} isn't in {store.url}, which segment {uuid} of {stream} needs") from cause
+            raise ObjectMissing(f"{key} of segment {uuid} of {stream} isn't in {store.url}") from cause
         if found != size_bytes:
-            raise ObjectChanged(f"{key} in {store.url} has {found} bytes, {size_bytes} were recorded")
+            raise ObjectChanged(f"{key} in {store.url} has {found} bytes, but {size_bytes} were recorded")
 
     both(
         partial(check, keys[0], summary.data_bytes),
@@ -461,7 +463,7 @@ def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
         if batch is None or beyond or batch.first.entry_id < expected:
             found = "nothing" if batch is None else f"{batch.first}..{batch.last}"
             raise Corrupt(
-                f"ledger {info.ledger_id} has {info.entries} entries, but at {expected} the source gives {found}"
+                f"ledger {info.ledger_id} has {info.entries} entries, but at {expected} the source returns {found}"
             )
         _require_no_gap(batch, expected)
         batch = batch.slice(0, min(len(batch), left))
@@ -486,5 +488,6 @@ def _require_whole(pieces: Sequence[LedgerPiece], summary: SegmentSummary) -> No
     entries = sum(piece.last_entry_id - piece.first_entry_id + 1 for piece in pieces)
     if (summary.begin, summary.end, summary.entries) != (begin, end, entries):
         raise Corrupt(
-            f"{summary.begin}..{summary.end} ({summary.entries} entries) went up, {begin}..{end} ({entries}) was asked"
+            f"{summary.begin}..{summary.end} ({summary.entries} entries) was uploaded, {begin}..{end} "
+            f"({entries}) was requested"
         )

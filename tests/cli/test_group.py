@@ -41,15 +41,15 @@ def groups(store: ObjectStore) -> ReaderGroups:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["group", "set", "no_name", "--stream", "orders"], 2, "is no name of a reader group"),
+        (["group", "set", "no_name", "--stream", "orders"], 2, "is not a valid reader group name"),
         (["group", "set", "rg", "--stream", "orders", "--stream", "gone"], 3, "stream gone isn't in"),
         (["group", "list", "rg"], 3, "reader group rg doesn't exist"),
         (["group", "remove", "rg"], 3, "reader group rg doesn't exist"),
         (["group", "publish", "rg", "c1"], 3, "reader group rg doesn't exist"),
         (["group", "checkpoint", "rg", "c1"], 3, "reader group rg doesn't exist"),
         (["group", "join", "rg", "one"], 3, "reader group rg doesn't exist"),
-        (["group", "join", "rg", "one\n", "--stream", "orders"], 2, "is no name of a reader"),
-        (["group", "join", "no_name", "one", "--stream", "orders"], 2, "is no name of a reader group"),
+        (["group", "join", "rg", "one\n", "--stream", "orders"], 2, "is not a valid reader name"),
+        (["group", "join", "no_name", "one", "--stream", "orders"], 2, "is not a valid reader group name"),
         (["group", "checkpoint", "idle", "c1"], 2, "reader group idle has no readers"),
         (["group", "join", "idle", "one", "--stream", "topic"], 2, "reader group idle exists and reads orders"),
     ],

@@ -163,7 +163,7 @@ def test_plan_by_keep_names_the_boundary_and_why(aged: Offloader, store: ObjectS
     assert row["new_head"] == "6:0"
     assert row["boundary"] == "a segment's end, all before it is 1.04 d old"
     assert row["rule"] == "entries older than keep are deleted"
-    assert row["policy"] == "keep: what is older than 1 d goes"
+    assert row["policy"] == "keep: entries older than 1 d are deleted"
     [chosen] = [each for each in row["decision"]["candidates"] if each["role"] == "chosen"]
     assert chosen["is_boundary"]
     assert "a segment's end" in aged("retention", "plan", "orders", "--keep", "1d", "--wide").out

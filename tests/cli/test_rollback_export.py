@@ -210,7 +210,7 @@ def test_objects_of_another_ledger_are_never_replaced(export: Export) -> None:
     before = export.objects
     done = export([export.recorded(4, ledger_id=3, context=context_of(3))])
     assert done.code == 6
-    assert "is there already, of 100 entries with 2000 bytes" in done.err
+    assert "exists already, with 100 entries and 2000 bytes" in done.err
     assert export.objects == before
     key = f"{uuid_of(3)}-ledger-3"
     export.target.put(key, before[key][:-1])
@@ -225,7 +225,7 @@ def test_ledgers_that_the_broker_would_look_for_elsewhere_are_refused(export: Ex
     done = export([export.recorded(3, context=context_of(3, driver))], to="memory://cold")
     assert done.code == 2
     named = "names bucket elsewhere" if "bucket" in driver else "names no bucket"
-    assert f"the broker's record {named}, and these objects would go to cold" in done.err
+    assert f"the broker's record {named}, but these objects would go to cold" in done.err
     here = export.recorded(3, context=context_of(3, {"bucket": "cold-back", "region": "", "serviceEndpoint": ""}))
     assert export([here], to="memory://cold-back").code == 0
     assert export([here], to="memory://cold-back/root").code == 2

@@ -180,7 +180,7 @@ def test_a_fill_that_tells_of_a_lost_record_stops_every_deletion() -> None:
     bench.writer.log.commit([LedgerClosed(99, -1)])
     bench.clock.advance(2 * DAY_S)
     before = bench.fills()
-    with pytest.raises(LostRecords, match="tells of record 9999"):
+    with pytest.raises(LostRecords, match="refers to record 9999"):
         bench.orphans()
     assert bench.fills() == before
     assert "lost records" in {each.problem.value for each in find_unexpected(bench.store, bench.state)}

@@ -119,7 +119,7 @@ def test_reader_list_of_recreated_stream_is_not_taken_for_garbage() -> None:
     assert next(found).reason is Reason.FOREIGN
     StreamWriter(bench.memory, STREAM, clock=bench.clock)
     bench.memory.put(left, b"the new one's")
-    with pytest.raises(StoreUnavailable, match="was deleted or created anew meanwhile"):
+    with pytest.raises(StoreUnavailable, match="was deleted or created again during the search"):
         list(found)
     assert bench.memory.get(left)[0] == b"the new one's"
 

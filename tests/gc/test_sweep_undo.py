@@ -62,7 +62,7 @@ def test_partial_undo_must_leave_no_gap_up_to_the_head() -> None:
     bench = Bench()
     bench.truncate(4)
     bench.run()
-    with pytest.raises(InvalidCall, match="can't come back"):
+    with pytest.raises(InvalidCall, match="can't be restored"):
         undo(bench, segments=[bench.writer.uuids[0]])
     assert undo(bench, segments=[bench.writer.uuids[2]]).head == Position(3, 0)
     assert bench.state.first_position() == Position(3, 0)
@@ -86,7 +86,7 @@ def test_purged_segment_cannot_be_undone() -> None:
     bench.hours(25)
     bench.truncate(3)
     bench.run()
-    with pytest.raises(InvalidCall, match="not any more, or never"):
+    with pytest.raises(InvalidCall, match="it was purged, or never retired"):
         undo(bench, segments=[bench.writer.uuids[0]])
     assert undo(bench).head == Position(2, 0)
     with pytest.raises(InvalidCall, match="nothing is retired"):

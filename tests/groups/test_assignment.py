@@ -213,7 +213,7 @@ def test_deleted_group_ends_its_readers() -> None:
 
 @pytest.mark.parametrize("name", ["", " a", "a\n", "x" * 256])
 def test_names_of_readers_print_on_one_line(name: str) -> None:
-    with pytest.raises(InvalidCall, match="is no name of a reader"):
+    with pytest.raises(InvalidCall, match="is not a valid reader name"):
         require_reader_name(name)
 
 

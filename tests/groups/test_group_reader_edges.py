@@ -273,5 +273,5 @@ def test_unknown_groups_and_names_of_readers_are_refused() -> None:
     bench = GroupBench(partitions=1)
     with pytest.raises(NotFound, match="reader group other doesn't exist"):
         bench.groups.open("other")
-    with pytest.raises(InvalidCall, match="is no name of a reader"):
+    with pytest.raises(InvalidCall, match="is not a valid reader name"):
         bench.group.join(" one")

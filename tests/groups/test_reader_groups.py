@@ -56,7 +56,7 @@ def test_publish_is_pending_from_the_last_pass_until_every_stream_has_it() -> No
 def test_reader_must_report_its_position_before_it_passes_a_checkpoint() -> None:
     bench = Bench()
     bench.groups.initiate_checkpoint("rg", "c1")
-    with pytest.raises(InvalidCall, match="hasn't said where it was"):
+    with pytest.raises(InvalidCall, match="hasn't reported its position"):
         bench.groups.pass_checkpoint("rg", "c1", "r1")
     with pytest.raises(NotFound, match="no checkpoint c9"):
         bench.groups.pass_checkpoint("rg", "c9", "r1")
@@ -160,7 +160,7 @@ def test_publish_commands_are_refused_for_automatic_groups(retention: RetentionT
         lambda: bench.groups.update_truncation_cuts("rg", {ONE: at(3)}),
     ]
     for act in acts:
-        with pytest.raises(Unsupported, match="only manual ones"):
+        with pytest.raises(Unsupported, match="only manual groups"):
             act()
 
 
@@ -199,7 +199,7 @@ def test_becoming_a_subscriber_and_ceasing_to_be_one_register_and_remove() -> No
     assert started == at(10)
     bench.groups.update("rg", 1, GroupConfig([TWO], RetentionType.AUTOMATIC))
     assert bench.cuts() == {TWO: None}
-    with pytest.raises(InvalidCall, match="generation 2, not 1"):
+    with pytest.raises(InvalidCall, match="generation is 2, not 1"):
         bench.groups.update("rg", 1, GroupConfig([ONE]))
     bench.groups.update("rg", 2, GroupConfig([TWO], RetentionType.NONE))
     assert bench.cuts() == {}

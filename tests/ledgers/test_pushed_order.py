@@ -60,12 +60,12 @@ def test_new_entries_are_taken_and_known_ones_skipped(
     [
         (None, {}, [batch(3, 1, 5)], [], "a ledger begins with entry 0"),
         (Position(3, 4), {}, [batch(3, 6, 2)], [], "3:6 was pushed after 3:4"),
-        (Position(3, 4), {}, [batch(4, 0, 2)], [], "nobody said that ledger 3 ends there"),
+        (Position(3, 4), {}, [batch(4, 0, 2)], [], "the end of ledger 3 wasn't reported"),
         (Position(3, 4), {}, [batch(4, 0, 2)], [LedgerEnd(3, 9)], "ledger 3 ends at entry 9"),
         (Position(3, 4), {3: 4}, [batch(4, 1, 2)], [], "a ledger begins with entry 0"),
         (Position(3, 4), {}, [batch(6, 0, 1)], [LedgerEnd(3, 4), LedgerEnd(5, 2)], "ledger 5 between them has entries"),
-        (Position(3, 4), {}, [], [LedgerEnd(3, 7)], "the newest one pushed is 3:4"),
-        (Position(3, 4), {}, [], [LedgerEnd(9, 7)], "none of it was pushed"),
+        (Position(3, 4), {}, [], [LedgerEnd(3, 7)], "the newest pushed entry is 3:4"),
+        (Position(3, 4), {}, [], [LedgerEnd(9, 7)], "none of its entries was pushed"),
     ],
 )
 def test_missing_entries_are_reported_and_nothing_is_taken(
@@ -80,11 +80,11 @@ def test_missing_entries_are_reported_and_nothing_is_taken(
     [
         (Position(3, 4), {}, [batch(3, 5, 2), batch(3, 4, 2)], [], "3:4 was pushed after 3:6"),
         (Position(3, 4), {}, [batch(3, 5, 1), batch(2, 0, 1)], [], "2:0 was pushed after 3:5"),
-        (None, {}, [batch(-1, 0, 1)], [], "-1:0 is no position"),
+        (None, {}, [batch(-1, 0, 1)], [], "-1:0 is not a position"),
         (Position(3, 4), {3: 4}, [batch(3, 5, 1)], [], "ledger 3 ends at entry 4"),
-        (Position(3, 4), {3: 4}, [], [LedgerEnd(3, 5)], "it said 4 before"),
-        (Position(3, 4), {}, [], [LedgerEnd(3, 2)], "and 3:4 was pushed"),
-        (Position(3, 4), {}, [], [LedgerEnd(3, -1)], "and 3:4 was pushed"),
+        (Position(3, 4), {3: 4}, [], [LedgerEnd(3, 5)], "it reported 4 earlier"),
+        (Position(3, 4), {}, [], [LedgerEnd(3, 2)], "but 3:4 was pushed"),
+        (Position(3, 4), {}, [], [LedgerEnd(3, -1)], "but 3:4 was pushed"),
         (Position(3, 4), {}, [], [LedgerEnd(3, -2)], "can't end at -2"),
     ],
 )

@@ -272,7 +272,7 @@ def test_ledgers_trimmed_before_the_first_listing_are_no_gap(bench: Bench) -> No
 
 
 def begin_and_lose(bench: Bench) -> Position:
-    """Something is offloaded; the ledger that it ends in, and the one after it, are gone before the rest is."""
+    """Something is offloaded; the ledger that it ends in, and the one after it, are missing before the rest is."""
     bench.append(700)
     end = bench.expected[20][0]
     bench.offloader.history.backfill(bench.source, STREAM, last=end)
@@ -324,7 +324,7 @@ def test_gap_that_only_a_lost_promise_tells_of_blocks_each_run_until_it_is_recor
         result = getattr(bench.offloader.history, method)(bench.source, STREAM)
         [error] = result.errors
         assert f"entries {begin} up to" in str(error)
-        assert "are gone" in str(error)
+        assert "are missing" in str(error)
         state = load_manifest(bench.memory, STREAM)
         assert (state.committed_end(), state.gaps) == (before, ())
         assert all(segment.end < begin for segment in state.offloaded() if segment.end)

@@ -143,8 +143,8 @@ def test_open_and_empty_ledgers_are_refused(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("claim", "shown"),
     [
-        (lambda info: replace(info, entries=info.entries + 1), "the source gives nothing"),
-        (lambda info: replace(info, entries=info.entries - 1), "but at 0 the source gives"),
+        (lambda info: replace(info, entries=info.entries + 1), "the source returns nothing"),
+        (lambda info: replace(info, entries=info.entries - 1), "but at 0 the source returns"),
     ],
 )
 def test_ledger_differing_from_its_recorded_facts_is_not_reported_as_offloaded(

@@ -143,12 +143,12 @@ def test_what_is_on_its_way_between_gaps_divides_them() -> None:
 @pytest.mark.parametrize(
     ("ids", "first", "last", "why"),
     [
-        ((5, 6), 0, 8, "entry 6 came, which is in no recorded gap"),
-        ((5, 9), 0, 10, "entry 10 is missing and didn't come"),
-        ((9, 10), 0, 10, "entry 5 is missing and didn't come"),
-        ((), 0, 15, "entry 5 is missing and didn't come"),
-        ((5, 9, 10), 5, 9, "entries 5 to 10 came for 5 to 9"),
-        ((5, 9, 10, 15, 16), 0, 20, "entry 16 came, the ledger ends at 15"),
+        ((5, 6), 0, 8, "received entry 6, which is in no recorded gap"),
+        ((5, 9), 0, 10, "entry 10 is missing and wasn't received"),
+        ((9, 10), 0, 10, "entry 5 is missing and wasn't received"),
+        ((), 0, 15, "entry 5 is missing and wasn't received"),
+        ((5, 9, 10), 5, 9, "received entries 5 to 10 for the range 5 to 9"),
+        ((5, 9, 10, 15, 16), 0, 20, "received entry 16, but the ledger ends at 15"),
     ],
 )
 def test_other_entries_than_the_missing_ones_are_refused(ids: Sequence[int], first: int, last: int, why: str) -> None:
@@ -172,7 +172,7 @@ def test_other_bytes_for_an_entry_that_is_stored_are_another_source() -> None:
     store = new_store()
     writer = written(store)
     fill_gaps(writer.log, given(5, 9, 10), 0, 10)
-    with pytest.raises(SourceMismatch, match="came with other bytes"):
+    with pytest.raises(SourceMismatch, match="have other bytes"):
         fill_gaps(writer.log, given(9, 10, size=21), 9, 10)
     with pytest.raises(SourceMismatch):
         fill_gaps(writer.log, given(5, 9, 10, 15, size=21), 0, 15)
@@ -182,7 +182,7 @@ def test_other_bytes_for_an_entry_that_is_stored_are_another_source() -> None:
 def test_too_much_at_once_and_a_deleted_ledger_are_refused_by_name() -> None:
     store = new_store()
     writer = written(store)
-    with pytest.raises(LimitReached, match="send fewer entries at once"):
+    with pytest.raises(LimitReached, match="send fewer entries per call"):
         fill_gaps(writer.log, given(5, size=FRAMES_BYTES_MAX), 5, 5)
     writer.log.commit([LedgersDeleted((7,))])
     with pytest.raises(Trimmed, match="deleted from the stream"):

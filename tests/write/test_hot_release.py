@@ -247,7 +247,7 @@ def test_common_cause_for_keeping_all_ledgers_is_logged_once(bench: Bench, caplo
     with caplog.at_level("WARNING", logger="offloader.hot_release"):
         release._tick()
     release.stop()
-    said = "hot copies stay for now: ledger database l.db: the disk is full; nothing was written (4 times)"
+    said = "hot copies are kept for now: ledger database l.db: the disk is full; nothing was written (4 times)"
     assert [record.getMessage() for record in caplog.records] == [f"stream {STREAM}: {said}"]
 
 

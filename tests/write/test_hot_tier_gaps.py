@@ -113,9 +113,9 @@ def test_stream_blocks_at_a_gap_by_default_with_an_error(new_bench: Callable[...
     bench.store.set_faults([])
     again = bench.start(bench.open())
 
-    with pytest.raises(Corrupt, match=r"are gone: .*on_gap = record"):
+    with pytest.raises(Corrupt, match=r"are missing: .*on_gap = record"):
         again.offload()
-    assert "are gone" in again.status().error
+    assert "are missing" in again.status().error
     assert again.status().gaps_recorded == 0
     assert not [edit for record in bench.records()[written:] for edit in record if isinstance(edit, Gap)]
 
@@ -238,7 +238,7 @@ def test_stream_does_not_skip_lost_assigned_entries_silently(
     lose_what_was_assigned(bench, committed_before=committed_before)
     end = load_manifest(bench.memory, STREAM).committed_end()
 
-    with pytest.raises(Corrupt, match=r"are gone: .*on_gap = record"):
+    with pytest.raises(Corrupt, match=r"are missing: .*on_gap = record"):
         bench.start(bench.open()).offload()
     assert load_manifest(bench.memory, STREAM).committed_end() == end
 
@@ -275,7 +275,7 @@ def test_a_ledger_that_a_stream_saw_and_did_not_offload_is_missed(new_bench: Cal
     source.delete(lost.ledger_id)
 
     bench.store.set_faults([])
-    with pytest.raises(Corrupt, match=r"are gone: .*on_gap = record"):
+    with pytest.raises(Corrupt, match=r"are missing: .*on_gap = record"):
         stream.offload()
 
 
@@ -318,7 +318,7 @@ def test_the_first_ledger_that_a_stream_saw_is_missed_too(new_bench: Callable[..
     source.delete(lost.ledger_id)
 
     bench.store.set_faults([])
-    with pytest.raises(Corrupt, match=rf"entries {lost.ledger_id}:0 up to .* are gone"):
+    with pytest.raises(Corrupt, match=rf"entries {lost.ledger_id}:0 up to .* are missing"):
         stream.offload()
     assert load_manifest(bench.memory, STREAM).committed_end() is None
 

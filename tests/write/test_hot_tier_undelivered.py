@@ -260,7 +260,7 @@ def test_lost_entries_stop_a_stream_with_policy_block(when: str, fate: str, said
     source.ledgers = listing  # type: ignore[method-assign]
     if when == "after":
         source.tell()
-    with pytest.raises(Corrupt, match=f"entries 7:2 up to 7:2 are gone: {said}"):
+    with pytest.raises(Corrupt, match=f"entries 7:2 up to 7:2 are missing: {said}"):
         stream.offload()
     released = offloader.history.hot_release(source, STREAM).look()
     offloader.close()

@@ -154,7 +154,7 @@ def test_failed_segment_is_requested_again_from_the_committed_end(
 
     eventually(lambda: sidecar.source.waits_for_broker)
     assert sidecar.source.news() == PushNews(committed, committed), "the broker is told to go back"
-    with pytest.raises(StoreUnavailable, match="push again"):
+    with pytest.raises(StoreUnavailable, match="has to push the entries .* again"):
         sidecar.source.ledgers()
 
     sidecar.finish(broker)
@@ -334,7 +334,7 @@ def test_other_readers_get_a_retryable_error_for_entries_not_yet_pushed(
     sidecar.push_all(broker)
     eventually(lambda: sidecar.stream.status().mode is Mode.LIVE)
     sidecar.source.news()
-    with pytest.raises(StoreUnavailable, match="on its way"):
+    with pytest.raises(StoreUnavailable, match="is being written to a segment"):
         sidecar.source.read(Position(broker.end.ledger_id, 5), 1000)  # type: ignore[union-attr]
     assert sidecar.source.news().taken == broker.end
     assert len(sidecar.source.ledgers()) == 1

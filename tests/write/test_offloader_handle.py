@@ -244,11 +244,11 @@ def test_bytes_leave_the_buffer_when_their_part_is_acknowledged(
 
 def test_entries_above_a_limit_are_refused_by_name(new_offloader: Callable[..., LedgerOffloader]) -> None:
     handle = new_offloader(small(entry_bytes_max=1000)).streaming_offload(UUID_A, {}, stream=STREAM)
-    with pytest.raises(LimitReached, match="above the 1000 that entry_size_max allows"):
+    with pytest.raises(LimitReached, match="above the limit of 1000 set by entry_size_max"):
         handle.offer_entry(Entry(1, 0, bytes(1001)))
 
     tight = new_offloader().streaming_offload(UUID(int=2), {}, stream=STREAM, buffer=StreamQuota(70_000))
-    with pytest.raises(LimitReached, match="above the 69988 that offload_buffer_size_max allows"):
+    with pytest.raises(LimitReached, match="above the limit of 69988 set by offload_buffer_size_max"):
         tight.offer_batch(batch(1, 0, 1, size=70_000))
 
 

@@ -131,4 +131,4 @@ def test_entries_that_the_hot_tier_cannot_give_stay_a_gap(bench: Bench, caplog: 
     assert bench.recover(Empty()) == 0
     assert bench.log.state.gaps == (bench.gap,)
     assert bench.log.state.rewrites == ()
-    assert "stay a gap" in caplog.text
+    assert "remain a gap" in caplog.text

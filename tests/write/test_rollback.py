@@ -462,7 +462,7 @@ def test_ledger_completed_during_a_rollback_is_left_to_the_next_run(bench: Bench
     bench.store.on_put = closing
     done = bench.rollback()
     assert [(each.ledger_id, each.obstacle) for each in done.left] == [
-        (9, "it became whole meanwhile: the next run rewrites it")
+        (9, "it was completed during the run: the next run rewrites it")
     ]
     assert bench.rollback().left == []
     bench.require_whole()

@@ -124,7 +124,7 @@ _TOKEN_METHOD = "token"  # noqa: S105 - the name of a method
 #: The largest message size a broker may announce; one such frame is held in memory.
 MESSAGE_BYTES_MAX = 128 * 1024 * 1024
 
-#: Number of a request whose response nobody waits for.
+#: Number of a request whose response is ignored.
 UNASKED_REQUEST = 2**63 - 1
 #: Number of the login, which has none in the protocol.
 _LOGIN = 0
@@ -228,7 +228,7 @@ class Connection:
         self._await(answer, self._limits.connect_s)
 
     def request(self, kind: CommandType, **fields: Any) -> Any:
-        """Sends a command with a request id of its own, and waits for the response.
+        """Sends a command with a new request id, and waits for the response.
 
         The broker may have executed a request that failed on the way: send only idempotent ones.
 
@@ -341,7 +341,7 @@ class Connection:
         except OffloaderError as cause:
             error = cause
         except FormatError as cause:
-            error = StoreUnavailable(f"{self.name} sent what isn't Pulsar's protocol: {cause}")
+            error = StoreUnavailable(f"{self.name} sent bytes that aren't Pulsar's protocol: {cause}")
         except OSError as cause:
             error = StoreUnavailable(f"{self.name} is lost: {plain_reason(cause)}")
         except BaseException as cause:

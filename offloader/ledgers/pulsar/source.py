@@ -98,7 +98,7 @@ class FailoverSubscription:
         self._task.schedule()
 
     def step_back(self) -> None:
-        """Becomes a candidate soon, and stays subscribed: at the beginning, and after ``step_aside``."""
+        """Becomes a candidate soon, and remains subscribed: at the beginning, and after ``step_aside``."""
         self.is_aside = False
         self._task.schedule()
 
@@ -138,7 +138,7 @@ class AckCursor:
     """Acknowledges released ledgers of a topic. Thread-safe.
 
     Args:
-        trim: makes the broker trim at once; ``None``: it trims periodically.
+        trim: makes the broker trim immediately; ``None``: it trims periodically.
     """
 
     def __init__(self, topic: str, consumer: Consumer, subscription: str, *, trim: Callable[[], object] | None) -> None:
@@ -211,7 +211,7 @@ class AckCursor:
     def ended(self, internals: TopicInternals) -> Position | None:
         """The acknowledged position if the broker lists only later ledgers: it trimmed that one after it was consumed.
 
-        ``None`` too if another client acknowledged more: then nobody knows where the ledger ended.
+        ``None`` too if another client acknowledged more: the end of the ledger is then unknown.
         """
         listed = internals.ledgers.ledgers
         with self._lock:
@@ -241,8 +241,9 @@ class AckCursor:
                 self._logged = passed
         if is_new:
             _log.error(
-                "%s: the subscription %s stands at %s, and only what comes before %s is committed: message TTL, a "
-                "backlog quota or another consumer acknowledged for it; the broker may delete what isn't offloaded yet",
+                "%s: the subscription %s stands at %s, but only entries before %s are committed: message TTL, a "
+                "backlog quota or another consumer acknowledged for it; the broker may delete entries that "
+                "aren't offloaded yet",
                 self._topic,
                 self._subscription,
                 stands,
@@ -348,7 +349,7 @@ class PulsarSource:
         return self._failure or self.subscription.problem or self._live.trouble
 
     def close(self) -> None:
-        """Hands the topic to other processes; the subscription stays. Idempotent."""
+        """Hands the topic to other processes; the subscription is kept. Idempotent."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if was_closed:
@@ -373,7 +374,7 @@ class PulsarSource:
         self._require_usable()
         if (found := self._live.read(start, max_bytes)) is not None:
             return found
-        # A broker's response queues behind the entries it sends: query only what isn't known.
+        # A broker's response queues behind the entries it sends: query unknown facts only.
         infos = self._ledgers.known()
         target = first_from(infos, start)
         if target is None:
@@ -409,7 +410,7 @@ class PulsarSource:
         return subscription
 
     def release(self, position: Position) -> None:
-        """Notes what is committed, to detect a subscription that was moved beyond it.
+        """Notes the committed end, to detect a subscription that was moved beyond it.
 
         Raises:
             Fenced: the broker chose another process.
@@ -521,10 +522,10 @@ class PulsarSource:
                 hint="nothing is deleted meanwhile; it is asked again",
             )
         error = SourceMismatch(
-            f"{self.topic}: its ledgers aren't those that the manifest knows: {why}; the cluster was made anew, or "
-            "restored from an older copy. Nothing was deleted",
+            f"{self.topic}: its ledgers aren't those recorded in the manifest: {why}; the cluster was created "
+            "again, or restored from an older copy. Nothing was deleted",
             hint="restore the cluster's metadata and ledgers; or offload this topic into another store or prefix, "
-            "which leaves readable what is here, and start again",
+            "which keeps the existing entries readable, and start again",
         )
         self._fail(error)
         raise error
@@ -670,7 +671,7 @@ class PulsarCluster(AbstractContextManager["PulsarCluster"]):
             settings.admin_url, security=security, hosts=settings.admin_hosts, clock=self.clock, retries_max=1
         )
         self.workers = Workers(settings.workers_max, self.clock)
-        # Threads of their own: after an unload of many topics, readers wait for the broker in all the others.
+        # Separate threads: after an unload of many topics, readers wait for the broker in all the others.
         self.subscribers = Workers(settings.workers_max, self.clock)
         self.readers = ReaderPool(self.reader_from, workers=self.workers, clock=self.clock)
         self._lock = threading.Lock()

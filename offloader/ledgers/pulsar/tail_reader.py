@@ -22,7 +22,7 @@ from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Alarm, Backoff, Seria
 class LiveWindow:
     """The newest entries of a topic, without a gap between them. Not thread-safe.
 
-    Entries that were read stay readable until newer ones need their memory; only unread entries count as waiting.
+    Entries that were read remain readable until newer ones need their memory; only unread entries count as waiting.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class TailReader:
         """Delivers some entries; returns whether there were any."""
         if not self._untold:
             if self._reader is None:
-                assert self._begin is not None, "nobody asked for anything"
+                assert self._begin is not None, "called without a read"
                 self._last = self._begin if self._begin != EARLIEST else None
                 start = self._start(self._begin)
                 after = self._last if start == self._begin else None  # a reader begins there, if it is delivered
@@ -253,7 +253,7 @@ class TailReader:
 
 #: Readers in the whole process; idle ones are closed when others are needed.
 READERS_MAX = 64
-#: How long an idle reader stays open.
+#: How long an idle reader is kept open.
 IDLE_S_MAX = 10.0
 #: Longest wait for an entry that the broker lists.
 READ_S_MAX = 15.0
@@ -302,7 +302,7 @@ class ReaderPool:
             infos: the ledgers as listed now; ``target`` is an entry in them.
 
         Raises:
-            StoreUnavailable, Throttled: no entry arrived in time, or too many reads at once; retry later.
+            StoreUnavailable, Throttled: no entry arrived in time, or too many concurrent reads; retry later.
             Corrupt, BeyondEnd: the broker sent impossible entries.
             NotFound, AccessDenied: the broker refuses.
         """
@@ -375,7 +375,7 @@ class ReaderPool:
                 )
             batches = [batch for batch in batches_of(reader.consumer.take(left_s)) if batch.last >= target]
             for batch in batches:
-                # Everything received is accounted for at once, so that later reads know each gap.
+                # Everything received is accounted for immediately, so that later reads know each gap.
                 try:
                     reader.ledgers.follow(reader.last, batch.first)
                 except InconsistentRead:

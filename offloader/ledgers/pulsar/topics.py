@@ -55,7 +55,7 @@ def stream_of_managed_ledger(name: str) -> str:
     """The stream of a managed ledger.
 
     Pulsar form-encodes the last level (``my+topic%231``); a stream has the plain name (``my topic#1``). A plain name
-    with a ``/`` would be two levels, and stays encoded.
+    with a ``/`` would be two levels, and remains encoded.
     """
     before, _, last = name.rpartition("/")
     plain = unquote_plus(last)
@@ -268,7 +268,7 @@ def _time_ms(text: Any) -> int | None:
 
 def _position(text: str) -> Position:
     if (found := _POSITION.fullmatch(text)) is None:
-        raise ValueError(f"{text!r:.50} is no position")
+        raise ValueError(f"{text!r:.50} is not a position")
     return Position(int(found[1]), int(found[2]))
 
 
@@ -286,20 +286,20 @@ def policy_warnings(document: object, *, broker_plugin: bool = False) -> tuple[s
     ttl_s = _number(document.get("message_ttl_in_seconds"))
     if ttl_s > 0:
         found.append(
-            f"message TTL is {ttl_s} s: it acknowledges for every subscription, also the offloader's; what is older "
-            "and not offloaded yet is lost to it; set the TTL to 0, or well above the longest stop you plan for"
+            f"message TTL is {ttl_s} s: it acknowledges for every subscription, also the offloader's; entries "
+            "that are older and not offloaded yet are lost; set the TTL to 0, or well above the longest planned stop"
         )
     for kind, quota in _fields(document.get("backlog_quota_map")).items():
         if _fields(quota).get("policy") == "consumer_backlog_eviction":
             found.append(
                 f"backlog quota {kind} evicts (consumer_backlog_eviction): it moves the offloader's subscription over "
-                "what isn't offloaded yet; use producer_request_hold, or no quota"
+                "entries that aren't offloaded yet; use producer_request_hold, or no quota"
             )
     expires = _number(document.get("subscription_expiration_time_minutes"))
     if expires > 0:
         found.append(
             f"subscriptions without a consumer are deleted after {expires} minutes: while the offloader is stopped for "
-            "longer nothing keeps what isn't offloaded; set subscription expiration to 0"
+            "longer nothing keeps entries that aren't offloaded; set subscription expiration to 0"
         )
     offload = _fields(document.get("offload_policies"))
     thresholds = (
@@ -345,11 +345,11 @@ def _contradictions(listed: Iterable[tuple[int, int]], known: KnownLedgers) -> I
     for ledger_id, entries in listed:
         if (found := known.ledgers.get(ledger_id)) is None:
             if entries and known.whole is not None and known.whole[0] <= ledger_id <= known.whole[1]:
-                yield f"ledger {ledger_id} has {entries} entries, and the manifest knows of no such ledger there"
+                yield f"ledger {ledger_id} has {entries} entries, but the manifest has no such ledger"
         elif found.last_entry_id is not None and found.last_entry_id != entries - 1:
-            yield f"ledger {ledger_id} ends at entry {entries - 1}, and it ended at {found.last_entry_id}"
+            yield f"ledger {ledger_id} ends at entry {entries - 1}, but it ended at {found.last_entry_id}"
         elif found.reached >= entries:
-            yield f"ledger {ledger_id} ends at entry {entries - 1}, and it had entry {found.reached}"
+            yield f"ledger {ledger_id} ends at entry {entries - 1}, but it had entry {found.reached}"
 
 
 #: A broker's status and reason for an entry that its bookies don't have; 404 where the whole ledger is missing.

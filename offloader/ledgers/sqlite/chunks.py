@@ -98,7 +98,7 @@ def join_chunks(chunks: Sequence[Chunk], wanted: Position, *, object_name: str =
     """Joins the entries of consecutive rows of one ledger, among them ``wanted``, into one batch.
 
     Raises:
-        ChecksumMismatch: a row isn't what was written.
+        ChecksumMismatch: a row differs from the written one.
         Inconsistent: a row's columns contradict each other, rows aren't consecutive, or ``wanted`` isn't in them.
     """
     where = f"{object_name} ledger {wanted.ledger_id}".strip()
@@ -147,7 +147,7 @@ def _checksum(chunk: Chunk) -> int:
 
 #: Largest entry: SQLite's limit for a row is just below 1 GB.
 ENTRY_BYTES_MAX = 512 * 1024 * 1024
-_HINT = "give a list of bytes or an Arrow binary array, and as many whole numbers of milliseconds, or one"
+_HINT = "pass a list of bytes or an Arrow binary array, and as many integers of milliseconds, or one"
 
 
 def given_entries(
@@ -232,8 +232,8 @@ def require_times(times_ms: NDArray[Any], *, where: str) -> None:
     for found in (int(times_ms.min()), int(times_ms.max())):
         if not TIME_MS_MIN <= found <= TIME_MS_MAX:
             raise InvalidCall(
-                f"{where}: a publish time of {found} ms; it can be from {TIME_MS_MIN} to {TIME_MS_MAX}",
-                hint="milliseconds since 1970 UTC; leave the time out where nobody knows it",
+                f"{where}: a publish time of {found} ms is outside {TIME_MS_MIN} to {TIME_MS_MAX}",
+                hint="use milliseconds since 1970 UTC; omit an unknown time",
             )
 
 
@@ -244,7 +244,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def is_full(ledger: LedgerInfo, settings: LedgerSettings) -> bool:
-    """Whether a ledger has reached a size at which it closes at once."""
+    """Whether a ledger has reached a size at which it closes immediately."""
     return ledger.size_bytes >= settings.ledger_bytes_max or ledger.entries >= settings.ledger_entries_max
 
 

@@ -123,7 +123,7 @@ _ENTRIES_STORED = (
     "ORDER BY first_entry_id DESC LIMIT 1), 0) AS stored FROM ledgers WHERE stream_id = ?) "
     "WHERE listed != stored LIMIT 1"
 )
-_RESTORE = "restore the database from a copy, or begin a new one and read what the object store has"
+_RESTORE = "restore the database from a copy, or begin a new one and read the entries in the object store"
 
 
 def check_identity(connection: sqlite3.Connection, path: str) -> int:
@@ -134,10 +134,10 @@ def check_identity(connection: sqlite3.Connection, path: str) -> int:
     version = _number(connection, "PRAGMA user_version")
     is_new = not _number(connection, "SELECT count(*) FROM sqlite_master")
     if not is_new and _number(connection, "PRAGMA application_id") != _APPLICATION_ID:
-        raise InvalidCall(f"{path} is another program's SQLite database", hint="name a file of its own")
+        raise InvalidCall(f"{path} is another program's SQLite database", hint="use a separate file")
     if version > _SCHEMA_VERSION:
         raise Unsupported(
-            f"ledger database {path} has layout {version}, this release knows {_SCHEMA_VERSION}",
+            f"ledger database {path} has schema version {version}, this release knows {_SCHEMA_VERSION}",
             hint="use the release that wrote it, or a newer one",
         )
     return version
@@ -164,7 +164,7 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
 
 def check_links(connection: sqlite3.Connection, path: str) -> None:
     """Raises ``Corrupt`` for ledgers without a stream, ledgers that a stream misses, and entries without a ledger."""
-    held = (_LEDGERS_HELD, "stream {} has {} ledgers of {}: a ledger of it belongs to another stream")
+    held = (_LEDGERS_HELD, "stream {} has {} ledgers of {}: one of its ledgers belongs to another stream")
     checks = [
         (_ORPHANED_LEDGER, "ledger {} belongs to stream number {}, which doesn't exist"),
         *([held] if _number(connection, "PRAGMA user_version") >= 2 else []),
@@ -174,8 +174,8 @@ def check_links(connection: sqlite3.Connection, path: str) -> None:
 
 
 def check_entries(connection: sqlite3.Connection, path: str, stream_id: int) -> None:
-    """Raises ``Corrupt`` for a ledger of a stream whose number of entries differs from what was stored."""
-    _check(connection, path, [(_ENTRIES_STORED, "ledger {} has {} entries, and {} are stored")], stream_id)
+    """Raises ``Corrupt`` for a ledger of a stream whose number of entries differs from the stored entries."""
+    _check(connection, path, [(_ENTRIES_STORED, "ledger {} has {} entries, but {} are stored")], stream_id)
 
 
 def _check(connection: sqlite3.Connection, path: str, checks: Sequence[tuple[str, str]], *values: int) -> None:
@@ -216,7 +216,7 @@ _FREE = "free some space and try again"
 
 
 def database_path(url_or_path: str) -> str:
-    """Parses ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or a path into a path; ``:memory:`` stays.
+    """Parses ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or a path into a path; ``:memory:`` isn't changed.
 
     ``InvalidCall``: another scheme, a host, or empty.
     """
@@ -228,7 +228,7 @@ def database_path(url_or_path: str) -> str:
             raise InvalidCall(f"ledgers {url_or_path!r}: not the URL of an embedded ledger database", hint=hint)
         path = rest.removeprefix("/")
     if not path or "\0" in path:
-        raise InvalidCall(f"ledgers {url_or_path!r}: no file is named", hint=hint)
+        raise InvalidCall(f"ledgers {url_or_path!r}: no file is given", hint=hint)
     return path
 
 
@@ -310,13 +310,13 @@ class Database:
         if free >= 2 * size_bytes + log_bytes + RESERVE_BYTES:  # more than needed
             return
         pages, unused = (_number(connection, f"PRAGMA {each}_count") for each in ("page", "freelist"))
-        # Space that the file needs for the log's content and for what no free page takes, and the log's growth.
+        # Space that the file needs for the log's content beyond its free pages, and the log's growth.
         fold = max(pages * PAGE_BYTES - Path(self.path).stat().st_size, 0)
         wanted = fold + max(size_bytes - unused * PAGE_BYTES, 0) + size_bytes + RESERVE_BYTES
         if free < wanted:
             raise StoreUnavailable(
                 f"ledger database {self.path}: the disk is nearly full: {free:,} bytes are free, and "
-                f"{wanted:,} must be so that old entries can still be deleted; nothing was written",
+                f"{wanted:,} are needed so that old entries can still be deleted; nothing was written",
                 hint=_FREE,
             )
 
@@ -377,7 +377,7 @@ class Database:
                 raise StoreUnavailable(f"{self.path}: the disk is full; nothing was written", hint=_FREE) from error
             raise AccessDenied(
                 f"ledger database {self.path}: {doing} failed: {error.strerror or error}",
-                hint="name a file in a directory you may write to",
+                hint="use a file in a directory you may write to",
             ) from error
 
     def _check_open(self) -> None:
@@ -440,7 +440,7 @@ class Database:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR:
                 raise OutcomeUnknown(
                     f"ledger database {self.path}: the disk failed during a commit ({error})",
-                    hint="check the disk, open the stream again and look at its last position",
+                    hint="check the disk, open the stream again and check its last position",
                 ) from error
             raise _translate(error, self.path, "committing") from error
 
@@ -452,25 +452,29 @@ _LOCKED: _ErrorText = (
     "{where}: {doing} failed: another process holds the lock",
     "wait for that process or end it",
 )
-_DENIED: _ErrorText = (AccessDenied, "{where}: {doing} failed: {error}", "name a file in a directory you may write to")
+_DENIED: _ErrorText = (AccessDenied, "{where}: {doing} failed: {error}", "use a file in a directory you may write to")
 #: SQLite's error code, with or without its extension -> the error here, its text and hint.
 _ERRORS: dict[int, _ErrorText] = {
     sqlite3.SQLITE_FULL: _DISK_FULL,
-    # Each process needs 32 KiB beside the file; SQLite has no error code of its own for a disk without them.
+    # Each process needs 32 KiB beside the file; SQLite has no separate error code for a disk without that space.
     sqlite3.SQLITE_IOERR_SHMSIZE: _DISK_FULL,
     sqlite3.SQLITE_BUSY: _LOCKED,
     sqlite3.SQLITE_LOCKED: _LOCKED,
-    sqlite3.SQLITE_NOTADB: (Corrupt, "{path} is not a ledger database", "name another file, or remove this one"),
-    sqlite3.SQLITE_CORRUPT: (Corrupt, "{where} is damaged: {error}", "restore it, or read what the object store has"),
+    sqlite3.SQLITE_NOTADB: (Corrupt, "{path} is not a ledger database", "use another file, or remove this one"),
+    sqlite3.SQLITE_CORRUPT: (
+        Corrupt,
+        "{where} is damaged: {error}",
+        "restore it, or read the entries in the object store",
+    ),
     sqlite3.SQLITE_CANTOPEN: _DENIED,
     sqlite3.SQLITE_READONLY: _DENIED,
     sqlite3.SQLITE_PERM: _DENIED,
     sqlite3.SQLITE_AUTH: _DENIED,
-    sqlite3.SQLITE_TOOBIG: (LimitReached, "{where}: an entry is larger than SQLite takes: {error}", ""),
+    sqlite3.SQLITE_TOOBIG: (LimitReached, "{where}: an entry is larger than SQLite's limit: {error}", ""),
     sqlite3.SQLITE_IOERR: (
         StoreUnavailable,
-        "{where}: {doing} failed: the disk didn't do what it was asked for ({name})",
-        "look into the system's log, check the disk, and try again",
+        "{where}: {doing} failed: the disk failed ({name})",
+        "check the system's log and the disk, and try again",
     ),
 }
 _OTHER: _ErrorText = (OffloaderError, "{where}: {doing} failed: {error}", "this is a bug, please report it")
@@ -602,7 +606,8 @@ class AckedFile:
                 os.pwrite(self._fd, slot, start)
 
     def put_back(self, start: int, slot: bytes, before: bytes) -> None:
-        """Writes what was there ``before`` if ``slot`` still is, and the file is open. ``OSError``: it can't."""
+        """Restores the content ``before`` if the slot still holds ``slot`` and the file is open. ``OSError``: it
+        can't."""
         with self._lock:
             if self._fd is not None and os.pread(self._fd, SLOT_BYTES, start) == slot:
                 os.pwrite(self._fd, before, start)
@@ -622,7 +627,7 @@ class AckedSlot:
         self._is_failing = False
 
     def take_back(self) -> None:
-        """Restores what the slot held: the owner's transaction failed, and the previous owner goes on writing."""
+        """Restores the slot's content: the owner's transaction failed, and the previous owner continues writing."""
         if decode_slot(self._before) is not None:
             with contextlib.suppress(OSError):
                 self._file.put_back(self._start, self._acked.encode(), self._before)

@@ -73,7 +73,8 @@ def find_lost(
 
 
 def lost_with_database(path: str, streams: Iterable[str]) -> list[LostRange]:
-    """Entries of streams that a database acknowledged whose file is gone, by the file of acknowledged ends beside it.
+    """Entries of streams that a database acknowledged whose file is missing, by the file of acknowledged ends beside
+    it.
 
     Raises:
         StoreUnavailable: that file can't be read.
@@ -98,19 +99,19 @@ def refused(path: str, lost: LostRange) -> SourceMismatch:
     """The error for appending to a stream that lost entries."""
     by, but = "", f"has none from {lost.first} on"
     if lost.is_other:
-        by, but = f" by database {lost.source_id}", "is another one"
+        by, but = f" by database {lost.source_id}", "is a different database"
     return SourceMismatch(
-        f"stream {lost.stream!r}: entries up to {lost.last} were acknowledged{by}, says {path}.acked, and ledger "
-        f"database {path} {but}",
-        hint=f"restore {path} with its -wal file from where they are whole; or go on without these entries: "
+        f"stream {lost.stream!r}: entries up to {lost.last} were acknowledged{by} according to {path}.acked, "
+        f"but ledger database {path} {but}",
+        hint=f"restore {path} with its -wal file from a complete copy; or continue without these entries: "
         f"offloader accept-loss {lost.stream}",
     )
 
 
 def accept_lost(connection: sqlite3.Connection, stream_id: int, lost: LostRange, now_ms: int) -> None:
-    """Records entries as lost for good, inside the caller's transaction: their positions stay used.
+    """Records entries as lost permanently, inside the caller's transaction: their positions remain used.
 
-    The last ledger lists them as lost. Ledgers between it and the first lost entry are unknown and stay so.
+    The last ledger lists them as lost. Ledgers between it and the first lost entry remain unknown.
     """
     ledger_id, entries = lost.last.ledger_id, lost.last.entry_id + 1
     raise_used(connection, ledger_id)
@@ -211,7 +212,7 @@ class EmbeddedLedgers:
             InvalidCall: not a stream name, a new one that begins with the levels of another, or the other way round; no
                 ledger id can be above ``above``.
             SourceMismatch: the database lacks acknowledged entries; ``accept_loss`` continues without them.
-            Corrupt: a ledger of the stream isn't what was written.
+            Corrupt: a ledger of the stream differs from the written data.
         """
         _require_name(stream)
         if not 0 <= above < LEDGER_ID_MAX:
@@ -269,10 +270,10 @@ class EmbeddedLedgers:
     def accept_loss(self, stream: str, *, dry_run: bool = False) -> list[LostRange]:
         """Accepts the loss of acknowledged entries, so that the stream can be opened again.
 
-        Their positions stay used. The ledger of the last one lists them as lost (``LedgerInfo.lost``).
+        Their positions remain used. The ledger of the last one lists them as lost (``LedgerInfo.lost``).
 
         Returns:
-            What is lost; nothing, and nothing is changed, when the database has everything that was acknowledged.
+            The lost entries; empty, and nothing is changed, when the database has everything that was acknowledged.
         """
         _require_name(stream)
         if self._acked is None:
@@ -309,7 +310,7 @@ class EmbeddedLedgers:
         if not self._acked.load():
             if connection.execute("SELECT has_acked_file FROM identity").fetchone()[0]:
                 _log.warning(
-                    "%s is gone: whether ledger database %s has everything that it acknowledged can't be told from it",
+                    "%s is missing: it can't show whether ledger database %s has everything that it acknowledged",
                     self._acked.path, self.path, extra={"event": "acked_file_gone"},
                 )  # fmt: skip
             self._acked.make()
@@ -328,7 +329,7 @@ class EmbeddedLedgers:
 
         Raises:
             NotFound: no such stream.
-            Corrupt: a ledger of the stream isn't what was written.
+            Corrupt: a ledger of the stream differs from the written data.
         """
         with self._database.reading() as connection:
             if (stream_id := _stream_id(connection, stream)) is not None:
@@ -353,7 +354,7 @@ class EmbeddedLedgers:
         return self._database.version()
 
     def close(self) -> None:
-        """Closes the database; open ledgers stay open until their stream is opened again."""
+        """Closes the database; open ledgers remain open until their stream is opened again."""
         self._database.close()
         if self._acked is not None:
             self._acked.close()
@@ -363,7 +364,7 @@ def _require_name(stream: str) -> None:
     require_stream_name(stream)
     if not stream.isprintable():
         raise InvalidCall(
-            f"{stream!r} is no stream name: its characters aren't all printable",
+            f"{stream!r} is not a stream name: it has unprintable characters",
             hint="for example public/default/persistent/orders",
         )
 
@@ -419,7 +420,7 @@ class FollowedStream:
         self.inner.delete(ledger_id)
 
     def look(self) -> bool:
-        """Delivers what was appended since the last poll; returns whether more is left.
+        """Delivers the entries appended since the last poll; returns whether more are left.
 
         Raises: as ``EmbeddedStream.read``.
         """

@@ -208,12 +208,12 @@ class EmbeddedStream:
         return f"`offloader accept-source {self._stream}`, first with --dry-run, or new_source=True"
 
     def source_id(self) -> UUID:
-        """The database's own uuid, created with it."""
+        """The database's uuid, created with it."""
         with self._database.reading() as connection:
             return UUID(bytes=source_id_of(connection))
 
     def has_start(self, token: str) -> bool:
-        """Whether ``record_start`` recorded this token in this database for this stream; if so, it stays."""
+        """Whether ``record_start`` recorded this token in this database for this stream; if so, it is kept."""
         if is_found := self._row("SELECT 1 FROM starts WHERE stream_id = ? AND token = ?", token) is not None:
             self._start_found = token
         return is_found
@@ -254,7 +254,7 @@ class EmbeddedStream:
                 )
 
     def noted_manifests(self) -> list[tuple[UUID, int]]:
-        """What ``note_manifest`` recorded last for each incarnation, the newest incarnation last."""
+        """The newest record noted for each incarnation, the newest incarnation last."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT incarnation, record_id FROM manifests WHERE stream_id = ? ORDER BY note_id", (self._stream_id,)
@@ -267,7 +267,7 @@ class EmbeddedStream:
             connection.execute("UPDATE streams SET store_id = ? WHERE stream_id = ?", (store_id.bytes, self._stream_id))
 
     def noted_store(self) -> UUID | None:
-        """What ``note_store`` recorded last."""
+        """The noted identity."""
         row = self._row("SELECT store_id FROM streams WHERE stream_id = ?")
         return None if row is None or row[0] is None else UUID(bytes=row[0])
 
@@ -285,7 +285,7 @@ class EmbeddedStream:
         if not 0 < first < end <= LEDGER_ID_MAX:
             raise InvalidCall(
                 f"stream {self._stream!r}: ledger ids from {first} up to before {end} can't be granted",
-                hint=f"give a range between 1 and {LEDGER_ID_MAX}",
+                hint=f"use a range between 1 and {LEDGER_ID_MAX}",
             )
         with self._append_lock:
             closed: list[LedgerInfo] = []
@@ -348,7 +348,7 @@ class EmbeddedStream:
         return info, row
 
     def _end_ledger(self, connection: sqlite3.Connection, ledger: LedgerInfo | None) -> list[LedgerInfo]:
-        """Closes an open ledger, or removes it if it is empty; returns what was closed, if anything."""
+        """Closes an open ledger, or removes it if it is empty; returns the closed ledger, if any."""
         if ledger is not None and ledger.entries:
             return [_close(connection, ledger, self._clock.now_ms())]
         if ledger is not None:
@@ -375,7 +375,7 @@ class EmbeddedStream:
         with self._database.writing() as connection:
             row = stream_row(connection, self._stream_id)
             if row is None or row.owner != self._owner:
-                newer = "nobody" if row is None else f"owner {row.owner}"
+                newer = "no owner" if row is None else f"owner {row.owner}"
                 raise Fenced(
                     f"stream {self._stream!r} in {self._database.path}: owner {self._owner} was replaced by {newer}",
                     hint="another process opened the stream: stop writing here",
@@ -435,7 +435,7 @@ class EmbeddedStream:
             The closed ledger, ``None`` when there was nothing to close (no entries since the last one).
 
         Raises:
-            StoreUnavailable: no id is granted for the next ledger; this one stays open.
+            StoreUnavailable: no id is granted for the next ledger; this one remains open.
         """
         with self._append_lock:
             with self._owning() as (connection, row):
@@ -443,8 +443,8 @@ class EmbeddedStream:
                     return None
                 if not row.may_begin:
                     raise StoreUnavailable(
-                        f"stream {self._stream!r}: ledger {row.open_ledger.ledger_id} stays open: no id is granted for "
-                        "the next one",
+                        f"stream {self._stream!r}: ledger {row.open_ledger.ledger_id} remains open: no id is "
+                        "granted for the next one",
                         hint="try again when the object store answers",
                     )
                 closed = _close(connection, row.open_ledger, self._clock.now_ms())
@@ -503,7 +503,8 @@ class EmbeddedStream:
             batch = join_chunks(chunks, found, object_name=self._database.path)
         except FormatError as error:
             raise Corrupt(
-                f"stream {self._stream!r}: {error}", hint="restore the database, or read what the object store has"
+                f"stream {self._stream!r}: {error}",
+                hint="restore the database, or read the entries in the object store",
             ) from error
         return part_to_read(batch, found, max_bytes)
 
@@ -516,7 +517,7 @@ class EmbeddedStream:
         return self._edge("max", "entries - lost_entries - 1")
 
     def released_position(self) -> Position | None:
-        """What ``release`` recorded last, ``None`` before that."""
+        """The newest released position; ``None`` before the first release."""
         row = self._row("SELECT released_ledger_id, released_entry_id FROM streams WHERE stream_id = ?")
         return None if row is None or row[0] < 0 else Position(*row)
 
@@ -537,7 +538,7 @@ class EmbeddedStream:
         """
         if self._owner is None:
             raise Unsupported(
-                f"stream {self._stream!r} is open for reading only, where appends aren't heard of",
+                f"stream {self._stream!r} is open for reading only, so it isn't told of appends",
                 hint="subscribe to the handle of open_stream, or poll last_position",
             )
         return self._listeners.add(listener, closed)
@@ -550,7 +551,7 @@ class EmbeddedStream:
         closed: list[LedgerInfo] = []
         ledger, done = row.open_ledger, 0
         while done < len(given):
-            # Without an id for the next ledger the open one stays open beyond its limits.
+            # Without an id for the next ledger the open one remains open beyond its limits.
             if ledger is not None and row.may_begin and must_roll(ledger, now_ms, self._settings):
                 closed.append(_close(connection, ledger, now_ms))
                 ledger = None

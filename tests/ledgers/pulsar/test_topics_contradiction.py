@@ -41,12 +41,12 @@ def test_jumps_trimmed_ledgers_and_history_are_no_contradiction(listed: Sequence
     [
         ([(1, 3)], "its newest ledger is 1, and the manifest has entries up to 9:4"),
         ([(3, 10), (5, 10)], "its newest ledger is 5, and the manifest has entries up to 9:4"),
-        ([(3, 10), (5, 11), (9, 5)], "ledger 5 ends at entry 10, and it ended at 9"),
-        ([(3, 9), (9, 5)], "ledger 3 ends at entry 8, and it ended at 9"),
-        ([(3, 10), (9, 4)], "ledger 9 ends at entry 3, and it had entry 4"),
-        ([(9, 0)], "ledger 9 ends at entry -1, and it had entry 4"),
-        ([(4, 2), (9, 5)], "ledger 4 has 2 entries, and the manifest knows of no such ledger there"),
-        ([(4, 2), (100, 5)], "ledger 4 has 2 entries, and the manifest knows of no such ledger there"),
+        ([(3, 10), (5, 11), (9, 5)], "ledger 5 ends at entry 10, but it ended at 9"),
+        ([(3, 9), (9, 5)], "ledger 3 ends at entry 8, but it ended at 9"),
+        ([(3, 10), (9, 4)], "ledger 9 ends at entry 3, but it had entry 4"),
+        ([(9, 0)], "ledger 9 ends at entry -1, but it had entry 4"),
+        ([(4, 2), (9, 5)], "ledger 4 has 2 entries, but the manifest has no such ledger"),
+        ([(4, 2), (100, 5)], "ledger 4 has 2 entries, but the manifest has no such ledger"),
     ],
 )
 def test_ledgers_that_differ_are_unknown_or_end_too_early_contradict(

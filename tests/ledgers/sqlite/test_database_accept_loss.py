@@ -202,7 +202,7 @@ def test_without_the_file_the_database_is_trusted_and_the_file_made_again(
     place.remove("l.db.acked")
     with caplog.at_level(logging.WARNING):
         place.append(3)
-    assert "l.db.acked is gone" in caplog.text
+    assert "l.db.acked is missing" in caplog.text
     place.restore("older", "l.db")
     with pytest.raises(SourceMismatch, match="2:2 were acknowledged"):
         place.stream()
@@ -243,7 +243,7 @@ def test_a_new_database_beside_an_old_file_is_not_taken_for_the_old_one(place: P
     place.append(15)
     place.remove("l.db")
     ledgers = place.open()
-    with pytest.raises(SourceMismatch, match=r"2:4 were acknowledged by database.*is another one"):
+    with pytest.raises(SourceMismatch, match=r"2:4 were acknowledged by database.*is a different database"):
         ledgers.open_stream("s")
     ledgers.open_stream("not in the file").append([b"x"])
     [lost] = ledgers.accept_loss("s")
@@ -264,7 +264,7 @@ def test_a_file_of_another_database_refuses_its_streams_only(place: Place, tmp_p
     place.append(25, "t")
     shutil.copy(f"{other.path}.acked", f"{place.path}.acked")
     ledgers = place.open()
-    with pytest.raises(SourceMismatch, match="is another one"):
+    with pytest.raises(SourceMismatch, match="is a different database"):
         ledgers.open_stream("s")
     ledgers.open_stream("t").append([b"x"])
     ledgers.accept_loss("s")

@@ -135,9 +135,9 @@ def test_a_ledger_of_another_length_than_its_entries_is_named_at_open(killed: Ki
         connection.execute(f"UPDATE ledgers SET {change} WHERE entries = 40")
     connection.close()
     ledgers = EmbeddedLedgers(path)
-    with pytest.raises(Corrupt, match=r"ledger 1 has .* entries, and 40 are stored"):
+    with pytest.raises(Corrupt, match=r"ledger 1 has .* entries, but 40 are stored"):
         ledgers.open_stream("s")
-    with pytest.raises(Corrupt, match=r"ledger 1 has .* entries, and 40 are stored"):
+    with pytest.raises(Corrupt, match=r"ledger 1 has .* entries, but 40 are stored"):
         ledgers.view_stream("s")
     ledgers.close()
 

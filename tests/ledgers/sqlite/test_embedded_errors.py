@@ -125,7 +125,7 @@ def test_a_newer_layout_is_refused(ledgers: EmbeddedLedgers, path: str) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(Unsupported, match="layout 99"):
+    with pytest.raises(Unsupported, match="schema version 99"):
         EmbeddedLedgers(path)
 
 

@@ -169,7 +169,7 @@ def test_a_ledger_stays_open_when_no_id_is_left(ledgers: EmbeddedLedgers) -> Non
     stream.grant_ledgers(10, 11)
     stream.append([b"x"] * 7)
     assert [(x.ledger_id, x.closed, x.entries) for x in stream.ledgers()] == [(10, False, 7)]
-    with pytest.raises(StoreUnavailable, match="stays open"):
+    with pytest.raises(StoreUnavailable, match="remains open"):
         stream.close_ledger()
     stream.grant_ledgers(11, 20)
     assert stream.ledgers_left() == 9

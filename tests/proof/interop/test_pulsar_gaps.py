@@ -207,7 +207,7 @@ def test_entries_acknowledged_by_another_client_are_offloaded_while_stored(
     topic.command("POST", "subscription/offloader/skip_all")
     with offloading(topic):
         assert len(topic.stored()) == 500
-    assert "acknowledged for it; the broker may delete what isn't offloaded yet" in caplog.text
+    assert "acknowledged for it; the broker may delete entries that aren't offloaded yet" in caplog.text
 
 
 def test_entries_deleted_before_offloading_are_a_recorded_gap_with_an_error(

@@ -67,11 +67,11 @@ def test_the_hot_copy_of_a_ledger_with_a_loss_stays(
     with_a_missing_entry(cluster, answer)
     with cluster.serve(offload=AT_ONCE):
         eventually(lambda: is_stored(cluster))
-        eventually(lambda: "hot copies stay for now: ledger 2" in caplog.text)
+        eventually(lambda: "hot copies are kept for now: ledger 2" in caplog.text)
         eventually(lambda: hot_ledgers(cluster) == [2, 3, 4])
         # A second look changes nothing.
         caplog.clear()
-        eventually(lambda: "hot copies stay for now: ledger 2" in caplog.text)
+        eventually(lambda: "hot copies are kept for now: ledger 2" in caplog.text)
     assert reason in caplog.text
     assert "offload.release_with_gaps" in caplog.text
     assert hot_ledgers(cluster) == [2, 3, 4]

@@ -253,7 +253,9 @@ class World:
     def _go_on_without(self) -> None:
         """A stream that stopped at a gap, as ``on_gap = block`` says: its operator decides to go on without."""
         statuses = [process.stream.status() for process in self.processes if process.stream is not None]
-        blocked = any(s.mode is Mode.STOPPED and s.error_kind == "Corrupt" and "are gone" in s.error for s in statuses)
+        blocked = any(
+            s.mode is Mode.STOPPED and s.error_kind == "Corrupt" and "are missing" in s.error for s in statuses
+        )
         if not blocked or self.settings.offload.on_gap == "record":
             return
         state = loaded(self.store, STREAM)

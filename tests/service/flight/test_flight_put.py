@@ -146,7 +146,7 @@ def test_reconnected_broker_replaces_its_own_earlier_call(store: FaultyStore) ->
     [
         ((7, 3), 2, None, "a ledger begins with entry 0"),
         ((5, 25), 2, None, "5:25 was pushed after 5:19"),
-        ((6, 0), 2, None, "nobody said that ledger 5 ends there"),
+        ((6, 0), 2, None, "the end of ledger 5 wasn't reported"),
         ((6, 0), 2, {"closed": {"5": 30}}, "ledger 5 ends at entry 30"),
         ((5, 20), 2, {"closed": {"5": 19}}, "ledger 5 ends at entry 19"),
         ((5, 20), 2, {"closed": {"x": 19}}, "closed has 'x': 19"),

@@ -68,7 +68,7 @@ def stays_as_it_is(cluster: Cluster, topic: FakeTopic, before: list[tuple[Positi
         # The same ids, the same lengths: what is there passes for offloaded, and its ledgers would be given up.
         ((1, 4, 6), "its newest ledger is 6, and the manifest has entries up to 9:9"),
         # Its ids have gone beyond the newest known one.
-        ((5, 6, 11), "ledger 5 has 10 entries, and the manifest knows of no such ledger there"),
+        ((5, 6, 11), "ledger 5 has 10 entries, but the manifest has no such ledger"),
     ],
 )
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
