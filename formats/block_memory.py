@@ -37,7 +37,7 @@ class BlockMemory:
         self.buffer_bytes = buffer_bytes
         self._kept_max = kept_bytes_max // buffer_bytes
         self._unused: deque[_Buffer] = deque()
-        #: Buffers without memory: addresses only, as many as were ever in use at once.
+        #: Buffers without memory: addresses only, as many as were ever in use together.
         self._empty: deque[_Buffer] = deque()
 
     def take(self) -> Bytes:
@@ -56,7 +56,7 @@ class BlockMemory:
         if len(self._unused) < self._kept_max:
             self._unused.append(buffer)
             return
-        # Its pages return to the system; the addresses stay reserved.
+        # Its pages return to the system; the addresses remain reserved.
         buffer.stretch.madvise(mmap.MADV_DONTNEED, buffer.offset, _paged(self.buffer_bytes))
         self._empty.append(buffer)
 

@@ -23,7 +23,8 @@ from formats.errors import (
     require_at_most,
 )
 
-#: Field metadata: a document omits the field while it has its default. Documents of earlier releases stay readable, and
+#: Field metadata: a document omits the field while it has its default. Documents of earlier releases remain readable,
+#: and
 #: earlier releases read documents without new values.
 ABSENT_BY_DEFAULT: Mapping[str, bool] = {"absent_by_default": True}
 
@@ -81,7 +82,7 @@ def opened(data: bytes, version: int, *, bytes_max: int = DOCUMENT_BYTES_MAX) ->
 
 
 class CheckedDocument:
-    """Base of the dataclasses that are objects of their own, of one version and at most ``bytes_max`` bytes."""
+    """Base of the dataclasses that form separate objects, of one version and at most ``bytes_max`` bytes."""
 
     __slots__ = ()
     format_version: ClassVar[int] = 1

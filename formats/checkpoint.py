@@ -34,15 +34,15 @@ LAST_UNKNOWN = -2
 #: Bits of ``flags``.
 DELETED = 1
 HOT_RELEASED = 2
-#: Of an accepted source whose ledger contradicts the manifest: its hot copy stays untouched.
+#: Of an accepted source whose ledger contradicts the manifest: its hot copy remains untouched.
 ASIDE = 4
 
 _FORMAT = b"1"
-#: Most ledgers of one file: runs are merged as long as eight of them together stay below it.
+#: Maximum ledgers of one file: runs are merged as long as eight of them together are below it.
 FILE_LEDGERS_MAX = 2_097_152
 #: Rows of a Parquet row group.
 GROUP_LEDGERS_MAX = 1_048_576
-#: Rows that are processed at once.
+#: Rows that are processed together.
 _BATCH_ROWS = 65_536
 #: A page ends at 1 MiB, plus the last values added to it.
 PAGE_BYTES_MAX = 2 * 1024 * 1024

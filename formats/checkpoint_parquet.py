@@ -213,7 +213,7 @@ _CHUNK_FILE, _CHUNK_METADATA = _key(1, _BINARY), _key(3, _STRUCT)
 _CHUNK_CRYPTO, _CHUNK_ENCRYPTED = _key(8, _STRUCT), _key(9, _BINARY)
 _VALUES, _COMPRESSED_BYTES, _DATA_AT, _DICTIONARY_AT = (_key(number, _I64) for number in (5, 7, 9, 11))
 _PAGE_TYPE, _PAGE_BYTES, _PAGE_COMPRESSED_BYTES = (_key(number, _I32) for number in (1, 2, 3))
-#: Type of a page -> the field of its own header.
+#: Type of a page -> the field of its header.
 _PAGE_HEADERS = {0: _key(5, _STRUCT), 2: _key(7, _STRUCT), 3: _key(8, _STRUCT)}
 _PAGE_VALUES = _key(1, _I32)
 _DICTIONARY = 2
@@ -228,7 +228,7 @@ class ColumnLimits:
 
     Attributes:
         columns: maximum number, leaves counted.
-        group_rows_max: rows of a row group, which is what is decoded at once.
+        group_rows_max: maximum rows of a row group, which is decoded as a whole.
         list_values_max: values of all lists; columns that are no lists have as many values as there are rows.
         page_bytes_max: bytes of a page after decompression.
         lists: which of the columns are lists, by their numbers.
@@ -431,7 +431,7 @@ def _zigzag(data: bytes, at: int, stop: int) -> tuple[int, int]:
 
 #: Version of the Parquet files' columns; a reader refuses any other.
 RUN_FORMAT = 1
-#: Rows of a Parquet row group: what is decoded at once while a file is loaded.
+#: Rows of a Parquet row group, which a load decodes as a whole.
 ROW_GROUP_ROWS = 16_384
 #: Files of fewer rows aren't compressed: setting up a compressor per column costs more than it saves.
 COMPRESSED_ROWS_MIN = 256

@@ -38,7 +38,7 @@ class DescribedBytes:
     Attributes:
         start: of the first byte, in the object.
         what: the piece's name, in the words of docs/reference/format.md.
-        problem: what is wrong with it; empty if valid.
+        problem: the defect; empty if valid.
     """
 
     start: int
@@ -49,7 +49,7 @@ class DescribedBytes:
 
 
 def _tried(decode: Callable[[], _Decoded], offset: int | None = None) -> tuple[_Decoded | None, str]:
-    """What ``decode`` returns; or ``None``, and what is wrong with the bytes, which begin at ``offset``."""
+    """The result of ``decode``; or ``None`` and the defect of the bytes, which begin at ``offset``."""
     try:
         with located("", offset):
             return decode(), ""

@@ -79,7 +79,7 @@ class DeletedSegment:
     """One segment of a deletion batch.
 
     Attributes:
-        keys: of its objects; empty if they stay and only the manifest dropped them.
+        keys: of its objects; empty if the objects are kept and only the manifest dropped them.
         first, last: its range; ``None``: it had none any more.
     """
 
@@ -256,7 +256,7 @@ class SubscriberRow:
     Attributes:
         generation: only positions published with this generation count.
         updated_ms: when its row was changed last; ``active_ms``: when it was last active.
-        cut: what it has consumed; ``None``: it has never published.
+        cut: position up to which it has consumed; ``None``: it has never published.
         start: where it began; ``None``: at the stream's beginning.
     """
 
@@ -338,7 +338,7 @@ class CheckpointRow:
 
     Attributes:
         name: its name, unique in the group.
-        kept: whether it stays until it expires; others are removed when a later one is complete.
+        kept: whether it is kept until it expires; others are removed when a later one is complete.
         waiting: readers that haven't reported their position at it.
         behind: readers that haven't read anything after it.
         cuts: positions of the readers, ascending by stream.
@@ -391,7 +391,7 @@ class AssignmentRow:
     Attributes:
         partition: its number; 0 for a stream without partitions.
         incarnation: of the partition's stream, to which ``position`` refers.
-        reader: its name; empty: nobody reads the partition.
+        reader: its name; empty: the partition has no reader.
         epoch: the group's epoch in which that reader got it.
         position: everything before it is consumed; ``None``: nothing is.
     """
@@ -414,7 +414,7 @@ class GroupState(CheckedDocument):
         retention: ``none``, ``manual`` or ``automatic``.
         streams: names, ascending.
         starts, ends: where it begins and ends reading, of streams where that isn't their beginning and end.
-        outstanding_checkpoints_max: checkpoints that may wait for readers at once.
+        outstanding_checkpoints_max: checkpoints that may wait for readers at the same time.
         refresh_ms: maximum age of a reader's view of this document.
         readers: names of the active ones, ascending.
         checkpoints: in the order of their creation.
@@ -422,7 +422,8 @@ class GroupState(CheckedDocument):
         published: the cuts that were published last, ascending by stream.
         published_ms: when that was; 0: never.
         checkpoint_ms: when the last automatic checkpoint was begun; 0: never.
-        deleted: whether the group is deleted. Its generation stays, so that late writes of an earlier group of the name
+        deleted: whether the group is deleted. Its generation is kept, so that late writes of an earlier group of the
+            name
             don't affect a later one.
         heartbeat_ms: time between two writes of a reader that has nothing to report.
         expiry_ms: silence after which a reader loses its partitions.

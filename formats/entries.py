@@ -241,7 +241,7 @@ class EntryBatch:
         return self if high - low == count else self._part(low, max(low, high))
 
     def copy(self) -> EntryBatch:
-        """A copy of the entries in memory of its own, as small as possible."""
+        """A copy of the entries in separate memory, as small as possible."""
         offsets = self.offsets
         held = byte_array(self.data)[int(offsets[0]) : int(offsets[-1])]
         # Arrow's memory, because freed large batches would fragment the heap.

@@ -61,7 +61,7 @@ def located(object_name: str, offset: int | None = None) -> Iterator[None]:
     Args:
         object_name: the object or file, for errors that name none; empty when unknown.
         offset: where in it the bytes begin, which an error's own offset counts from; ``None``: at its beginning, so
-            that errors without an offset stay without.
+            that errors without an offset get none.
     """
     try:
         yield

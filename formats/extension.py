@@ -82,7 +82,7 @@ def _unzstd(data: Buffer, length: int) -> bytes:
 
 
 def _content_size(head: bytes) -> int | str:
-    """The content size that a frame states in its first 18 bytes (RFC 8878, 3.1.1.1), or what is there instead."""
+    """The content size in a frame's first 18 bytes (RFC 8878, 3.1.1.1), or the reason why it is missing."""
     if head[:4] != _FRAME_MAGIC or len(head) < 6:
         return "no frame"
     descriptor = head[4]

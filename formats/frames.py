@@ -26,7 +26,7 @@ from formats.errors import (
     require_equal,
 )
 
-#: Most bytes of frames, end mark included, that are decoded at once.
+#: Maximum bytes of frames, end mark included, that are decoded together.
 FRAMES_BYTES_MAX = 8 * 1024 * 1024
 #: Bytes of one encoded piece, unless a single entry is larger.
 PIECE_BYTES = 1024 * 1024

@@ -30,7 +30,8 @@ _NAMES_CACHED = 4096
 def encode_stream(stream: str) -> str:
     """A stream's name as the prefix of its keys: levels between ``/``, each percent-encoded.
 
-    Letters, digits and ``_ . - ~`` stay, so Pulsar's names are unchanged; a level of dots only is encoded too, because
+    Letters, digits and ``_ . - ~`` aren't encoded, so Pulsar's names are unchanged; a level of dots only is encoded
+    too, because
     it is special in file systems.
 
     Raises:

@@ -134,7 +134,7 @@ class Adopt(Edit, kind="adopt"):
 
 @dataclass(frozen=True, slots=True)
 class Release(Edit, kind="release"):
-    """Adopted segments leave the manifest; their objects stay."""
+    """Adopted segments leave the manifest; their objects are kept."""
 
     uuids: tuple[UUID, ...]
 

@@ -50,7 +50,7 @@ __all__ = [
     "SegmentRecovery",
 ]
 
-#: An entry's block, with header, marker and the longest entry table, must stay below 2 GiB.
+#: An entry's block, with header, marker and the longest entry table, must be smaller than 2 GiB.
 ENTRY_BYTES_MAX = (
     RUN_BYTES_MAX
     - BLOCK_HEADER_BYTES
@@ -95,16 +95,16 @@ class SegmentBuilder:
 
     Blocks are cut before the entry that would make one longer than ``block_bytes``, at a change of ledger, and at a gap
     in the entry ids. So the ids in a block are consecutive, and a table of blocks lists exactly the object's entries. A
-    single entry longer than ``block_bytes`` gets a block of its own. Cuts depend only on the entries, not on their
+    single entry longer than ``block_bytes`` gets a separate block. Cuts depend only on the entries, not on their
     batches.
 
-    Not thread-safe. Copies what is appended.
+    Not thread-safe. Copies appended entries.
 
     Args:
         layout: V2, or V1 for one whole ledger (from entry 0, without gaps).
         block_bytes: target length of a block, header and tail included.
         part_bytes: length of every part but the last.
-        codec: tried on each block; a block that doesn't get 10 % smaller stays as it is.
+        codec: tried on each block; a block that doesn't get 10 % smaller is stored uncompressed.
         extension: whether to write our extension; without it, objects are exactly Pulsar's (and V1 blocks are padded to
             ``block_bytes``, as Pulsar does).
         memory: buffers for blocks, shared with other builders; ``None``: new memory for each.
@@ -281,7 +281,7 @@ class _BlockBuilder:
         return count
 
     def _room_for(self, size_bytes: int) -> Bytes | None:
-        """Where to write the next entries; ``None``: into memory of their own.
+        """Memory for the next entries; ``None``: into separate memory.
 
         A full-size buffer is used only once the block will fill it, so that slow streams hold little memory.
         """
@@ -352,7 +352,7 @@ class _BlockBuilder:
         return extension, [_Stretch([header]), _Stretch(stored, payload_crc32c), _Stretch([tail])]
 
     def _stored(self) -> tuple[list[Bytes], Codec, int]:
-        """The payload as it is stored, its codec, its CRC-32C."""
+        """The stored form of the payload, its codec, its CRC-32C."""
         if self._codec is Codec.NONE:
             return self._run(), Codec.NONE, self._run_crc32c
         runs = self._run()

@@ -387,7 +387,7 @@ class SegmentMap:
 #: In a result: the index can't tell.
 CRC_UNKNOWN = -1
 
-#: A block header with our extension, encoded anew from an index (docs/reference/format.md, sections 2.1 and 4.1).
+#: A block header with our extension, encoded again from an index (docs/reference/format.md, sections 2.1 and 4.1).
 _HEADER = np.dtype(
     [
         ("magic", "S4"),
@@ -442,7 +442,7 @@ def block_checksums(segment_map: SegmentMap, numbers: Int64s) -> Int64s:
 
 
 def _header_checksums(segment_map: SegmentMap, numbers: Int64s) -> Int64s:
-    """CRC-32C of the blocks' headers, each of which ends with the checksum of what is before."""
+    """CRC-32C of the blocks' headers, each of which ends with the checksum of the bytes before."""
     blocks = segment_map.blocks
     headers: NDArray[np.void] = np.zeros(len(numbers), dtype=_HEADER)
     headers["magic"] = BLOCK_MAGICS[segment_map.layout - 1]

@@ -1,4 +1,4 @@
-"""What is known of a segment without its objects: layout, positions, sizes, times and ledgers."""
+"""Facts about a segment that are known without its objects: layout, positions, sizes, times and ledgers."""
 
 from __future__ import annotations
 

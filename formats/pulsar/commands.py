@@ -74,7 +74,7 @@ class Command(NamedTuple):
     Attributes:
         type: which command; ``None``: an unsupported one, which may be ignored.
         body: the protobuf message of that command, complete; ``None`` where the type is.
-        entry: the bytes after the command: of ``MESSAGE`` and ``SEND`` an entry as it is stored, otherwise usually
+        entry: the bytes after the command: of ``MESSAGE`` and ``SEND`` the stored form of an entry, otherwise usually
             none.
     """
 

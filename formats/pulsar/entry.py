@@ -53,7 +53,7 @@ def decode_frame(entry: bytes) -> Frame:
 
     Raises:
         Truncated: a declared length exceeds the data.
-        ChecksumMismatch: metadata and payload aren't what the producer sent.
+        ChecksumMismatch: metadata and payload differ from the producer's.
         Inconsistent: the metadata isn't a protobuf message of that kind, or lacks a required field.
     """
     position, size = 0, len(entry)
@@ -189,7 +189,7 @@ _NAMES = {codec: codec.name.lower() for codec in PayloadCodec}
 
 
 def codec_name(number: int) -> str:
-    """``1`` -> ``"lz4"``; an unknown number stays one."""
+    """``1`` -> ``"lz4"``; an unknown number is returned as text."""
     return _NAMES.get(number, str(number))  # type: ignore[call-overload,no-any-return]
 
 

@@ -30,7 +30,7 @@ from formats.pulsar.entry import (
     split_batch,
 )
 
-#: ``batch_index`` of a message that is an entry of its own, as in Pulsar's message ids.
+#: ``batch_index`` of a message that is a whole entry, as in Pulsar's message ids.
 NOT_IN_A_BATCH: Final = -1
 
 _PROTOCOL: Any = pulsar_message_pb2
@@ -299,7 +299,7 @@ def binary_column(
     if starts[0] == 0 and ends[-1] == len(data) and (starts[1:] == ends[:-1]).all():
         bounds = np.concatenate([starts, ends[-1:]]).astype(np.int32)
         return pa.BinaryArray.from_buffers(pa.binary(), count, [valid, pa.py_buffer(bounds), pa.py_buffer(data)])
-    # Every second value of (slice, what is between, slice, ...) over the same bytes.
+    # Every second value of (slice, gap, slice, ...) over the same bytes.
     both = np.empty(2 * count, dtype=np.int32)
     both[0::2], both[1::2] = starts, ends
     column = pa.BinaryArray.from_buffers(
@@ -477,7 +477,7 @@ class MessageOptions:
         markers: whether to return entries that Pulsar's servers wrote for themselves.
         join_chunks: a large message that was cut into entries is one row, of its last chunk's entry and without columns
             of chunks; one of which a chunk is missing is none (``MessageDecoder.incomplete``).
-        decrypt: opens an encrypted payload, given the entry's metadata; ``None`` leaves it as it is.
+        decrypt: opens an encrypted payload, given the entry's metadata; ``None`` leaves it encrypted.
         payload_bytes_max: limit of one entry's decompressed payload; at most 1 GiB.
         rows_max, bytes_max: a record batch ends with the entry, or the ``rows_max`` messages of a batch, that reach one
             of them.
@@ -500,7 +500,7 @@ class MessageOptions:
             raise ValueError("no columns of messages: rows of nothing can't be counted")
         unknown = [name for name in self.columns if name not in COLUMNS]
         if unknown:
-            raise ValueError(f"no such columns of messages: {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+            raise ValueError(f"unknown columns of messages: {', '.join(unknown)}; use {', '.join(COLUMNS)}")
         if not 0 < self.payload_bytes_max <= PAYLOAD_BYTES_LIMIT:
             raise ValueError(f"payload_bytes_max is between 1 and {PAYLOAD_BYTES_LIMIT}, not {self.payload_bytes_max}")
 

@@ -92,7 +92,7 @@ class FailoverSubscription:
     def step_aside(self) -> None:
         """Hands leadership to another process soon; until ``step_back`` this one isn't a candidate.
 
-        The subscription keeps what it retains.
+        The subscription keeps its retained entries.
         """
         self.is_aside = True
         self._task.schedule()

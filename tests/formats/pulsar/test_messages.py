@@ -282,7 +282,7 @@ def test_each_column_alone_equals_its_values_among_all(name: str) -> None:
 def test_columns_keep_the_requested_order_and_unknown_ones_are_refused() -> None:
     table = messages(batch_of(single_entry(Sent())), MessageOptions(columns=("value", "entry_id", "value")))
     assert table.column_names == ["value", "entry_id", "value"]
-    with pytest.raises(ValueError, match="no such columns of messages: payload; there are ledger_id"):
+    with pytest.raises(ValueError, match="unknown columns of messages: payload; use ledger_id"):
         MessageOptions(columns=("payload",))
     with pytest.raises(ValueError, match="rows_max is at least 1, not 0"):
         MessageOptions(rows_max=0)
