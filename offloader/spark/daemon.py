@@ -1,4 +1,4 @@
-"""Spark's daemon of Python workers, ``spark.python.daemon.module``: loads what a task needs before it forks them.
+"""Spark's daemon of Python workers, ``spark.python.daemon.module``: loads a task's modules before it forks workers.
 
 NumPy, Arrow, pandas (which Arrow loads if it is installed) and the data source take 0.5 to 1 s of processor in each
 worker otherwise, the S3 SDK and its descriptions another 0.1 to 0.3 s. Nothing here may start a thread of Python's: a
@@ -26,7 +26,7 @@ from offloader.spark.session import forget_sparks_jar
 forget_sparks_jar()
 crc32c(b"loads the library")
 pyarrow.array([], pyarrow.int64())
-# The SDK may be missing, or refuse what the environment says; a worker that needs it reports that where it is read.
+# The SDK may be missing, or refuse the environment's settings; a worker that needs it reports that at the read.
 with contextlib.suppress(Exception):
     from offloader.store import s3, s3_client  # noqa: F401
 

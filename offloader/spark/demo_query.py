@@ -34,7 +34,7 @@ class ScanResult:
 
 @contextlib.contextmanager
 def starting_session() -> Iterator[WaitForSession]:
-    """Starts Spark in a thread; what it yields waits for the session, which is stopped at the end.
+    """Starts Spark in a thread; yields a call that waits for the session, which is stopped at the end.
 
     Raises:
         Unsupported: by the call that waits: no pyspark, or no Java.
@@ -128,7 +128,7 @@ def _ask(
     stream: str,
     options: Mapping[str, str],
 ) -> ScanResult:
-    with translated(f"Spark's scan of {stream}", hint="give the same command again; `offloader read` needs no Spark"):
+    with translated(f"Spark's scan of {stream}", hint="run the command again; `offloader read` needs no Spark"):
         given = {"store": store_url, "stream": stream, "splitBytes": str(SPLIT_BYTES), **options}
         entries = session().read.format("offloader").options(**given).load()
         answer = ask(entries)

@@ -1,4 +1,4 @@
-"""Data frames of a part of some streams: each has a relation of its own, planned for what it asks for."""
+"""Data frames of a part of some streams: each has a separate relation, planned for its arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: A frame with less than this is broadcast in joins: Spark's own limit for tables whose size it knows.
 BROADCAST_BYTES_MAX = 10 * 1024 * 1024
-#: Key of what the manifests say of a frame, in the metadata of its first column.
+#: Key of a frame's facts from the manifests, in the metadata of its first column.
 FACTS = "offloader"
 #: Options by which entries within the bounds may be no rows.
 _DROPPING = ("starttime", "endtime", "oncorrupt", "onmissing")
@@ -36,7 +36,7 @@ def entries(
     """The entries of some streams, as a data frame that is planned for these arguments alone.
 
     Terms of ``where`` on ``stream``, ``ledger_id``, ``entry_id`` and ``publish_time`` that are combined with AND bound
-    what is read, others filter the rows. Its ``count()`` asks the manifest only, where that is exact: there is no other
+    the read, others filter the rows. Its ``count()`` asks the manifest only, where that is exact: there is no other
     condition than on streams and positions, and each ledger has an entry at every id. Other counts, and those of
     frames made of it, are Spark's. Joins broadcast it when it has less than 10 MiB of payloads by the manifest.
 
@@ -69,7 +69,7 @@ def messages(
 ) -> DataFrame:
     """The messages of some streams; arguments and errors as of ``entries``.
 
-    A message has a publish time of its own, so ``publish_time`` in ``where`` filters and bounds nothing: the options
+    A message has a separate publish time, so ``publish_time`` in ``where`` filters and bounds nothing: the options
     ``startTime`` and ``endTime`` bound. The manifest doesn't know how many messages there are: ``count()`` is Spark's.
     """
     return _frame(spark, "messages", store, stream, columns, where, limit, options or {})
@@ -86,9 +86,9 @@ def _frame(
     options: Mapping[str, str],
 ) -> DataFrame:
     if own := [name for name in options if name.lower() in _OWN]:
-        raise InvalidCall(f"{content} takes {', '.join(own)} as no option", hint="give the argument instead")
+        raise InvalidCall(f"{content} doesn't accept {', '.join(own)} as an option", hint="use the argument instead")
     if limit is not None and limit < 0:
-        raise InvalidCall(f"limit is {limit}, it is a number of rows")
+        raise InvalidCall(f"limit is {limit}, not a number of rows")
     ddl(content, columns)
     bounds = bounds_of(
         where,

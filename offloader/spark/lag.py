@@ -25,7 +25,7 @@ _log = logging.getLogger("offloader.spark")
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """What a query hasn't read of a stream when a batch is done: up to what was committed when it was planned.
+    """The entries of a stream that a query hasn't read after a batch, up to the committed end when it was planned.
 
     Attributes:
         entries: their number; an entry may hold several messages.
@@ -90,6 +90,6 @@ def _logged(progress: Mapping[str, Any], lag: dict[str, StreamLag]) -> None:
     name = progress["name"] or progress["id"]
     for stream, each in sorted(lag.items()):
         if each.entries:
-            text = "query %s, batch %d: stream %s has %d entries, %d bytes that aren't read"
+            text = "query %s, batch %d: stream %s has %d unread entries, %d unread bytes"
             extra = {"event": "query_lag", "stream": stream, "entries": each.entries, "bytes": each.bytes}
             _log.info(text, name, progress["batchId"], stream, each.entries, each.bytes, extra=extra)

@@ -29,7 +29,7 @@ _LINKED = ("bin", "conf", "jars", "sbin")
 #: Options that users give to Spark's JVM: another archive or garbage collector beside ours would be an error.
 _JVM_VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _NO_WARNINGS = ("-Xlog:cds*=off", "-Xlog:class+path*=off")
-#: What adds folders to the class path; the JVM archives no classes then.
+#: Settings that add folders to the class path; the JVM archives no classes then.
 _CLASS_PATH_VARIABLES = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "YARN_CONF_DIR")
 #: First bytes of an archive that isn't complete: the JVM writes its header last.
 _NO_HEADER = bytes(4)
@@ -111,7 +111,7 @@ def _links(spark: Path) -> list[str]:
 
 
 def _build_of(java: Path) -> str:
-    """What its installation says of its version; the JVM itself compares more."""
+    """Version information of its installation; the JVM itself compares more."""
     with suppress(OSError, UnicodeDecodeError):
         return (java.parent.parent / "release").read_text(encoding="utf-8")
     return str(java.stat().st_mtime_ns)
@@ -124,7 +124,7 @@ def _make_home(home: Path, spark: Path) -> None:
         (made / name).symlink_to(spark / name, target_is_directory=True)
     try:
         made.rename(home)
-    except OSError:  # another process made it meanwhile
+    except OSError:  # another process created it
         shutil.rmtree(made)
 
 
@@ -159,5 +159,5 @@ def _prune(folder: Path, now_s: float) -> None:
         for old in sorted(folder.glob("classes-*.jsa"), key=lambda each: each.stat().st_mtime)[:-ARCHIVES_MAX]:
             old.unlink(missing_ok=True)
     for home in folder.glob("home-*"):
-        if not (home / "jars").exists():  # of an installation that is gone
+        if not (home / "jars").exists():  # of a removed installation
             shutil.rmtree(home, ignore_errors=True)

@@ -1,6 +1,6 @@
 """Options and columns of the data source, parsed and checked before the first fetch.
 
-The columns of each content have Spark's and Arrow's types; values of messages may have a schema of their own.
+The columns of each content have Spark's and Arrow's types; values of messages may have a separate schema.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STREAM_ONLY = (
     "subscriberRenewSeconds",
 )
 _BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "bounds", "failedSegments")
-#: Options of earlier releases, and what does it now.
+#: Options of earlier releases, and their replacements.
 _REPLACED = {
     "pruneByFilters": "offloader.spark.entries(spark, store, stream, where=...) reads only the wanted part",
 }
@@ -77,19 +77,20 @@ def _time(name: str, text: str) -> int:
 
 
 def require_fixed_start(given: Mapping[str, str]) -> None:
-    """Raises ``InvalidCall`` if ``startTime`` counts back from now: a streaming query that is restarted would leave out
-    what it hasn't read yet."""
+    """Raises ``InvalidCall`` if ``startTime`` counts back from now: a restarted streaming query would omit unread
+    entries.
+    """
     for name, text in given.items():
         if name.lower() == "starttime" and is_relative(text):
             raise InvalidCall(
-                f"option startTime: {text} is another time when the query is restarted",
-                hint=f"give the time itself: {time_text(_time(name, text))}",
+                f"option startTime: {text} would be a different time after a restart of the query",
+                hint=f"use an absolute time: {time_text(_time(name, text))}",
             )
 
 
 def _number(name: str, text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
-        raise InvalidCall(f"option {name}: {text!r} is not a whole number above zero")
+        raise InvalidCall(f"option {name}: {text!r} is not a positive integer")
     return int(text)
 
 
@@ -115,7 +116,7 @@ def _bounds(name: str, text: str) -> Bounds:
     try:
         return Bounds.decode(text)
     except (ValueError, TypeError) as cause:
-        raise InvalidCall(f"option {name}: {text!r} isn't what offloader.spark.entries sets") from cause
+        raise InvalidCall(f"option {name}: {text!r} wasn't set by offloader.spark.entries") from cause
 
 
 def _moves(name: str, text: str) -> Pairs:
@@ -127,7 +128,7 @@ def _moves(name: str, text: str) -> Pairs:
 
 def _one_of(name: str, text: str, words: tuple[str, ...]) -> str:
     if text.strip().lower() not in words:
-        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(words)}")
+        raise InvalidCall(f"option {name}: {text!r} is not one of {', '.join(words)}")
     return text.strip().lower()
 
 
@@ -219,9 +220,9 @@ class SourceOptions:
             close = difflib.get_close_matches(unknown[0].lower(), names, n=1)
             for name, instead in _REPLACED.items():
                 if name.lower() in map(str.lower, unknown):
-                    raise InvalidCall(f"option {name} is no more", hint=instead)
+                    raise InvalidCall(f"option {name} was removed", hint=instead)
             hint = f"did you mean {names[close[0]][0]}?" if close else f"options: {', '.join(_OPTIONS)}"
-            raise InvalidCall(f"no such option: {', '.join(sorted(unknown))}", hint=hint)
+            raise InvalidCall(f"unknown option {', '.join(sorted(unknown))}", hint=hint)
         chosen = ((*names[name.lower()], text) for name, text in given.items())
         values = {attribute: read(name, text) for name, attribute, read, text in chosen}
         for name in ("store", "stream"):
@@ -243,7 +244,7 @@ class SourceOptions:
             )
         if options.store.startswith("memory:"):
             raise Unsupported(
-                f"{options.store} lives in one process and Spark's workers are others",
+                f"{options.store} exists in one process only, so Spark's workers can't read it",
                 hint="use a file:// or s3:// store",
             )
         if options.bounds is None:
@@ -262,17 +263,19 @@ class SourceOptions:
         if self.content not in ("entries", "messages"):
             raise InvalidCall(
                 f"content={self.content} can't be streamed",
-                hint="stream entries or messages, read others with spark.read",
+                hint="stream entries or messages, read other contents with spark.read",
             )
         if self.start_latest and (self.start_position is not None or self.start_ms is not None):
-            raise InvalidCall("option startFrom=latest contradicts startPosition and startTime", hint="leave one out")
+            raise InvalidCall(
+                "option startFrom=latest contradicts startPosition and startTime", hint="omit one of them"
+            )
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         defaults = {each.name: each.default for each in fields(self)}
         for name in names:
             attribute = _OPTIONS[name][0]
             if getattr(self, attribute) != defaults[attribute]:
-                raise InvalidCall(f"option {name} {why}", hint="leave it out")
+                raise InvalidCall(f"option {name} {why}", hint="omit it")
 
     def open_store(
         self, *, read_only: bool = True, settings: StoreSettings | None = None, limits: LimitSettings | None = None
@@ -411,7 +414,7 @@ def ddl(content: str, names: Iterable[str] = ()) -> str:
             f"option columns: content={content} has no {', '.join(unknown)}", hint=f"columns: {', '.join(columns)}"
         )
     if len(set(wanted)) < len(wanted):
-        raise InvalidCall(f"option columns names a column twice: {','.join(wanted)}", hint="name each once")
+        raise InvalidCall(f"option columns names a column twice: {','.join(wanted)}", hint="name each column once")
     return ", ".join(f"{name} {columns[name][0]}" for name in wanted or columns)
 
 
@@ -432,9 +435,11 @@ def projection(fields: Iterable[StructField], content: str) -> Projection:
         spark, arrow = columns[each.name]
         found = each.dataType.simpleString().lower()
         if found != spark:
-            raise InvalidCall(f"column {each.name} is of type {spark}, the schema says {found}", hint="cast it later")
+            raise InvalidCall(
+                f"column {each.name} is of type {spark}, the schema says {found}", hint="cast it after the load"
+            )
         if not each.nullable and each.name not in _NEVER_NULL[content]:
-            raise InvalidCall(f"column {each.name} may be null, the schema says NOT NULL", hint="leave NOT NULL out")
+            raise InvalidCall(f"column {each.name} may be null, the schema says NOT NULL", hint="omit NOT NULL")
         wanted.append(pa.field(each.name, arrow, nullable=each.nullable))
     names = {each.name for each in wanted}
     # Only the entry itself has its number of messages.

@@ -157,7 +157,7 @@ def pinned_states(options: SourceOptions, store: ObjectStore) -> list[ManifestSt
 def _wanted_names(options: SourceOptions, store: ObjectStore) -> list[str]:
     names = streams_named(options, store)
     if not names:
-        raise NotFound(f"no stream in {store.url} fits {options.stream}", hint="`offloader ls` lists the streams")
+        raise NotFound(f"no stream in {store.url} matches {options.stream}", hint="`offloader ls` lists the streams")
     return [name for name in names if _is_wanted(options, name)]
 
 
@@ -168,12 +168,12 @@ def _pinned_records(options: SourceOptions, store: ObjectStore) -> dict[str, int
         names = _wanted_names(options, store)
         if len(names) > 1:
             shown = ", ".join(f"{name}=..." for name in names[:NAMES_SHOWN_MAX])
-            raise InvalidCall(f"option asOfManifest needs one record a stream here: {shown}")
+            raise InvalidCall(f"option asOfManifest needs one record per stream here: {shown}")
         return dict.fromkeys(names, given[""])
     pattern = options.stream
     names = [name for name in given if matches(name, pattern)] if is_pattern(pattern) else streams_named(options, store)
     if others := sorted(set(given) - set(names)):
-        raise InvalidCall(f"option asOfManifest names {', '.join(others)}, which {pattern} doesn't")
+        raise InvalidCall(f"option asOfManifest names {', '.join(others)}, which {pattern} doesn't match")
     return {name: record for name, record in given.items() if _is_wanted(options, name)}
 
 
@@ -320,7 +320,7 @@ def parts_between(spans: Iterable[LedgerSpan], begin: Position, end: Position) -
 
 
 def facts_of(options: SourceOptions, states: Sequence[ManifestState]) -> dict[str, Any]:
-    """What the manifests say of a scan: their records, its entries (``None``: not known exactly) and payload bytes."""
+    """Facts from the manifests about a scan: records, number of entries (``None``: not exact) and payload bytes."""
     bounds, parts = options.bounds or Bounds(), list(chain.from_iterable(map(parts_of, wanted_ranges(options, states))))
     is_exact = options.content == "entries" and bounds.is_exact and not _bounds_times(options)
     is_exact &= not (options.skip_corrupt or options.skip_missing) and all(part.is_counted for part in parts)
@@ -444,9 +444,7 @@ BATCH_ROWS_MAX = 16_384
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 _BATCH_ROWS = 8_192
 _BATCH_BYTES = 1024 * 1024
-_REMEDY = (
-    "option onBadMessage=null makes rows of bad entries that say what is wrong, messageBytesMax allows larger ones"
-)
+_REMEDY = "option onBadMessage=null makes rows of bad entries with the reason, messageBytesMax allows larger entries"
 #: Index cache of a Python worker: a hundred segments of 1 GiB.
 INDEXES_KEPT_BYTES_MAX = 16 * 1024 * 1024
 #: Blocks whose positions one step makes from the index: enough to be worth a thread switch.
@@ -505,7 +503,7 @@ def read_slices(
             f" out of {gets.bytes_received - then.bytes_received} bytes"
             f" in {gets.requests - then.requests} GETs ({gets.errors - then.errors} failed);"
             f" {done['blocks']} blocks read, {done['ruled_out']} ruled out,"
-            f" {done['skipped']} damaged or missing pieces left out"
+            f" {done['skipped']} damaged or missing pieces skipped"
         )
 
 
@@ -582,7 +580,7 @@ class _Task:
             raise error
         with self._lock:
             self.done["skipped"] += 1
-        _log.warning("left out: %s", error)
+        _log.warning("skipped: %s", error)
 
     def _bounded(self, piece: SegmentSlice, step: Callable[[], list[_Rows]]) -> list[_Rows]:
         try:

@@ -61,7 +61,7 @@ def require_java(installed: Path = _JVMS) -> Path:
     java = find_java(installed)
     if java is None:
         raise Unsupported(
-            f"no Java {JAVA_VERSION_MIN} or later in JAVA_HOME, PATH or {installed}, and Spark needs one",
+            f"no Java {JAVA_VERSION_MIN} or later in JAVA_HOME, PATH or {installed}, but Spark needs it",
             hint="apt-get install openjdk-17-jre-headless (or default-jre-headless), or set JAVA_HOME",
         )
     return java
@@ -288,10 +288,8 @@ def _ours(what: str, said: str, hint: str) -> OffloaderError:
         if match is not None and isinstance(kind, type) and issubclass(kind, OffloaderError):
             return kind(f"{what} failed: {match[2][:LINE_MAX]}", hint=hint)
     if _LOST.search(said):
-        hint = "was it killed? Executors need memory, and the same Python with offloader and pyarrow: PYSPARK_PYTHON"
-        return ExecutorLost(
-            f"{what} failed: an executor's process is gone: {' '.join(lines[:1])[:LINE_MAX]}", hint=hint
-        )
+        hint = "executors need enough memory, and the same Python with offloader and pyarrow: PYSPARK_PYTHON"
+        return ExecutorLost(f"{what} failed: an executor's process ended: {' '.join(lines[:1])[:LINE_MAX]}", hint=hint)
     # The end of the first traceback has the error, before the JVM's frames; Spark's own first line doesn't.
     start = next((number for number, line in enumerate(lines) if "Traceback (most recent" in line), len(lines))
     python = list(takewhile(lambda line: not line.startswith("at "), lines[start + 1 :]))

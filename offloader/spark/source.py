@@ -168,7 +168,7 @@ def _subscribers(state: ManifestState, store: ObjectStore, _: SourceOptions) -> 
 
 
 def _orphans(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iterator[_Row]:
-    """What `offloader cleanup orphans` finds of the stream as it is now, whatever manifest is pinned."""
+    """Results of `offloader cleanup orphans` for the current stream, whatever manifest is pinned."""
     from offloader.gc.reconcile import Reconciliation
 
     for each in Reconciliation(store, state.stream, clock=SystemClock()).leftovers():
@@ -256,7 +256,7 @@ class Pinned:
 class OffloaderDataSource(DataSource):
     """The data source. Spark makes one for each ``load()``, and keeps it pickled in the data frame.
 
-    For a data frame with a schema of the user's it does so at the first query. A streaming query and a statement that
+    For a data frame with a user's schema it does so at the first query. A streaming query and a statement that
     writes or makes a table have one too. Of its methods Spark calls one in each copy.
     """
 
@@ -306,7 +306,7 @@ class OffloaderDataSource(DataSource):
 
 
 def with_facts(options: SourceOptions, states: Sequence[ManifestState]) -> StructType:
-    """The columns; the first has what the manifests say in its metadata, where ``offloader.spark.frames`` reads it."""
+    """The columns; the first has the manifests' facts in its metadata, where ``offloader.spark.frames`` reads them."""
     schema = from_arrow_schema(arrow_schema(options.content, options.columns))
     schema.fields[0].metadata = {FACTS: facts_of(options, states)}
     return schema

@@ -1,7 +1,7 @@
-"""Streaming queries: offsets, batch limits, what each batch reads, and the query as a retention subscriber.
+"""Streaming queries: offsets, batch limits, the range of each batch, and the query as a retention subscriber.
 
-As a subscriber a query publishes what it still needs, and only what it has committed. That never fails the query, and
-has its own thread: a batch may take hours, and a silent subscriber expires.
+As a subscriber a query publishes the positions that it still needs, after its commits only. That never fails the query,
+and has a separate thread: a batch may take hours, and a silent subscriber expires.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class StreamOffset:
         incarnation: the stream's; another one means that it was deleted and created again.
         manifest: the manifest record with these entries; for people.
         position: the last position read or skipped; ``None``: none yet, everything is wanted.
-        since: the position after which the query began. Spark requests the initial offset anew when a query ends before
-            its first batch was committed, and ``latest`` and the stream's beginning have moved by then; a batch's end
-            keeps it.
+        since: the position after which the query began. Spark requests the initial offset again when a query ends
+            before its first batch was committed, and ``latest`` and the stream's beginning have moved by then; a
+            batch's end keeps it.
     """
 
     incarnation: UUID
@@ -313,7 +313,7 @@ _log = logging.getLogger("offloader.spark")
 #: Age up to which manifests' views are used: Spark asks an idle query a hundred times a second. It doubles from the
 #: first to the second while nothing new is found.
 POLL_SECONDS, IDLE_POLL_SECONDS = 1.0, 10.0
-_TO_GO_ON = "option failOnDataLoss=false goes on where the stream begins now; a new checkpoint begins anew"
+_TO_GO_ON = "option failOnDataLoss=false continues at the stream's current beginning; a new checkpoint starts again"
 
 _Json = dict[str, dict[str, object]]
 
@@ -361,7 +361,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets = decode_offsets(start)
         views = self._look()
         for name in sorted(set(offsets) - set(views)):
-            self._lost(f"stream {name} is gone, {offsets[name].position} was the last position read")
+            self._lost(f"stream {name} was deleted; {offsets[name].position} was the last position read")
             del offsets[name]
         # Earlier entries are committed: Spark requests the next offset when a batch is done.
         self._needs({name: offset.position for name, offset in offsets.items()})
@@ -386,7 +386,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offsets(offsets)
 
     def reportLatestOffset(self) -> _Json | None:  # noqa: N802 - Spark's name
-        """The committed ends, for the query's progress, and what lies between the batch's end and them.
+        """The committed ends, for the query's progress, and the backlog between the batch's end and them.
 
         Spark calls this after ``latestOffset``.
         """
@@ -425,7 +425,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._needs({name: offset.position for name, offset in decode_offsets(end).items()})
 
     def stop(self) -> None:
-        """Ends the query; it stays a subscriber for its restart."""
+        """Ends the query; it remains a subscriber for its restart."""
         if self._subscription is not None:
             self._subscription.stop()
 
@@ -439,7 +439,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_views": {}, "_looked_s": None, "_subscription": None}
 
     def _needs(self, read: Mapping[str, Position | None]) -> None:
-        """Publishes the query's needs to retention: what follows the last positions read or skipped."""
+        """Publishes the query's needs to retention: the entries after the last positions read or skipped."""
         if self._subscription is None:
             return
         first = {name: None if at is None else at.next() for name, at in read.items()}
@@ -511,7 +511,9 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _held(self, state: ManifestState, offset: StreamOffset) -> StreamOffset:
         """The offset, if its next entries still exist; else an error or their replacement."""
         if state.incarnation != offset.incarnation:
-            self._lost(f"stream {state.stream} was deleted and created again, {offset.position} was the last one read")
+            self._lost(
+                f"stream {state.stream} was deleted and created again, {offset.position} was the last position read"
+            )
             return _offset(state, None, None)
         if offset.position is not None and is_lost(state, offset.position):
             self._lost_head(state, offset.position)
@@ -530,7 +532,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         if _is_short(state, end):
             raise BeyondEnd(
-                f"stream {name} ends at {state.committed_end()}, the query's checkpoint says {end.position}",
+                f"stream {name} ends at {state.committed_end()}, but the query's checkpoint has {end.position}",
                 last_available=state.committed_end(),
                 hint="use the checkpoint directory that belongs to this store",
             )
@@ -547,12 +549,12 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lost_head(self, state: ManifestState, position: Position) -> None:
         begin = state.first_position() or state.head
         reached = f"has read it up to {position}" if position.entry_id >= 0 else f"begins at {position.next()}"
-        self._lost(f"stream {state.stream} begins at {begin} by now, the query {reached}", begin)
+        self._lost(f"stream {state.stream} now begins at {begin}, but the query {reached}", begin)
 
     def _lost(self, what: str, begin: Position | None = None) -> None:
         if self.options.fail_on_data_loss:
             raise Trimmed(what, first_available=begin, hint=_TO_GO_ON)
-        _log.warning("%s; going on, as failOnDataLoss=false says", what)
+        _log.warning("%s; continuing, as failOnDataLoss is false", what)
 
     def _index(self, stream: str, record: SegmentRecord) -> SegmentMap | None:
         store = self.options.open_store()
@@ -647,7 +649,7 @@ class Subscription:
             self._clock.wait(self._wake, wait_s)
 
     def _publish(self, wanted: Mapping[str, Position | None]) -> float:
-        """Publishes what is new or due; returns the seconds until the next publication."""
+        """Publishes new or due positions; returns the seconds until the next publication."""
         store = self._store
         for stream in wanted.keys() - self._homes.keys():
             self._homes[stream] = home_of(store, stream)
@@ -687,7 +689,7 @@ class Subscription:
         except (InvalidCall, NotFound) as error:
             _log.warning("subscriber %s of %s: %s", self._name, place, error)
         except OffloaderError as error:
-            _log.warning("subscriber %s of %s: %s; trying again", self._name, place, error)
+            _log.warning("subscriber %s of %s: %s; retrying", self._name, place, error)
             return False
         return True
 

@@ -24,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a condition leaves of some streams.
+    """The part of some streams that satisfies a condition.
 
     Attributes:
         streams: their names; ``None``: all.
@@ -55,7 +55,7 @@ class Bounds:
         return replace(made, streams=None if made.streams is None else tuple(made.streams), first=first, last=last)
 
 
-#: A literal, a word, an operator; the last group has what no understood term contains.
+#: A literal, a word, an operator; the last group has all other text, which no understood term contains.
 _TOKEN = re.compile(r"\s*(?:('[^'\\]*')|(`\w+`|[A-Za-z_]\w*)|([+-]?\d+)(?![\w.])|(<=>|<=|>=|<>|!=|==|[=<>(),])|(\S))")
 #: Words after which AND doesn't combine two terms, or which bind weaker than it does.
 _OTHER_GRAMMAR = frozenset({"OR", "CASE", "WHEN", "SELECT", "FROM", "WITH", "EXISTS"})
@@ -65,7 +65,7 @@ _COLUMNS = ("stream", "ledger_id", "entry_id", "publish_time")
 #: A date, or a time with or without a zone, as Spark reads it too.
 _TIME = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:Z|[+-]\d\d:\d\d)?)?")
 
-#: Where a quote, an escape or a comment may hide what the tokens seem to be.
+#: Patterns where a quote, an escape or a comment may hide the real tokens.
 _HIDING = re.compile(r"[\"\\]|--|/\*")
 
 #: No time in the calendar is so many milliseconds before or after 1970.
@@ -158,7 +158,7 @@ def _closing(tokens: Sequence[str]) -> int:
 
 def _comparisons(term: Sequence[str], time_zone: str) -> list[_Comparison]:
     """Comparisons of a column with a value that all hold where the term is true; empty: it isn't understood."""
-    # Beside a time TIMESTAMP '...' and DATE '...' mean what the text alone does.
+    # Beside a time TIMESTAMP '...' and DATE '...' have the meaning of the text alone.
     match [word for at, word in enumerate(term) if not _is_prefix(word, "".join(term[at + 1 : at + 2]))]:
         case [column, "BETWEEN", low, "AND", high] if column in _COLUMNS:
             pairs = [(">=", low), ("<=", high)]

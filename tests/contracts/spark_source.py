@@ -40,7 +40,7 @@ def _words(name: str, read: Callable[[str, str], object]) -> list[str]:
     try:
         read(name, "?")
     except InvalidCall as refused:
-        _, found, words = refused.message.partition(" is none of ")
+        _, found, words = refused.message.partition(" is not one of ")
         return words.split(", ") if found else []
     return []
 

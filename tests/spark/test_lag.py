@@ -44,5 +44,5 @@ def test_listener_logs_what_is_behind_and_passes_over_other_sources(caplog: pyte
     event: Any = type("Event", (), {"progress": progress})()
     with caplog.at_level(logging.INFO, "offloader.spark"):
         LagListener().onQueryProgress(event)
-    assert caplog.messages == ["query index, batch 4: stream a/b has 7 entries, 140 bytes that aren't read"]
+    assert caplog.messages == ["query index, batch 4: stream a/b has 7 unread entries, 140 unread bytes"]
     assert lag_of({"sources": others}) == {}

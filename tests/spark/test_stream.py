@@ -146,7 +146,7 @@ def test_first_batch_from_the_beginning_that_lost_entries_is_not_repeated_withou
     writer.log.commit([Truncate(Position(1, retired)), *([Retire((first,))] if retired else [])])
     again, lenient_again = Query(writer), Query(writer, failOnDataLoss="false")
     if retired:
-        with pytest.raises(Trimmed, match=r"begins at 1:50 by now, the query begins at 1:0"):
+        with pytest.raises(Trimmed, match=r"now begins at 1:50, but the query begins at 1:0"):
             again.rows(again.offset, end)
     else:
         assert [row[1:] for row in again.rows(again.offset, end)] == ids(1, 0, 100)
@@ -207,7 +207,7 @@ def test_entries_deleted_unread_are_an_error_that_names_the_head(writer: StreamW
     planned = query.latest()
     writer.add([batch_of(1, 50, 50)])
     writer.log.commit([Truncate(Position(1, 50)), Retire((first,))])
-    with pytest.raises(Trimmed, match=r"begins at 1:50 by now, .* up to 1:19 .*failOnDataLoss=false") as caught:
+    with pytest.raises(Trimmed, match=r"now begins at 1:50, .* up to 1:19 .*failOnDataLoss=false") as caught:
         query.latest()
     assert caught.value.first_available == Position(1, 50)
     with pytest.raises(Trimmed, match="begins at 1:50"):
@@ -269,7 +269,7 @@ def test_a_deleted_stream_is_a_loss_under_a_pattern_and_an_error_by_name(writer:
     writer.log.commit([StreamDeleted()])
     with pytest.raises(NotFound, match="deleted"):
         named.latest()
-    with pytest.raises(Trimmed, match=r"orders is gone, 1:49 was the last position read"):
+    with pytest.raises(Trimmed, match=r"orders was deleted; 1:49 was the last position read"):
         pattern.latest()
     assert writer.stream in start
     assert lenient.batch() == []
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_another_store_is_refused(writer: StreamWriter, tmp_path
     query = Query(writer)
     start, end = query.offset, query.latest()
     end[writer.stream]["position"] = "1:70"
-    with pytest.raises(BeyondEnd, match=r"ends at 1:49, the query's checkpoint says 1:70 .*checkpoint directory"):
+    with pytest.raises(BeyondEnd, match=r"ends at 1:49, but the query's checkpoint has 1:70 .*checkpoint directory"):
         query.rows(start, end)
     other = StreamWriter(open_store(f"file://{tmp_path}/other"), writer.stream)
     other.add([batch_of(1, 0, 80)])
@@ -365,10 +365,10 @@ def test_query_looks_less_often_while_nothing_comes(writer: StreamWriter, monkey
         ({"asOfManifest": "3"}, "option asOfManifest belongs to spark.read,"),
         ({"leaseSeconds": "60"}, "option leaseSeconds belongs to spark.read,"),
         ({"startFrom": "latest", "startPosition": "1:5"}, "startFrom=latest contradicts startPosition"),
-        ({"startFrom": "somewhere"}, "is none of earliest, latest"),
-        ({"maxEntriesPerTrigger": "0"}, "not a whole number above zero"),
+        ({"startFrom": "somewhere"}, "is not one of earliest, latest"),
+        ({"maxEntriesPerTrigger": "0"}, "not a positive integer"),
         ({"subscriber": "a\tb"}, "isn't a valid subscriber name"),
-        ({"subscriberRenewSeconds": "0"}, "not a whole number above zero"),
+        ({"subscriberRenewSeconds": "0"}, "not a positive integer"),
     ],
     ids=str,
 )

@@ -104,7 +104,7 @@ def test_failing_store_is_logged_and_retried(
     here.store.set_faults([Fault(call=1, verb=verb, key_part="retention/", calls=10**6, error=OutcomeUnknown)])
     with caplog.at_level(logging.WARNING, "offloader.spark"):
         here.subscription.needs({"orders": Position(1, 20)})
-    assert "trying again" in caplog.text
+    assert "retrying" in caplog.text
     assert here.cut("orders") == "0.0=1:10"
     here.store.set_faults([])
     eventually(lambda: here.cut("orders") == "0.0=1:20", first=lambda: here.clock.advance(RETRY_S))

@@ -96,7 +96,7 @@ def _require_same(order: SegmentJob, expected: Sequence[LedgerInfo], found: Sequ
             there = f"{info.entries} entries, created {info.created_ms}"
             what = "isn't there" if own is None else f"has {own.entries} entries, created {own.created_ms}"
             raise Corrupt(
-                f"stream {order.stream}, ledger {info.ledger_id}: {there} for the driver, on executor "
+                f"stream {order.stream}, ledger {info.ledger_id}: {there} for the driver, but on executor "
                 f"{socket.gethostname()} it {what}",
                 hint=_SHARED,
             )
@@ -117,9 +117,9 @@ class Backfilled:
     Attributes:
         planned: of a dry run: segments to offload, sizes inside ledgers estimated.
         offloaded: name and summary of each segment that is in the manifest now.
-        trimmed: segments whose ledger left the hot tier meanwhile.
+        trimmed: segments whose ledger left the hot tier during the run.
         committed: the committed end afterwards.
-        skipped: why the stream was skipped, else empty.
+        skipped: the reason why the stream was skipped; empty: it wasn't.
         error: why segments are still missing, ``None``: complete.
     """
 
@@ -158,7 +158,7 @@ def backfill(
         config: settings, by stream.
         take_over: take over streams from active writers.
         dry_run: only plan.
-        segments_at_once: default: as many tasks as the cluster runs at once (``defaultParallelism``).
+        segments_at_once: default: the number of parallel tasks of the cluster (``defaultParallelism``).
         open_hot: opens ``ledgers``, here and on executors; picklable.
 
     Returns:
@@ -171,7 +171,7 @@ def backfill(
     """
     require_known(streams, options, STORE_OPTIONS, job="backfill")
     if segments_at_once is not None and not 1 <= segments_at_once <= SEGMENTS_AT_ONCE_MAX:
-        raise InvalidCall(f"segments_at_once is {segments_at_once}, it can be 1 to {SEGMENTS_AT_ONCE_MAX}")
+        raise InvalidCall(f"segments_at_once is {segments_at_once}, use 1 to {SEGMENTS_AT_ONCE_MAX}")
     require_single_copies(spark, "a segment is uploaded once")
     if open_hot is _embedded:
         ledgers = _absolute(ledgers)
@@ -200,7 +200,7 @@ def backfill(
 def _absolute(url: str) -> str:
     path = database_path(url)
     if path == ":memory:":
-        raise InvalidCall("executors can't see a database in memory", hint="name a file: sqlite:////absolute/file.db")
+        raise InvalidCall("executors can't read a database in memory", hint="use a file: sqlite:////absolute/file.db")
     return f"sqlite:///{Path(path).absolute()}"
 
 
@@ -222,8 +222,8 @@ def require_single_copies(spark: SparkSession, why: str) -> None:
         "spark.speculation.task.duration.threshold"
     ):
         raise InvalidCall(
-            f"Spark is set to run copies of long tasks, and {why}",
-            hint="--conf spark.speculation=false",
+            f"Spark is configured to run copies of long tasks, but {why}",
+            hint="set --conf spark.speculation=false",
         )
 
 
@@ -345,10 +345,12 @@ class _Run:
             offload=settings.offload,
         )
         self.context.setJobGroup(self._group, f"backfill of {what}", interruptOnCancel=True)
-        with translated(f"Spark's upload of {what}", hint="run it again: it goes on with what is missing"):
+        with translated(f"Spark's upload of {what}", hint="run the job again: it continues with the missing segments"):
             (answer,) = self.context.parallelize([task], 1).map(carry_out).collect()
         if answer is None:
-            raise ExecutorLost(f"{what}: the first attempt was lost", hint="it is done again under another uuid")
+            raise ExecutorLost(
+                f"{what}: the first attempt was lost", hint="the segment is uploaded again under another uuid"
+            )
         if isinstance(answer, OffloaderError):
             raise answer
         summary: SegmentSummary = answer

@@ -1,8 +1,9 @@
 """The job ``compact``: executors merge the small segments of many streams.
 
 The driver plans from the manifests and splits each stream into ranges of neighbouring merges. A task runs the library's
-own compaction over one range: it promises, uploads, reads back, compares and replaces by maintenance commits of its
-own. Ranges of one stream don't share a segment, so their tasks only take turns at the manifest's record numbers. A task
+The driver plans from the manifests and splits each stream into ranges of neighbouring merges. A task runs the library's
+compaction over one range: it promises, uploads, reads back, compares and replaces by separate maintenance commits.
+Ranges of one stream don't share a segment, so their tasks only compete for the manifest's record numbers. A task
 that Spark runs again, or twice at the same time, is a second compaction of the range: one of both replaces, and the
 other one finds nothing left.
 """
@@ -86,7 +87,7 @@ def compact(
         options: ``PLACE_OPTIONS`` of the data source; ``store`` is required. A task has about ``splitBytes`` of data.
         config: settings, by stream: segment size, codec, block size.
         recode: also rewrite single segments whose compression isn't the codec's.
-        beside_owner: also streams whose owner was active just now; it isn't fenced.
+        beside_owner: also streams whose owner was active recently; it isn't fenced.
         dry_run: only plan.
 
     Returns:
@@ -132,7 +133,7 @@ def compact(
         own = settings_of("")
         store = pinned[0][1].open_store(read_only=False, settings=own.store, limits=own.limits)
         require_conditional_puts(store, single_writer=own.store.single_writer)
-        with translated("Spark's compaction", hint="run it again: it goes on with what is left"):
+        with translated("Spark's compaction", hint="run the job again: it continues with the remaining merges"):
             rows = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(_carry_out).collect()
         for each in rows:
             found[each.stream] = _joined(found[each.stream], each)

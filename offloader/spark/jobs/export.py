@@ -102,7 +102,7 @@ class ExportLog:
                 found = ExportedRange.decode(str(self._jvm.org.apache.commons.io.IOUtils.toString(source, "UTF-8")))
         except (ValueError, TypeError, KeyError) as cause:
             raise Corrupt(
-                f"{name} isn't the log of an export: {cause}", hint="restore it, or export to a new folder"
+                f"{name} is not the log of an export: {cause}", hint="restore it, or export to a new folder"
             ) from cause
         if found.number != max(numbers):
             raise Corrupt(f"{name} says that it is number {found.number}", hint="restore it, or export to a new folder")
@@ -116,8 +116,8 @@ class ExportLog:
             out.write(done.encode().encode())
         if self._files.exists(target) or not self._files.rename(waiting, target):
             raise OutcomeUnknown(
-                f"{name} is there already: another export wrote range {done.number} of {done.stream} meanwhile",
-                hint=f"compare {self.data_folder(done.number)} with that file; one export at a time for a folder",
+                f"{name} exists already: another export wrote range {done.number} of {done.stream}",
+                hint=f"compare {self.data_folder(done.number)} with that file; run one export at a time for a folder",
             )
 
     def delete_folder(self, folder: str) -> None:
@@ -173,10 +173,10 @@ def export(
         options: ``OPTIONS`` of the data source; ``store`` is required.
         to: a folder on any file system that Spark writes to.
         content: entries or messages.
-        values: type of the messages' values, decoded in the column ``decoded``; ``None``: they stay bytes.
+        values: type of the messages' values, decoded in the column ``decoded``; ``None``: values remain bytes.
         dead_letter: write messages that can't be read or decoded, with the reason, to ``<to>/bad``; don't fail.
         skip_lost: skip entries that retention deleted before their export, instead of failing.
-        range_bytes: most bytes of segments in one range; a larger segment is a range of its own.
+        range_bytes: maximum bytes of segments in one range; a larger segment forms one range.
 
     Returns:
         One value per stream, in the given order.
@@ -184,22 +184,22 @@ def export(
     Raises:
         InvalidCall: an option or value is wrong, or the folder holds another stream of that name.
         NotFound: no such stream.
-        Unsupported: a stream's own name contains a pattern's character.
+        Unsupported: a stream's name contains a pattern's character.
         Corrupt: values can't be decoded, and ``dead_letter`` isn't set; the first of them is named.
         Trimmed: entries were deleted before their export, and ``skip_lost`` isn't set.
-        OutcomeUnknown: another export wrote there meanwhile, or the files don't hold the rows that were written.
-        OffloaderError: a read error, or Spark failed. Recorded ranges stay; run it again.
+        OutcomeUnknown: another export wrote to the folder, or the files don't hold the rows that were written.
+        OffloaderError: a read error, or Spark failed. Recorded ranges are kept; run the export again.
     """
     require_known(streams, options, OPTIONS, job="export")
     columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
     _require_sense(content, columns, values, dead_letter=dead_letter, range_bytes=range_bytes)
     done = []
-    with translated("Spark's export", hint="run it again: it goes on after the ranges that are complete"):
+    with translated("Spark's export", hint="run the export again: it continues after the complete ranges"):
         for state, read in pinned_streams(streams, options):
             if is_pattern(state.stream):
                 raise Unsupported(
-                    f"the name of stream {state.stream} reads as a pattern, which stands for other streams too",
-                    hint="`offloader read` takes such names",
+                    f"the name of stream {state.stream} is a pattern that also matches other streams",
+                    hint="`offloader read` accepts such names",
                 )
             own = {**options, "stream": state.stream, "content": content}
             job = _StreamExport(
@@ -220,10 +220,14 @@ def _require_sense(
 ) -> None:
     is_other = content != "messages"
     for is_wrong, what, hint in (
-        (content not in CONTENTS, f"export has no content {content!r}", f"one of {', '.join(CONTENTS)}"),
-        (dead_letter and is_other, "only messages can be bad and put aside", "content=messages, or leave it out"),
-        (values and is_other, "only messages have values to decode", "content=messages, or leave the schema out"),
-        (range_bytes < 1, f"range_bytes is {range_bytes}, it must be above zero", ""),
+        (content not in CONTENTS, f"unknown content {content!r}", f"use one of {', '.join(CONTENTS)}"),
+        (
+            dead_letter and is_other,
+            "only messages can be bad and put aside",
+            "use content=messages, or omit dead_letter",
+        ),
+        (values and is_other, "only messages have values to decode", "use content=messages, or omit the schema"),
+        (range_bytes < 1, f"range_bytes is {range_bytes}; it must be positive", ""),
     ):
         if is_wrong:
             raise InvalidCall(what, hint=hint)
@@ -253,7 +257,7 @@ class _StreamExport:
             self.state, newest.incarnation, newest.last, exported_to=self.log.folder, skip_lost=skip_lost
         )
         if lost:
-            _log.warning("stream %s: some entries after %s can't be exported any more", self.state.stream, after)
+            _log.warning("stream %s: some entries after %s can no longer be exported", self.state.stream, after)
         done: list[ExportedRange] = []
         for planned in planned_ranges(self.state, after, range_bytes):
             rows, bad_rows = self._write(planned, number)
@@ -322,14 +326,14 @@ class _StreamExport:
         return Corrupt(
             f"stream {self.state.stream}, range {number}, {planned.first}..{planned.last}: {bad_rows} messages can't "
             f"be decoded, the first at {at}: {first.error}; nothing was recorded",
-            hint="another schema, or --dead-letter (dead_letter=True) to go on without them",
+            hint="use another schema, or --dead-letter (dead_letter=True) to continue without them",
         )
 
     def _unequal(self, planned: PlannedRange, number: int, expected: str, found: str) -> OutcomeUnknown:
         return OutcomeUnknown(
             f"stream {self.state.stream}, range {number}, {planned.first}..{planned.last}: expected {expected}, found "
             f"{found}; nothing was recorded",
-            hint="does another export write there? Run it again alone",
+            hint="check for another export to the same folder, and run the export again alone",
         )
 
 

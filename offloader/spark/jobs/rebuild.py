@@ -2,7 +2,7 @@
 
 A task rebuilds one stream by the library's own function. A rebuild gives up every older incarnation of its stream, so
 two at the same time could give up each other's: a task that Spark repeats does nothing, and speculation is refused.
-The driver reads the ledger database, because what the hot tier still has must not become a gap.
+The driver reads the ledger database, because entries that are still in the hot tier must not become a gap.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def rebuild(
     config: SettingsFile | None = None,
     dry_run: bool = False,
 ) -> list[Rebuilt]:
-    """Makes new manifests of the streams whose manifests can't be read; the others are left alone.
+    """Makes new manifests of the streams whose manifests can't be read; skips the others.
 
     Args:
         spark: a classic session (not Spark Connect).
@@ -104,8 +104,8 @@ def rebuild(
     names = _named(store, streams)
     if without := [name for name in names if name not in heads and "*" not in heads]:
         raise InvalidCall(
-            f"where does stream {without[0]} begin? No object says what was truncated",
-            hint="give its head, or say that it begins with the first entry found",
+            f"the start of stream {without[0]} is unknown: no object records truncations",
+            hint="give its head, or state that it begins with the first entry found",
         )
     if not dry_run:
         require_conditional_puts(store, single_writer=own.store.single_writer)
@@ -121,7 +121,7 @@ def rebuild(
             tasks.append(
                 RebuildTask(stream=name, head=head, hot=tuple(hot), place=place, settings=settings, dry_run=dry_run)
             )
-    with translated("Spark's rebuild", hint="run it again: rebuilt streams are left alone"):
+    with translated("Spark's rebuild", hint="run the job again: it skips rebuilt streams"):
         return list(spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(_carry_out).collect())
 
 

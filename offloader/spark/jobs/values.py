@@ -60,8 +60,8 @@ def _json(frame: DataFrame, values: JsonValues) -> DataFrame:
         schema = StructType.fromDDL(f"{values.fields}, {_REST} STRING")
     except PySparkException as error:
         raise InvalidCall(
-            f"{values.fields!r} isn't a schema of Spark: {str(error).strip().splitlines()[0]}",
-            hint="id BIGINT, name STRING",
+            f"{values.fields!r} is not a schema of Spark: {str(error).strip().splitlines()[0]}",
+            hint="example: id BIGINT, name STRING",
         ) from error
     assert isinstance(schema, StructType), "several columns"
     text = f.col("value").cast("string")

@@ -37,11 +37,11 @@ PLACE_OPTIONS = (*STORE_OPTIONS, "relocate", "splitBytes", "leaseSeconds")
 def require_known(streams: Sequence[str], options: Mapping[str, str], known: Iterable[str], *, job: str) -> None:
     """Raises ``InvalidCall`` for options that the job sets itself or doesn't use, and for a call without streams."""
     if isinstance(streams, str) or not streams:
-        raise InvalidCall("the streams are a list of names or patterns", hint='for example ["public/default/*"]')
+        raise InvalidCall("streams must be a list of names or patterns", hint='for example ["public/default/*"]')
     names = {name.lower() for name in known}
     wrong = sorted(name for name in options if name.lower() not in names)
     if wrong:
-        raise InvalidCall(f"{job} takes no option {', '.join(wrong)}", hint=f"options: {', '.join(known)}")
+        raise InvalidCall(f"{job} doesn't accept option {', '.join(wrong)}", hint=f"options: {', '.join(known)}")
 
 
 def pinned_streams(streams: Sequence[str], options: Mapping[str, str]) -> list[tuple[ManifestState, SourceOptions]]:
@@ -112,9 +112,9 @@ def verify(spark: SparkSession, streams: Sequence[str], options: Mapping[str, st
     """
     require_known(streams, options, PLACE_OPTIONS, job="verify")
     pinned = pinned_streams(streams, options)
-    # Manifests stay on the driver: a task has one record.
+    # Manifests remain on the driver: a task has one record.
     tasks = [SegmentTask(state.stream, record, read) for state, read in pinned for record in state.offloaded()]
-    with translated("Spark's verify", hint="run it again: nothing was changed"):
+    with translated("Spark's verify", hint="run the job again: nothing was changed"):
         packs = list(grouped(tasks, lambda task: task.record.content.data_bytes, pinned[0][1].split_bytes))
         rows = spark.sparkContext.parallelize(packs, len(packs)).mapPartitions(_check_packs).collect() if packs else []
     checks: dict[str, list[SegmentCheck]] = {}

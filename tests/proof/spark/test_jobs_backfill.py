@@ -74,7 +74,7 @@ def test_killed_task_is_retried_under_another_uuid(
     require_whole(store, hot, "t/a")
     edits = edits_of(store, "t/a")
     (failed,) = [edit for edit in edits if isinstance(edit, Failed)]
-    assert "an executor's process is gone" in failed.reason
+    assert "an executor's process ended" in failed.reason
     assigned = [edit for edit in edits if isinstance(edit, Assign)]
     assert len({edit.uuid for edit in assigned}) == len(assigned) == len(done["t/a"].offloaded) + 1
     ranges = Counter((edit.begin, edit.end) for edit in assigned)

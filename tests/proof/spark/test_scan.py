@@ -98,7 +98,7 @@ def test_a_pattern_reads_all_streams_that_fit(spark: SparkSession, tmp_path: Pat
     assert sorted((row.stream, row["count"]) for row in counts) == [("a/orders-0", 10), ("a/orders-1", 10)]
     assert load(spark, writer, stream="*/orders-[0]").count() == 20
     assert "no stream in file://" in failure_of(load(spark, writer, stream="c/*").count)
-    assert "needs one record a stream here" in failure_of(load(spark, writer, stream="*", asOfManifest="1").count)
+    assert "needs one record per stream here" in failure_of(load(spark, writer, stream="*", asOfManifest="1").count)
     # With a pattern, positions are bounds and no more.
     assert load(spark, writer, stream="*", endPosition="1:4").count() == 20
 
@@ -142,19 +142,19 @@ def test_damaged_and_missing_pieces_are_skipped_by_option(spark: SparkSession, d
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"strem": "x"}, "no such option: strem (did you mean stream?)"),
+        ({"strem": "x"}, "unknown option strem (did you mean stream?)"),
         (
             {"content": "rows"},
-            "option content: 'rows' is none of entries, messages, segments, ledgers, manifest, anomalies, subscribers,",
+            "option content: 'rows' is not one of entries, messages, segments, ledgers, manifest, anomalies, subscribers,",
         ),
         ({"startPosition": "7"}, "option startPosition: a position is written LEDGER:ENTRY"),
         ({"startTime": "soon"}, "option startTime: 'soon' is not a time"),
-        ({"splitBytes": "0"}, "option splitBytes: '0' is not a whole number above zero"),
-        ({"onCorrupt": "ignore"}, "option onCorrupt: 'ignore' is none of error, skip"),
+        ({"splitBytes": "0"}, "option splitBytes: '0' is not a positive integer"),
+        ({"onCorrupt": "ignore"}, "option onCorrupt: 'ignore' is not one of error, skip"),
         ({"startPosition": "7:1", "endPosition": "7:0"}, "option endPosition 7:0 is before startPosition 7:1"),
         ({"startTime": "10", "endTime": "9"}, "option endTime is before startTime"),
         ({"store": ""}, "option store is missing"),
-        ({"store": "memory://x"}, "lives in one process and Spark's workers are others"),
+        ({"store": "memory://x"}, "exists in one process only, so Spark's workers can't read it"),
         ({"store": "foo://x"}, "unknown store scheme 'foo'"),
         ({"store": "file:///no/such/folder"}, "no such directory"),
     ],

@@ -114,8 +114,8 @@ def test_damaged_metadata_is_not_passed_over_by_bounds(spark: SparkSession, smal
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"onBadMessage": "skip"}, "option onBadMessage: 'skip' is none of error, null"),
-        ({"markers": "no"}, "option markers: 'no' is none of true, false"),
+        ({"onBadMessage": "skip"}, "option onBadMessage: 'skip' is not one of error, null"),
+        ({"markers": "no"}, "option markers: 'no' is not one of true, false"),
         ({"messageBytesMax": "9999999999"}, "option messageBytesMax is at most 1073741824, not 9999999999"),
         ({"columns": "key,payload"}, "option columns: content=messages has no payload"),
         ({"columns": "key,key"}, "option columns names a column twice: key,key"),

@@ -85,7 +85,7 @@ def test_records_of_several_streams_are_pinned_under_a_pattern(spark: SparkSessi
     found = load(spark, writer, stream="shop/*", asOfManifest=pinned).groupBy("stream").count().collect()
     assert {row.stream: row["count"] for row in found} == {"shop/orders": 10, "shop/prices": 3}
     said = failure_of(load(spark, writer, stream="shop/*", asOfManifest="2").count)
-    assert "option asOfManifest needs one record a stream here: shop/orders=..., shop/prices=..." in said
+    assert "option asOfManifest needs one record per stream here: shop/orders=..., shop/prices=..." in said
     said = failure_of(load(spark, writer, stream="shop/o*", asOfManifest=pinned).count)
     assert "option asOfManifest names shop/prices, which shop/o* doesn't" in said
 

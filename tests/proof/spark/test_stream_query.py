@@ -59,7 +59,7 @@ def test_lost_entries_fail_the_query_or_are_skipped_by_option(
     second = writer.add([batch_of(1, 200, 100)])
     writer.log.commit([Truncate(Position(1, 250)), Retire((first,))])
     assert second in writer.log.state.segments
-    with pytest.raises(StreamingQueryException, match=r"begins at 1:250 by now, the query has read it up to 1:99"):
+    with pytest.raises(StreamingQueryException, match=r"now begins at 1:250, but the query has read it up to 1:99"):
         stream_into_parquet(spark, writer, tmp_path, **start)
     stream_into_parquet(spark, writer, tmp_path, failOnDataLoss="false", **start)
     assert positions_in(spark, tmp_path) == [(1, n) for n in [*range(100), *range(250, 300)]]

@@ -76,7 +76,7 @@ def test_refused_arguments_are_named(spark: SparkSession, orders: StreamWriter) 
     place = orders.store.url, orders.stream
     with pytest.raises(InvalidCall, match="option columns: content=entries has no key"):
         entries(spark, *place, columns=["key"])
-    with pytest.raises(InvalidCall, match="entries takes store as no option"):
+    with pytest.raises(InvalidCall, match="entries doesn't accept store as an option"):
         entries(spark, *place, options={"store": "x"})
     with pytest.raises(InvalidCall, match="limit is -1"):
         entries(spark, *place, limit=-1)

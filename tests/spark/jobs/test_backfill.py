@@ -92,7 +92,7 @@ def test_copies_of_long_tasks_are_refused(spark: SparkSession, run: Any, store: 
     finally:
         for name in given:
             there(conf._jconf).remove(name)
-    assert caught.value.hint == "--conf spark.speculation=false"
+    assert caught.value.hint == "set --conf spark.speculation=false"
     assert not store.list("").objects
 
 
@@ -141,12 +141,12 @@ def test_partition_that_is_named_by_its_topic_and_not_offloaded_is_an_error(
 @pytest.mark.parametrize(
     ("streams", "more", "kind", "expected"),
     [
-        ([], {}, InvalidCall, "the streams are a list of names or patterns"),
+        ([], {}, InvalidCall, "streams must be a list of names or patterns"),
         (["nope"], {}, NotFound, "no stream nope in sqlite:///"),
         (["t/a", "nope*"], {}, NotFound, "no stream nope"),
-        (["t/a"], {"ledgers": "sqlite://:memory:"}, InvalidCall, "executors can't see a database in memory"),
+        (["t/a"], {"ledgers": "sqlite://:memory:"}, InvalidCall, "executors can't read a database in memory"),
         (["t/a"], {"ledgers": "sqlite:///nowhere/at.db"}, NotFound, "nowhere/at.db"),
-        (["t/a"], {"options": {"splitBytes": "1"}}, InvalidCall, "backfill takes no option splitBytes"),
+        (["t/a"], {"options": {"splitBytes": "1"}}, InvalidCall, "backfill doesn't accept option splitBytes"),
         (["t/a"], {"segments_at_once": 0}, InvalidCall, "segments_at_once is 0"),
     ],
 )

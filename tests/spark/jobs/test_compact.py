@@ -107,7 +107,7 @@ def test_stream_that_fails_keeps_no_other_from_being_compacted(
 
 
 def test_unknown_option_is_refused(spark: SparkSession, writers: dict[str, StreamWriter]) -> None:
-    with pytest.raises(InvalidCall, match="compact takes no option startPosition"):
+    with pytest.raises(InvalidCall, match="compact doesn't accept option startPosition"):
         compact(spark, ["other"], {"store": writers["other"].store.url, "startPosition": "1:0"})
 
 

@@ -44,7 +44,7 @@ def test_stream_name_that_reads_as_a_pattern_is_refused(spark: SparkSession, tmp
     store = open_store(f"file://{tmp_path}/store")
     for name in ("a?", "ab"):
         StreamWriter(store, name).add([batch_of(1, 0, 10)])
-    with pytest.raises(Unsupported, match=r"the name of stream a\? reads as a pattern"):
+    with pytest.raises(Unsupported, match=r"the name of stream a\? is a pattern"):
         export(spark, ["a*"], {"store": store.url}, to=to)
 
 
@@ -101,12 +101,12 @@ def test_damaged_export_log_is_reported(spark: SparkSession, writer: StreamWrite
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({"content": "segments"}, "export has no content 'segments'"),
+        ({"content": "segments"}, "unknown content 'segments'"),
         ({"dead_letter": True}, "only messages can be bad"),
         ({"range_bytes": 0}, "range_bytes is 0"),
         ({"options": {"columns": "payload,ledger_id"}}, "export needs the columns entry_id, publish_time too"),
-        ({"options": {"endPosition": "1:0"}}, "export takes no option endPosition"),
-        ({"options": {"onBadMessage": "null"}}, "export takes no option onBadMessage"),
+        ({"options": {"endPosition": "1:0"}}, "export doesn't accept option endPosition"),
+        ({"options": {"onBadMessage": "null"}}, "export doesn't accept option onBadMessage"),
         (
             {"content": "messages", "dead_letter": True, "options": {"columns": "value"}},
             "batch_index, publish_time, err",

@@ -108,7 +108,7 @@ def test_stream_without_a_head_and_unknown_stream_are_refused(
     spark: SparkSession, writers: dict[str, StreamWriter]
 ) -> None:
     options = {"store": writers["t/a"].store.url}
-    with pytest.raises(InvalidCall, match="where does stream t/b begin"):
+    with pytest.raises(InvalidCall, match="the start of stream t/b is unknown"):
         rebuild(spark, ["t/a", "t/b"], options, heads={"t/a": None})
     with pytest.raises(NotFound, match="no stream nope"):
         rebuild(spark, ["nope"], options, heads=FIRST)
@@ -123,7 +123,7 @@ def test_command_ends_with_the_first_error(
     monkeypatch.setenv("OFFLOADER_STORE", writers["t/a"].store.url)
     offloader = Offloader(capsys)
     refused = offloader("spark", "rebuild", "t/a")
-    assert (refused.code, "where does stream t/a begin" in refused.err) == (2, True)
+    assert (refused.code, "the start of stream t/a is unknown" in refused.err) == (2, True)
     done = offloader("spark", "rebuild", "t/a", "t/b", "--head", "t/a=1:0", "--head", "first")
     assert (done.code, done.out.splitlines()) == (
         0,

@@ -45,8 +45,8 @@ def as_json(value: Any) -> Sent:
 @pytest.mark.parametrize(
     ("more", "kind", "expected"),
     [
-        ({"values": JsonValues("id NOTHING")}, InvalidCall, "isn't a schema of Spark"),
-        ({"values": JsonValues("")}, InvalidCall, "isn't a schema of Spark"),
+        ({"values": JsonValues("id NOTHING")}, InvalidCall, "is not a schema of Spark"),
+        ({"values": JsonValues("")}, InvalidCall, "is not a schema of Spark"),
         ({"values": AvroValues("{")}, InvalidCall, "the Avro schema is invalid"),
         ({"values": JsonValues(FIELDS), "content": "entries"}, InvalidCall, "only messages have values"),
         (

@@ -96,9 +96,9 @@ def test_stream_matched_by_two_patterns_is_checked_once(spark: SparkSession, wri
 @pytest.mark.parametrize(
     ("streams", "options", "kind", "expected"),
     [
-        ([], {}, InvalidCall, "the streams are a list of names or patterns"),
-        ("t/a", {}, InvalidCall, "the streams are a list of names or patterns"),
-        (["t/a"], {"startPosition": "1:0"}, InvalidCall, "verify takes no option startPosition"),
+        ([], {}, InvalidCall, "streams must be a list of names or patterns"),
+        ("t/a", {}, InvalidCall, "streams must be a list of names or patterns"),
+        (["t/a"], {"startPosition": "1:0"}, InvalidCall, "verify doesn't accept option startPosition"),
         (["t/a"], {"splitBytes": "much"}, InvalidCall, "option splitBytes: 'much'"),
         (["nope"], {}, NotFound, "stream nope isn't in"),
         (["nope/*"], {}, NotFound, "no stream in"),
