@@ -154,7 +154,7 @@ def test_failed_segment_is_requested_again_from_the_committed_end(
 
     eventually(lambda: sidecar.source.waits_for_broker)
     assert sidecar.source.news() == PushNews(committed, committed), "the broker is told to go back"
-    with pytest.raises(StoreUnavailable, match="has to push the entries .* again"):
+    with pytest.raises(StoreUnavailable, match=r"has to push the entries .* again"):
         sidecar.source.ledgers()
 
     sidecar.finish(broker)
