@@ -653,7 +653,7 @@ def _require_readable(after: ManifestState, chosen: Sequence[SegmentRecord]) -> 
     doomed = (segment for each in plan_cleanup(after, {}, now_ms=0, grace_ms=0).doomed for segment in each.segments)
     if (found := next((segment for segment in doomed if segment.uuid in back), None)) is not None:
         raise InvalidCall(
-            f"stream {after.stream}: segment {found.uuid} at {found.begin}..{found.end} can't be restored: not "
-            f"everything between it and the head {after.head} exists any more",
+            f"stream {after.stream}: segment {found.uuid} at {found.begin}..{found.end} can't be restored: "
+            f"entries between it and the head {after.head} no longer exist",
             hint=f"use --segment with segments that can be restored; {_AGAIN}",
         )

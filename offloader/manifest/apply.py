@@ -364,7 +364,7 @@ class RecordBuilder:
         if self.now("stream_deleted"):
             raise self.refused(edit, "the stream is deleted")
         if self.now("held") and isinstance(edit, _DELETING):
-            raise self.refused(edit, "the stream is on hold, nothing of it is deleted")
+            raise self.refused(edit, "the stream is on hold: nothing is deleted")
         getattr(self, edit.kind)(edit)
 
     def open_epoch(self, edit: OpenEpoch) -> None:
@@ -766,7 +766,9 @@ class RecordBuilder:
                 raise self.refused(edit, f"segment {segment.uuid} at {segment.begin} is {segment.status.value}")
             if segment.spans and self.is_gone(segment):
                 # A concurrent truncation: with the marks cleanup would retire it again, after the head.
-                raise self.refused(edit, f"ledger {segment.spans[0].ledger_id} is still marked as gone from the stream")
+                raise self.refused(
+                    edit, f"ledger {segment.spans[0].ledger_id} is still marked as deleted from the stream"
+                )
             ranges.append((segment.begin, segment.end))
         absent = next(holes(first.previous(), ranges, self.ledgers().closed, until=head), None)
         if absent is not None:

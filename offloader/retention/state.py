@@ -306,7 +306,7 @@ class Decision:
         if self.cut is not None or self.rule in _NOTHING:
             return self.rule.value
         holding = ", ".join(lag.name for lag in self.lags if lag.is_counted and lag.cut == self.bound == self.head)
-        return f"{self.rule.value}; the head is there already{holding and f', and {holding} holds back the rest'}"
+        return f"{self.rule.value}; the head is already there{holding and f', and {holding} holds back the rest'}"
 
     def as_json(self) -> dict[str, Any]:
         """JSON form, stored and for ``--json``: enumerations by lower-case names, cuts by their segments."""

@@ -436,10 +436,10 @@ def projection(fields: Iterable[StructField], content: str) -> Projection:
         found = each.dataType.simpleString().lower()
         if found != spark:
             raise InvalidCall(
-                f"column {each.name} is of type {spark}, the schema says {found}", hint="cast it after the load"
+                f"column {each.name} is of type {spark}, but the schema has {found}", hint="cast it after the load"
             )
         if not each.nullable and each.name not in _NEVER_NULL[content]:
-            raise InvalidCall(f"column {each.name} may be null, the schema says NOT NULL", hint="omit NOT NULL")
+            raise InvalidCall(f"column {each.name} may be null, but the schema has NOT NULL", hint="omit NOT NULL")
         wanted.append(pa.field(each.name, arrow, nullable=each.nullable))
     names = {each.name for each in wanted}
     # Only the entry itself has its number of messages.

@@ -128,7 +128,7 @@ def test_truncation_during_an_undo_leaves_no_gap_behind_the_head() -> None:
     )
     schedule.until("undo", "put", "manifest/")
     bench.truncate(4, 5)
-    with pytest.raises(EditRefused, match="ledger 3 is still marked as gone"):
+    with pytest.raises(EditRefused, match="ledger 3 is still marked as deleted"):
         schedule.finish("undo")
     assert bench.state.head == Position(4, 5)
     assert undo(bench).head == Position(1, 0), "planned anew, the newer truncation is taken back as well"

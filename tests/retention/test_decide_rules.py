@@ -130,7 +130,7 @@ def test_decision_has_its_reason() -> None:
         assert decision.why == rule.value
         if decision.cut is not None:
             again = decide(replace(situation, head=decision.cut, head_time_ms=decision.cut_time_ms))
-            assert ("head is there already" in again.why) == (again.cut is None and again.rule in moving)
+            assert ("head is already there" in again.why) == (again.cut is None and again.rule in moving)
 
 
 # --- who holds data back ----------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_only_offloaded_entries_are_truncated(offloaded: Offsets, head: Offsets 
 def test_decision_reports_an_unchanged_head() -> None:
     decision = decide(stream(by_size(40), TENS, who("a", (33,)), head=(33,)))
     assert decision.cut is None
-    assert decision.why == f"{Rule.BOUND.value}; the head is there already, and a holds back the rest"
+    assert decision.why == f"{Rule.BOUND.value}; the head is already there, and a holds back the rest"
 
 
 def test_a_head_behind_the_offloaded_end_stays() -> None:

@@ -99,5 +99,5 @@ def test_subscriber_that_holds_everything_back_is_named() -> None:
         bench.subscribe(name)
         bench.publish(name, position)
     assert bench.cycle().plan(STREAM).why == (
-        "entries that all subscribers have read are deleted; the head is there already, and billing holds back the rest"
+        "entries that all subscribers have read are deleted; the head is already there, and billing holds back the rest"
     )

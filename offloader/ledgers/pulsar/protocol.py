@@ -327,7 +327,7 @@ class Connection:
                 except TimeoutError:
                     if asked:
                         raise StoreUnavailable(
-                            f"{self.name} says nothing for {2 * self._limits.keep_alive_s:g} s"
+                            f"{self.name} sent nothing for {2 * self._limits.keep_alive_s:g} s"
                         ) from None
                     asked = True
                     self.send(CommandType.PING)

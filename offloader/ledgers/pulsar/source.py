@@ -241,7 +241,7 @@ class AckCursor:
                 self._logged = passed
         if is_new:
             _log.error(
-                "%s: the subscription %s stands at %s, but only entries before %s are committed: message TTL, a "
+                "%s: the subscription %s is at %s, but only entries before %s are committed: message TTL, a "
                 "backlog quota or another consumer acknowledged for it; the broker may delete entries that "
                 "aren't offloaded yet",
                 self._topic,
@@ -519,7 +519,7 @@ class PulsarSource:
             raise StoreUnavailable(
                 f"{self.topic}: the admin interface lists ledgers up to {stored[-1][0]}, and the owning broker has "
                 f"{owners}: the list is older than that",
-                hint="nothing is deleted meanwhile; it is asked again",
+                hint="nothing is deleted until then; the broker is asked again",
             )
         error = SourceMismatch(
             f"{self.topic}: its ledgers aren't those recorded in the manifest: {why}; the cluster was created "
@@ -570,7 +570,7 @@ class PulsarSource:
             if self._failure is not None:
                 return
             self._failure = error
-        _log.error("%s: %s; nothing of it is read any more", self.topic, error)
+        _log.error("%s: %s; the topic is no longer read", self.topic, error)
         self._live.end()
         self._changed(self)
 

@@ -350,7 +350,7 @@ class ReaderPool:
                     return reader
             if self._busy + len(self._idle) >= READERS_MAX:
                 if not self._idle:
-                    raise Throttled(f"{READERS_MAX} readers of Pulsar topics are busy", hint="it is tried again")
+                    raise Throttled(f"{READERS_MAX} readers of Pulsar topics are busy", hint="the read will be retried")
                 dropped = self._idle.pop(0)  # the one that was idle longest
             self._busy += 1
         try:
@@ -370,8 +370,8 @@ class ReaderPool:
             if left_s <= 0:
                 reader.ledgers.doubt()
                 raise StoreUnavailable(
-                    f"{reader.ledgers.topic}: the broker gave nothing from {target} on for {READ_S_MAX:g} s",
-                    hint="it is tried again",
+                    f"{reader.ledgers.topic}: the broker sent nothing from {target} on for {READ_S_MAX:g} s",
+                    hint="the read will be retried",
                 )
             batches = [batch for batch in batches_of(reader.consumer.take(left_s)) if batch.last >= target]
             for batch in batches:

@@ -105,7 +105,7 @@ class ExportLog:
                 f"{name} is not the log of an export: {cause}", hint="restore it, or export to a new folder"
             ) from cause
         if found.number != max(numbers):
-            raise Corrupt(f"{name} says that it is number {found.number}", hint="restore it, or export to a new folder")
+            raise Corrupt(f"{name} contains the number {found.number}", hint="restore it, or export to a new folder")
         return found
 
     def add(self, done: ExportedRange) -> None:

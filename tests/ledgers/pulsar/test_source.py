@@ -290,7 +290,7 @@ def test_subscription_moved_by_another_client_is_logged(bench: PulsarBench, capl
     source.read(Position(1, 9), 1)
     source._ledgers.doubt()
     source.ledgers()
-    assert "stands at 1:3, but only entries before 1:1 are committed" in caplog.text
+    assert "is at 1:3, but only entries before 1:1 are committed" in caplog.text
     # It is lost to the subscription, and not to us while it is there.
     assert read_all(source, Position(1, 0)) == bench.stored()
 
@@ -305,7 +305,7 @@ def test_moved_subscription_is_logged_once_committed_end_is_known(
     source.ledgers()
     assert "acknowledged for it" not in caplog.text
     source.release(Position(1, 1))
-    assert "stands at 1:3, but only entries before 1:1 are committed" in caplog.text
+    assert "is at 1:3, but only entries before 1:1 are committed" in caplog.text
     source.release(Position(1, 3))
     assert caplog.text.count("acknowledged for it") == 1
 
@@ -333,7 +333,7 @@ def test_takeovers_log_no_moved_subscription(bench: PulsarBench, caplog: pytest.
     bench.topic.acknowledge(NAME, Position(1, 7))
     first._ledgers.doubt()
     first.ledgers()
-    assert "stands at 1:7, but only entries before 1:5 are committed" in caplog.text
+    assert "is at 1:7, but only entries before 1:5 are committed" in caplog.text
 
 
 def test_subscription_that_was_moved_before_a_takeover_is_logged_after_it(
@@ -348,7 +348,7 @@ def test_subscription_that_was_moved_before_a_takeover_is_logged_after_it(
     second.ledgers()
     assert "acknowledged for it" not in caplog.text
     second.release(Position(1, 1))
-    assert "stands at 1:7, but only entries before 1:1 are committed" in caplog.text
+    assert "is at 1:7, but only entries before 1:1 are committed" in caplog.text
 
 
 @pytest.mark.slow

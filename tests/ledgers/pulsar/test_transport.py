@@ -141,7 +141,7 @@ def test_silent_broker_is_disconnected(broker: FakeBroker) -> None:
     assert not opened.is_open
     [error] = listener.errors
     assert isinstance(error, StoreUnavailable)
-    assert "says nothing for 1 s" in str(error)
+    assert "sent nothing for 1 s" in str(error)
 
 
 def test_connect_without_a_response_times_out(broker: FakeBroker) -> None:

@@ -63,8 +63,8 @@ def test_a_users_schema_is_the_projection_in_its_order(spark: SparkSession, orde
     ("schema", "expected"),
     [
         ("entry_id BIGINT, key STRING", "the schema has a column key, which content=entries doesn't"),
-        ("entry_id INT", "column entry_id is of type bigint, the schema says int"),
-        ("publish_time TIMESTAMP NOT NULL", "column publish_time may be null, the schema says NOT NULL"),
+        ("entry_id INT", "column entry_id is of type bigint, but the schema has int"),
+        ("publish_time TIMESTAMP NOT NULL", "column publish_time may be null, but the schema has NOT NULL"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused(
