@@ -126,7 +126,7 @@ def test_a_publish_time_that_can_not_be_kept_is_refused(topic: ManagedLedger, ti
     kind = np.uint64 if time_ms > 0 else np.int64
     for given in (time_ms, [time_ms], np.array([time_ms], dtype=kind)):
         assert answer(topic.append_batch, [b"x"], given) is InvalidCall
-    with pytest.raises(InvalidCall, match=f"from {1 - 2**63} to {2**63 - 1}"):
+    with pytest.raises(InvalidCall, match=f"outside {1 - 2**63} to {2**63 - 1}"):
         topic.append(b"x", time_ms)
     assert topic.append(b"the first") == Position(1, 0)
     topic.offload()
@@ -150,7 +150,7 @@ def test_flight_refuses_a_publish_time_that_can_not_be_kept(mode: str, store: Ob
         except fl.FlightServerError as error:
             said = str(error)
         assert isinstance(said, str), f"taken: {said}"
-        assert f"from {1 - 2**63} to {2**63 - 1}" in said
+        assert f"outside {1 - 2**63} to {2**63 - 1}" in said
 
 
 def state_of(cluster: Cluster) -> str:

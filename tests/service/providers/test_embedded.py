@@ -156,7 +156,7 @@ def test_stream_whose_ledger_is_damaged_from_the_start_keeps_nothing_of_others_b
         eventually(lambda: feed.problems() != [])
         [problem] = feed.problems()
         assert (problem.where, problem.blocks_ready) == ("stream a damaged one", False)
-        assert "entries, and 10 are stored" in problem.what
+        assert "entries, but 10 are stored" in problem.what
         eventually(lambda: stored(store, "b") == 10)
         assert {each.name for each in assembled.process.streams.all()} == {"b"}
 
