@@ -1,7 +1,7 @@
-"""Settings: frozen values with their defaults, limits and checks, in a few modules.
+"""Settings: frozen values with their defaults, limits and checks.
 
-Every tunable and its name is here. Holds no component (store, clock, pool) and reads no file, environment variable or
-network.
+Every tunable and its name is defined in this package. The package holds no component (store, clock, pool). Only
+``layered`` and ``migrate`` read files; none of the modules reads environment variables or the network.
 """
 
 from offloader.settings.fields import Pairs

@@ -1,5 +1,5 @@
-"""Setting fields: their kinds, the check of one value, and its form in a settings file: durations and sizes as texts,
-``30s`` and ``1GiB``. Knows no section."""
+"""Kinds of settings, validation of one value, and its form in a settings file: durations and sizes are texts, ``30s``
+and ``1GiB``. The sections are defined in ``offloader.settings.values``."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any
 
-#: More digits than any amount has.
+#: Enough digits for an exact result.
 _EXACT = Context(prec=400)
-#: The word for the value -1: what the amount bounds never happens.
+#: Text of the value -1: the event that the amount bounds never happens.
 NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What an amount measures.
+    """A measured quantity with its units.
 
     Attributes:
         name: ``duration`` or ``size``.
         example: an amount, for error messages.
-        zero: the text of nothing.
-        units: unit -> its multiple of the first one, in ascending order.
-        read_units: more units that are only read; ``text`` doesn't write them.
+        zero: the text of the amount 0.
+        units: unit -> its multiple of the first unit, in ascending order.
+        read_units: units that ``parse`` also accepts; ``text`` doesn't write them.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Quantity:
         return f'a {self.name} like "{self.example}" ({", ".join([*self.units, *self.read_units])})'
 
     def parse(self, text: str, unit: str) -> Fraction:
-        """An amount in ``unit``.
+        """The amount of ``text``, in ``unit``.
 
         Raises:
             ValueError: the text isn't a number directly followed by a unit.
@@ -52,7 +52,7 @@ class Quantity:
         return Fraction(found[1]) * known[found[2]] / self.units[unit]
 
     def text(self, value: float, unit: str) -> str:
-        """The shortest text whose ``parse`` gives exactly ``value``, which is in ``unit`` and isn't negative."""
+        """The shortest text that ``parse`` converts exactly to ``value``, a nonnegative number in ``unit``."""
         if not value:
             return self.zero
         for digits in (0, 3):
@@ -65,7 +65,7 @@ class Quantity:
 
 
 def _decimal(number: Fraction | int) -> str:
-    """A number without an exponent, as short as possible; its denominator divides a power of ten."""
+    """The shortest text of a number without an exponent. The denominator must divide a power of ten."""
     return f"{_EXACT.normalize(_EXACT.divide(Decimal(number.numerator), Decimal(number.denominator))):f}"
 
 
@@ -81,13 +81,13 @@ SIZE = Quantity(
 KIB = 1024
 MIB = 1024 * KIB
 MBYTES_MAX = 2**40
-#: Prefixes of a secret's source.
+#: Prefixes of secret sources.
 _PLACES = ("file:", "env:")
 MINUTES_MAX = 100 * 365 * 24 * 60
 
 
 def setting(default: Any, doc: str, *, low: float, high: float) -> Any:
-    """A number between ``low`` and ``high``; an integer if its default is."""
+    """A number between ``low`` and ``high``; an integer if the default is an integer."""
     return field(default=default, metadata={"doc": doc, "low": low, "high": high})
 
 
@@ -96,13 +96,14 @@ def duration(default: float, doc: str, *, unit: str = "s", **more: Any) -> Any:
 
     Args:
         unit: of the value: ``s``, ``m``, ``h`` or ``d``.
-        more: as ``_amount`` has it.
+        more: further arguments of ``_amount``.
     """
     return _amount(DURATION, default, doc, unit=unit, **more)
 
 
 def size(default: float, doc: str, *, unit: str = "B", **more: Any) -> Any:
-    """A size: a number in ``unit`` (``B`` or ``MiB``), in a settings file ``key = "1GiB"``; else as ``duration``."""
+    """A size: a number in ``unit`` (``B`` or ``MiB``), in a settings file ``key = "1GiB"``. Arguments as for
+    ``duration``."""
     return _amount(SIZE, default, doc, unit=unit, **more)
 
 
@@ -118,11 +119,11 @@ def _amount(
     may_be_never: bool = False,
     is_alias: bool = False,
 ) -> Any:
-    """A number with a unit, of which ``default``, ``low`` and ``high`` are; ``key`` is its name in a settings file.
+    """A number with a unit. ``default``, ``low`` and ``high`` are in this unit; ``key`` is the name in a settings file.
 
     Args:
         may_be_never: the value may be -1, ``"never"`` in a settings file.
-        is_alias: a settings file may also name it as the field is called, with a number in ``unit``.
+        is_alias: a settings file may also use the field's name, with a number in ``unit``.
     """
     return field(
         default=default,
@@ -140,7 +141,7 @@ def _amount(
 
 
 def choice(default: str, doc: str, choices: tuple[str, ...]) -> Any:
-    """One of several words."""
+    """One of several texts."""
     return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
@@ -150,7 +151,7 @@ def text(default: str, doc: str) -> Any:
 
 
 class Pairs(tuple[tuple[str, str], ...]):
-    """A table of texts: pairs sorted by name, from a mapping or pairs."""
+    """A table of texts: pairs sorted by name, made from a mapping or from pairs."""
 
     __slots__ = ()
 
@@ -166,29 +167,29 @@ def pairs(doc: str, *, are_places: bool = False) -> Any:
     """A table of texts, empty by default.
 
     Args:
-        doc: its description.
+        doc: the description.
         are_places: each text is the source of a secret, as in ``places``.
     """
     return field(default=Pairs(), metadata={"doc": doc, "pairs": True, "are_places": are_places})
 
 
 def texts(doc: str) -> Any:
-    """A list of texts, empty by default; a tuple as a value."""
+    """A list of texts, empty by default. The value is a tuple."""
     return field(default=(), metadata={"doc": doc, "texts": True})
 
 
 def places(doc: str) -> Any:
-    """Sources of secrets, a list of ``file:PATH`` and ``env:NAME``, empty by default; a tuple as a value."""
+    """A list of secret sources, ``file:PATH`` and ``env:NAME``, empty by default. The value is a tuple."""
     return field(default=(), metadata={"doc": doc, "places": True})
 
 
 def flag(default: bool, doc: str) -> Any:
-    """Yes or no."""
+    """A boolean."""
     return field(default=default, metadata={"doc": doc, "flag": True})
 
 
 def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
-    """Why ``value`` is invalid for a field of this metadata and default; empty: it is valid."""
+    """The reason why ``value`` is invalid for a field with this metadata and default; empty: it is valid."""
     if "choices" in metadata:
         return "" if value in metadata["choices"] else f"{value!r} is none of {', '.join(metadata['choices'])}"
     if "text" in metadata:
@@ -211,10 +212,10 @@ def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
 
 
 def from_file(metadata: Mapping[str, Any], default: Any, value: object) -> Any:
-    """The value of a field from its form in a settings file; another kind's value is returned unchecked.
+    """The value of a field from its form in a settings file. Values that are no amounts are returned unchecked.
 
     Raises:
-        ValueError: it isn't the text of an amount in the field's limits.
+        ValueError: the text isn't an amount within the field's limits.
     """
     quantity: Quantity | None = metadata.get("quantity")
     if quantity is None:
@@ -227,21 +228,21 @@ def from_file(metadata: Mapping[str, Any], default: Any, value: object) -> Any:
     if isinstance(default, int) and amount.denominator != 1:
         raise ValueError(f"{value} is not a whole number of {metadata['unit']}")
     found = default.__class__(amount)
-    # Limits are floats too: 60 ms is 0.001 minutes.
+    # Compare floats with floats: 60 ms is 0.001 minutes.
     if not max(metadata["low"], 0) <= found <= metadata["high"]:
         raise ValueError(f"{value} is not {limits(metadata)}")
     return found
 
 
 def in_file(metadata: Mapping[str, Any], value: Any) -> Any:
-    """A field's value as a settings file has it: amounts as texts."""
+    """A field's value in its settings file form: amounts are texts."""
     quantity: Quantity | None = metadata.get("quantity")
     if quantity is None:
         return value
     return NEVER if value < 0 else quantity.text(value, metadata["unit"])
 
 
-#: Kind of a field that is no number -> its values, for documents.
+#: Kind of a field without limits -> description of its values, for documents.
 _VALUES = {
     "text": "a text",
     "pairs": "a table of texts",
@@ -252,7 +253,7 @@ _VALUES = {
 
 
 def allowed(metadata: Mapping[str, Any]) -> str:
-    """The values of a field in a settings file, for documents."""
+    """Description of the allowed values of a field, for documents."""
     if "choices" in metadata:
         return ", ".join(metadata["choices"])
     if "low" in metadata:
@@ -261,7 +262,7 @@ def allowed(metadata: Mapping[str, Any]) -> str:
 
 
 def limits(metadata: Mapping[str, Any]) -> str:
-    """The limits of a number or amount as a settings file has them: ``between 1s and 10m``."""
+    """The limits of a number or amount in their settings file form: ``between 1s and 10m``."""
     low = max(metadata["low"], 0) if "quantity" in metadata else metadata["low"]
     found = f"between {in_file(metadata, low)} and {in_file(metadata, metadata['high'])}"
     return f"{found}, or {NEVER}" if metadata.get("may_be_never") else found
@@ -274,5 +275,9 @@ def _are_texts(value: object) -> bool:
 def _not_places(value: object) -> str:
     given: Any = value if _are_texts(value) else ("",)
     known = all(each.startswith(_PLACES) and not each.endswith(":") for each in given)
-    # The value may be the secret: don't repeat it.
-    return "" if known else "not a list of places, each file:PATH or env:NAME; a secret itself never stands here"
+    # The message must not repeat the value: it may be the secret itself.
+    return (
+        ""
+        if known
+        else "not a list of secret sources, file:PATH or env:NAME each; the secret itself must not be in the settings"
+    )

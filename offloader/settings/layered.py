@@ -1,7 +1,7 @@
 """Layered settings (process, namespace, topic) from a TOML file, with each value's source; and a sample of such a file.
 
-A setting is named by its section and attribute, ``offload.block_bytes``; a key is what the file has,
-``offload.block_size``: a current one, an alias of PIP-76, or one of earlier releases.
+A *setting* is named by its section and attribute, ``offload.block_bytes``. A *key* is the name in the file,
+``offload.block_size``: a current key, an alias of PIP-76, or a key of an earlier release.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from offloader.stream_names import partition_of, require_stream_name
 
 
 def _plain(key: str) -> str:
-    """A key without what spellings differ in: ``maxSize`` and ``max_size``."""
+    """A key in lower case without underscores, equal for ``maxSize`` and ``max_size``."""
     return key.replace("_", "").lower()
 
 
 #: PIP-76's switch, an alias of ``offload.method``.
 STREAMING = "streaming_offload"
-#: The same as a broker's offload policies spell it.
+#: The switch and its spellings in a broker's offload policies.
 _SWITCHES = (STREAMING, "offload.streamingOffload", "streamingOffload")
-#: Every setting.
+#: Setting -> its field.
 FIELDS: Mapping[str, Field[Any]] = {
     f"{section.name}.{each.name}": each
     for section in fields(Settings)
@@ -50,38 +50,41 @@ def key_of(name: str) -> str:
 
 #: Key -> setting.
 SETTINGS: Mapping[str, str] = {key_of(name): name for name in FIELDS}
-#: PIP-76's and Pulsar's names, with numbers in the setting's unit.
+#: Names of PIP-76 and Pulsar, whose values are numbers in the setting's unit.
 ALIASES = frozenset(name for name, each in FIELDS.items() if each.metadata.get("is_alias"))
-#: Keys of earlier releases, with numbers in the unit that their names end in -> setting.
+#: Key of an earlier release, whose value is a number in the unit that ends its name -> setting.
 OLD: Mapping[str, str] = {
     **{name: name for name in FIELDS if key_of(name) != name and name not in ALIASES},
     **REPLACED,
 }
-#: Pulsar's names in small letters -> the key here that does the same.
+#: Pulsar name in lower case -> the equivalent key.
 PULSARS: Mapping[str, str] = {
     **{name.lower(): key_of(setting) for name, (setting, _) in TRANSLATED.items()},
     **{name.lower(): instead for name, instead in REFUSED.items() if " " not in instead},
 }
-#: Every key without what spellings differ in -> the key.
+#: Normalized key (``_plain``) -> key.
 _PLAIN_KEYS: Mapping[str, str] = {_plain(name): name for name in (*SETTINGS, *ALIASES, STREAMING)}
-#: How alike an unknown key and the suggested one are at least, as ``difflib`` measures it.
+#: Minimum similarity of an unknown key and the suggested key, as measured by ``difflib``.
 _SIMILAR_MIN = 0.8
 
 
 def shown(name: str, value: Any) -> Any:
-    """A setting's value as a settings file has it: amounts as texts."""
+    """A setting's value in its settings file form: amounts are texts."""
     return in_file(FIELDS[name].metadata, value)
 
 
 def value_of(name: str, value: object) -> Any:
-    """A setting's value from its form in a settings file; raises ``ValueError`` that says why it is none."""
+    """A setting's value from its form in a settings file; raises ``ValueError`` with the reason if it is invalid."""
     found = FIELDS[name]
     return value_of_alias(name, from_file(found.metadata, found.default, value))
 
 
 def value_of_alias(name: str, value: object) -> Any:
-    """The same from a number in the setting's unit, as aliases and keys of earlier releases have it. Raises
-    ``ValueError``: it isn't one, or out of bounds."""
+    """A setting's value from a number in the setting's unit, the form of aliases and of keys of earlier releases.
+
+    Raises:
+        ValueError: not a number, or out of range.
+    """
     found: Any = FIELDS[name]
     if wrong := problem_of(found.metadata, found.default, value):
         raise ValueError(wrong)
@@ -91,7 +94,7 @@ def value_of_alias(name: str, value: object) -> Any:
 _METHOD = "offload.method"
 _TOPIC = "persistent://"
 _SECTIONS = tuple(each.name for each in fields(Settings))
-#: Sections of the whole process: all streams share what they describe.
+#: Sections that apply to the whole process: all streams share the component.
 PROCESS_SECTIONS = frozenset(
     {"store", "limits", "telemetry", "manifest", "access", "http", "pulsar", "serve", "flight", "broker"}
 )
@@ -106,9 +109,9 @@ PROCESS_SETTINGS = frozenset(
         "retention.cycle_minutes",
     }
 )
-#: Settings of such sections that can be set for a namespace and a topic all the same: they concern new objects.
+#: Settings of process sections that a namespace or topic may override: they apply to new objects only.
 STREAM_SETTINGS = frozenset({"store.kms_key", "store.storage_class"})
-#: Settings of a single method.
+#: Setting -> the only offload method that uses it.
 METHOD_OF = {
     "offload.offload_threshold_bytes": "ledger",
     "offload.offload_threshold_seconds": "ledger",
@@ -117,7 +120,7 @@ METHOD_OF = {
     "offload.segment_bytes_min": "streaming",
     "offload.drain_seconds_max": "streaming",
 }
-#: Settings that apply even to a stream that isn't offloaded: its entries must fit if it is later.
+#: Settings that also apply with the method none: entries must fit if the stream is offloaded later.
 NEEDS_NO_METHOD = frozenset(
     {
         "offload.method",
@@ -127,7 +130,7 @@ NEEDS_NO_METHOD = frozenset(
         *PROCESS_SETTINGS,
     }
 )
-#: The first is useless or harmful above the second (unless 0 means no limit).
+#: Pairs of settings: the first must not exceed the second (unless 0 means no limit).
 AT_MOST = (
     ("offload.entry_bytes_max", "offload.offload_buffer_bytes_max"),
     ("offload.offload_buffer_bytes_max", "offload.offload_memory_bytes_max"),
@@ -147,10 +150,10 @@ def is_of_process(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayeredStoreSettings(StoreSettings):
-    """Settings of a store that all streams share, with those that differ between its streams.
+    """Settings of a store that all streams share, with the overrides of namespaces and topics.
 
     Attributes:
-        layers: scope and values of each namespace and topic, as ``SettingsFile`` has them.
+        layers: scope and values of each namespace and topic, as in ``SettingsFile``.
     """
 
     layers: tuple[tuple[str, Pairs], ...] = ()
@@ -160,7 +163,7 @@ class LayeredStoreSettings(StoreSettings):
         return self._with(*(known[scope] for scope in _scopes_of(stream) if scope in known))
 
     def all_layers(self) -> tuple[StoreSettings, ...]:
-        # A topic's values count together with its namespace's.
+        # A topic also inherits the values of its namespace.
         return (self, *(self.of_stream(_any_stream(scope)) for scope, _ in self.layers))
 
     def _with(self, *layers: Pairs) -> StoreSettings:
@@ -185,13 +188,13 @@ class EffectiveValue:
     source: str
 
     def as_json(self) -> dict[str, Any]:
-        """The setting as a settings file has it: ``name`` is the key, ``value`` with its unit."""
+        """The setting in its settings file form: ``name`` is the key, ``value`` has a unit."""
         return {"name": key_of(self.name), "value": shown(self.name, self.value), "source": self.source}
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """A checked file: every setting is known and has an effect.
+    """A validated file: every setting is known and has an effect.
 
     Attributes:
         name: of the file, for messages.
@@ -211,16 +214,16 @@ class SettingsFile:
         return found
 
     def settings_of(self, stream: str) -> Settings:
-        """The settings of a stream; ``""``: of the process.
+        """The settings of a stream; the empty name selects the process settings.
 
         Raises:
-            InvalidCall: values that are out of range.
+            InvalidCall: values out of range.
         """
         sections: dict[str, dict[str, Any]] = {}
         process = self.layers.get("", {})
         for value in self.values_of(stream).values():
             section, _, name = value.name.partition(".")
-            # All streams share the store, which is told what differs.
+            # All streams share the store; ``LayeredStoreSettings`` carries the overrides.
             is_shared = value.name in STREAM_SETTINGS
             given = process.get(value.name, FIELDS[value.name].default) if is_shared else value.value
             sections.setdefault(section, {})[name] = given
@@ -241,11 +244,12 @@ class SettingsFile:
 
 
 def read_settings_file(path: str) -> SettingsFile:
-    """Reads and checks a file.
+    """Reads and validates a file.
 
     Raises:
         NotFound: no such file.
-        InvalidCall: not TOML; or unknown, ineffective or contradictory settings: all of them, each with its table.
+        InvalidCall: not TOML; or unknown, ineffective or contradictory settings. The message lists all of them, each
+            with its table.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -254,12 +258,14 @@ def read_settings_file(path: str) -> SettingsFile:
     except UnicodeDecodeError as cause:
         raise InvalidCall(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
     except OSError as cause:
-        raise InvalidCall(f"settings file {path}: {cause.strerror}", hint="is it a readable file?") from cause
+        raise InvalidCall(
+            f"settings file {path}: {cause.strerror}", hint="make it a file that this user can read"
+        ) from cause
     return parse_settings(text, path)
 
 
 def parse_settings(text: str, path: str) -> SettingsFile:
-    """Checks the text of the file ``path``; raises ``InvalidCall`` as ``read_settings_file``."""
+    """Validates the text of the file ``path``; raises ``InvalidCall`` like ``read_settings_file``."""
     tables, problems = raw_layers(parse_toml(text, path))
     layers, wrong, unclear = _translated(tables)
     problems += wrong
@@ -276,17 +282,17 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
     """The document of the file ``path``; raises ``InvalidCall`` if it isn't TOML."""
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as cause:  # also of numbers of thousands of digits
+    except (ValueError, RecursionError) as cause:  # ValueError also for integers with thousands of digits
         raise InvalidCall(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
 
 
 def settings_for(stream: str, given: Settings | str | Path | None) -> Settings:
-    """The settings of a stream from a caller's settings, settings file path, or nothing.
+    """The settings of a stream from settings, from the path of a settings file, or the defaults for ``None``.
 
-    A file has PIP-76's defaults: without ``streaming_offload = true`` a stream is offloaded ledger by ledger.
+    A file has PIP-76's defaults: without ``streaming_offload = true`` the method is ``ledger``.
 
     Raises:
-        NotFound, InvalidCall: as ``read_settings_file``.
+        NotFound, InvalidCall: like ``read_settings_file``.
     """
     if given is None:
         return Settings()
@@ -302,14 +308,14 @@ def _scopes_of(stream: str) -> list[str]:
 
 
 def _stream_of(topic: str) -> str:
-    """The stream of ``persistent://tenant/namespace/topic``; any other name stays."""
+    """The stream of ``persistent://tenant/namespace/topic``; other names are returned unchanged."""
     tenant, _, rest = topic.removeprefix(_TOPIC).partition("/")
     namespace, _, name = rest.partition("/")
     return f"{tenant}/{namespace}/persistent/{name}" if topic.startswith(_TOPIC) and name else topic
 
 
 def raw_layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The document's values by scope and key, and what is no table."""
+    """The document's values by scope and key, and the problems of scopes that are not tables."""
     problems: list[str] = []
     tables: dict[str, Any] = {"": {name: value for name, value in given.items() if name not in _SCOPES}}
     for kind in _SCOPES:
@@ -320,7 +326,9 @@ def raw_layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], lis
         for name, table in named.items():
             scope = f"{kind}.{_stream_of(name) if kind == 'topics' else name}"
             if scope in tables:
-                problems.append(f"{_place(scope, '').removesuffix('.')}: is there twice, by the topic's name too")
+                problems.append(
+                    f"{_place(scope, '').removesuffix('.')}: is given twice: once as a stream, once as a topic name"
+                )
             tables[scope] = table
     layers: dict[str, dict[str, Any]] = {}
     for scope, table in tables.items():
@@ -337,7 +345,7 @@ def raw_layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], lis
 def _translated(
     tables: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, dict[str, Any]], list[str], set[str]]:
-    """The valid settings by scope and attribute, the problems of the others, and scopes whose method is unclear."""
+    """The valid settings by scope and attribute, the problems of the others, and the scopes whose method is unclear."""
     layers: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
     unclear: set[str] = set()
@@ -361,34 +369,34 @@ def _translated(
                 )
                 problems.append(f"{switch} contradicts {_METHOD} = {table[_METHOD]!r}")
                 unclear.add(scope)
-            # The switch says less than the method.
+            # The method takes precedence: the switch can't express "none".
             if key not in _SWITCHES or name not in layer:
                 layer[name] = value
     return layers, list(dict.fromkeys(problems)), unclear
 
 
 def _no_scope(scope: str) -> str:
-    """Why no stream has such a namespace or topic; empty: one may."""
+    """The reason why no stream can have such a namespace or topic; empty: the scope is valid."""
     kind, _, name = scope.partition(".")
     try:
         if kind == "topics":
             require_stream_name(name)
         elif kind and (name.count("/") != 1 or "" in name.split("/")):
-            return "namespaces look like public/default"
+            return "a namespace is TENANT/NAMESPACE, such as public/default"
     except InvalidCall as error:
         return f"{error.message}: {error.hint}"
     return ""
 
 
 def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
-    """The setting that a key of a layer means, and its value; raises ``ValueError`` that says what is wrong."""
+    """The setting and value of a key of a layer; raises ``ValueError`` with the reason if it is invalid."""
     if key in _SWITCHES:
         if not isinstance(given, bool):
             raise ValueError(f"{given!r} is neither true nor false")
         return _METHOD, "streaming" if given else "ledger"
     section = key.partition(".")[0]
     if is_old(key):
-        raise ValueError(f"is now {key_of(OLD[key])}")
+        raise ValueError(f"was renamed to {key_of(OLD[key])}")
     pulsar = translation_of(key)
     name = pulsar[0] if pulsar else key if key in ALIASES else SETTINGS.get(key)
     if name is None:
@@ -401,19 +409,19 @@ def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
     else:
         value = value_of_alias(name, given) if key in ALIASES else value_of(name, given)
     if scope and is_of_process(name):
-        raise ValueError("holds for the whole process, set it at the top of the file")
+        raise ValueError("applies to the whole process, set it at the top level of the file")
     return name, value
 
 
 def _similar(key: str) -> str:
-    """The setting that an unknown key probably means; empty: none is like it."""
+    """The key that an unknown key probably means; empty: no similar key exists."""
     plain = _plain(key)
     name = plain.rpartition(".")[2]
     if name in PULSARS:
         return PULSARS[name]
     if close := get_close_matches(plain, _PLAIN_KEYS, 1, _SIMILAR_MIN):
         return _PLAIN_KEYS[close[0]]
-    same = [known for each, known in _PLAIN_KEYS.items() if each.rpartition(".")[2] == name]  # of another section
+    same = [known for each, known in _PLAIN_KEYS.items() if each.rpartition(".")[2] == name]  # in another section
     return same[0] if len(same) == 1 else ""
 
 
@@ -422,12 +430,12 @@ def _meant(scope: str, key: str = "") -> str:
 
 
 def is_old(key: str) -> bool:
-    """Whether a key is only one of earlier releases."""
+    """Whether a key exists only in earlier releases."""
     return key in OLD and key not in SETTINGS
 
 
 def conflicts(found: SettingsFile, unclear: Collection[str] = ()) -> Iterator[str]:
-    """Contradictory and ineffective settings; ``unclear``: layers whose method isn't known."""
+    """Contradictory and ineffective settings; ``unclear``: scopes whose method is unknown."""
     for scope, layer in found.layers.items():
         if scope not in unclear:
             yield from _ineffective(scope, layer, _methods_below(found, scope))
@@ -445,17 +453,17 @@ def conflicts(found: SettingsFile, unclear: Collection[str] = ()) -> Iterator[st
 
 
 def _ineffective(scope: str, layer: Mapping[str, Any], methods: set[str]) -> Iterator[str]:
-    """Settings of a layer that none of its streams' methods uses."""
+    """Settings of a layer that no method of its streams uses."""
     for name in layer:
         wanted = METHOD_OF.get(name)
         if wanted is not None and wanted not in methods:
-            yield f"{_key(scope, name)}: has no effect, only the method {wanted} looks at it"
+            yield f"{_key(scope, name)}: has no effect, only the method {wanted} uses it"
         elif methods == {"none"} and name.startswith("offload.") and name not in NEEDS_NO_METHOD:
             yield f"{_key(scope, name)}: has no effect, the method is none"
 
 
 def _any_stream(scope: str) -> str:
-    """A stream to which a layer applies: its topic, one of its namespace, or none."""
+    """Name of a stream to which a layer applies: its topic, one in its namespace, or the empty name."""
     kind, _, name = scope.partition(".")
     return f"{name}/persistent/any" if kind == "namespaces" else name
 
@@ -466,12 +474,12 @@ def _methods_below(found: SettingsFile, scope: str) -> set[str]:
 
 
 def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
-    """Values that are valid alone, but not together; only those with a part in this layer."""
+    """Values that are valid alone but not together, if this layer sets at least one of them."""
     values, layer = found.values_of(_any_stream(scope)), found.layers[scope]
     for key, limit in AT_MOST:
         value, most = values[key], values[limit]
         unlimited = limit.startswith("limits.") and not most.value
-        # A default cut off by another setting is no contradiction.
+        # A default above another setting's value is not a contradiction.
         said = value.source != "default" and (key in layer or limit in layer)
         if said and not unlimited and value.value > most.value:
             amount, bound = shown(key, value.value), shown(limit, most.value)
@@ -497,17 +505,17 @@ def _text(value: object) -> str:
 
 _WIDTH = 100
 _HEAD = """\
-# Settings of offloader: for `offloader serve --config FILE`, and for every command that takes --config.
+# Settings of offloader, for `offloader serve --config FILE` and every command that accepts --config.
 #
-# Every setting is here with its default: a line that begins with `#name = value` is the default, take the # away to
-# change it. `offloader config check --config FILE` names every mistake, `offloader config explain TOPIC` says what
-# counts for a topic and where it comes from. A running process reads the file again on SIGHUP. A duration is a number
-# and its unit: ms, s, m, h or d; a size likewise: B, KiB, MiB, GiB or TiB.
+# This file lists every setting with its default as `#name = value`. Remove the # to change a setting.
+# `offloader config check --config FILE` reports all errors. `offloader config explain TOPIC` shows the effective
+# settings of a topic and their sources. A running process reloads the file on SIGHUP. A duration is a number with a
+# unit: ms, s, m, h or d. A size is a number with a unit: B, KiB, MiB, GiB or TiB.
 """
 _TAIL = """\
-# --- parts of it for some streams ---------------------------------------------------------------------------------
-# What isn't marked "whole process" can be set for a namespace and for a topic too, and so can store.kms_key and
-# store.storage_class; the topic counts before the namespace, the namespace before what is above.
+# --- overrides per namespace or topic -----------------------------------------------------------------------------
+# You can override store.kms_key, store.storage_class, and every setting that isn't marked "whole process" per
+# namespace and per topic. Topic settings take precedence over namespace settings, and those over the settings above.
 #
 #[namespaces."public/default".offload]
 #codec = "zstd"
@@ -517,12 +525,12 @@ _TAIL = """\
 #min_age = "7d"
 """
 _UNITS = {"s": "seconds", "m": "minutes", "B": "bytes", "MiB": "MiB"}
-#: Settings that a new file has to set.
+#: Example values of settings that a new file should set.
 _EXAMPLES = {"serve.store": '"s3://BUCKET/ROOT"', "offload.method": '"streaming"'}
 
 
 def sample_settings() -> str:
-    """The text of the file."""
+    """The text of a settings file that lists every setting with its default."""
     # Sections with required settings first.
     sections = [
         "\n".join(_section(name, getattr(Settings(), name))) + "\n"
@@ -547,11 +555,11 @@ def _said(section: str, each: Field[Any]) -> str:
     full = f"{section}.{each.name}"
     notes = [allowed(each.metadata)]
     if full in METHOD_OF:
-        notes.append(f"only for the method {METHOD_OF[full]}")
+        notes.append(f"method {METHOD_OF[full]} only")
     if full in ALIASES:
-        notes.append(f"also as a number, {each.name} in {_UNITS[each.metadata['unit']]}")
+        notes.append(f"or as a number: {each.name} in {_UNITS[each.metadata['unit']]}")
     if full in STREAM_SETTINGS:
-        notes.append("can be set for a namespace and a topic")
+        notes.append("can be overridden per namespace and topic")
     if full in PROCESS_SETTINGS:
         notes.append("whole process")
     doc = str(each.metadata["doc"])

@@ -1,4 +1,9 @@
-"""Rewriting of a settings file's keys of earlier releases; comments, order and everything else stay as they are."""
+"""Rewrites keys of earlier releases in a settings file and preserves comments, order and all other text.
+
+``tomllib`` parses the document; ``_Scanner`` finds the position of each key and value in the text that it accepted.
+Only these ranges are replaced. The result is parsed again and compared with the expected values before the file is
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ from offloader.settings.layered import (
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _PART = re.compile(r"""[ \t]*("(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)[ \t]*""")
-#: Strings, the longer quotes first, and anything else that isn't an array or a table.
+#: A string (longer quotes first), or any other value that is neither an array nor a table.
 _SCALAR = re.compile(
     r"""
     ["]{3} (?: [^\\] | \\. )*? ["]{3,5}
@@ -43,7 +48,8 @@ _SCALAR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """The text of a rewritten settings file, and the changes in its order: table and old key, and the new key."""
+    """The text of a rewritten settings file, and its changes in file order: the old key with its table, and the new
+    key."""
 
     before: str
     after: str
@@ -52,9 +58,12 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A key and its value in the text: the key's parts, each with its place, and where the value is.
+    """Position of a key and its value in the text.
 
-    ``table``: of the header above it, with its inline tables.
+    Attributes:
+        table: the table of the header above it, with inline tables appended.
+        parts: each part of the key with its begin and end.
+        value: begin and end of the value.
     """
 
     table: tuple[str, ...]
@@ -63,7 +72,7 @@ class _Pair:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Its scope and key, as ``raw_layers`` has them."""
+        """Scope and key, as in ``raw_layers``."""
         path = (*self.table, *(name for name, _, _ in self.parts))
         scoped = 2 if path[0] in ("namespaces", "topics") else 0
         return ".".join(path[:scoped]), ".".join(path[scoped:])
@@ -71,7 +80,7 @@ class _Pair:
 
 @dataclass(slots=True)
 class _Scanner:
-    """Finds the pairs of a document that ``tomllib`` accepted, and where each table's header line or last pair ends."""
+    """Finds the pairs of a document that ``tomllib`` accepted, and the end of each table's header line or last pair."""
 
     text: str
     at: int = 0
@@ -133,12 +142,12 @@ class _Scanner:
         self.at += 1
 
 
-#: Limits that replace several earlier ones, each of one kind of traffic.
+#: Limits that replace several earlier limits, each for one kind of traffic.
 _SHARED = ("limits.bytes_per_s", "limits.requests_per_s")
 
 
 def line_end(text: str, at: int) -> int:
-    """Where the line of a place ends, behind its line break."""
+    """End of the line at a position, including its line break."""
     found = text.find("\n", at)
     return len(text) if found < 0 else found + 1
 
@@ -147,7 +156,7 @@ def migrate_settings(text: str, path: str) -> Migration:
     """Rewrites the keys of earlier releases in the text of the file ``path``.
 
     Raises:
-        InvalidCall: not TOML, or it would not load afterwards; says why.
+        InvalidCall: not TOML, or the rewritten file would not load.
     """
     old, problems = raw_layers(parse_toml(text, path))
     wanted, changes = _migrated(old, problems, path)
@@ -178,14 +187,14 @@ def migrate_settings(text: str, path: str) -> Migration:
 
 
 def migrate_file(path: str, *, dry_run: bool) -> Migration:
-    """Rewrites a settings file atomically, or only finds out what would change.
+    """Rewrites a settings file atomically; with ``dry_run`` only returns the changes.
 
     Raises:
         NotFound: no such file.
-        AccessDenied: it can't be read or written; nothing was changed.
-        InvalidCall: as ``migrate_settings``; nothing was changed.
+        AccessDenied: the file can't be read or written; nothing was changed.
+        InvalidCall: like ``migrate_settings``; nothing was changed.
     """
-    # The file behind a link is replaced, not the link.
+    # Replace the target of a symbolic link, not the link.
     file = Path(path).resolve()
     try:
         found = migrate_settings(file.read_bytes().decode(), path)
@@ -227,26 +236,26 @@ def _migrated(
                 continue
             name, target = OLD[key], key_of(OLD[key])
             try:
-                # An amount may have its new form already.
+                # The value may already have the new form, with a unit.
                 is_new = isinstance(value, str) and "quantity" in FIELDS[name].metadata
                 number = value if is_new else shown(name, value_of_alias(name, value))
                 if target in layer or target in new:
                     raise ValueError(f"{target} is set too")
-                # Some traffic had no limit then: no sum of the old ones says what all of it may have.
+                # Some kinds of traffic had no limit before, so the new limit can't be derived from the old ones.
                 if target in _SHARED:
-                    raise ValueError(f"one limit holds for all traffic now: replace it by {target} yourself")
+                    raise ValueError(f"one limit now covers all traffic: replace this key by {target} manually")
             except ValueError as cause:
                 problems.append(f"{scope and f'{scope}.'}{key}: {cause}")
                 continue
             new[target] = number
             changes.append((f"{scope and f'{scope}.'}{key}", target))
     if problems:
-        raise InvalidCall(f"{path}: {'; '.join(problems)}", hint="nothing was changed; correct it first")
+        raise InvalidCall(f"{path}: {'; '.join(problems)}", hint="nothing was changed; fix these settings first")
     return found, tuple(changes)
 
 
 def _line_of(text: str, pair: _Pair) -> tuple[int, int]:
-    """Where a pair's lines begin and end, with the comment above them."""
+    """Begin and end of a pair's lines, including the comment above them."""
     begin = text.rfind("\n", 0, pair.parts[0][1]) + 1
     while begin:
         above = text.rfind("\n", 0, begin - 1) + 1
@@ -276,7 +285,7 @@ def _verify(text: str, path: str, wanted: Mapping[str, Mapping[str, Any]]) -> No
         found = {}
     if {each: layer for each, layer in found.items() if layer} != {k: layer for k, layer in wanted.items() if layer}:
         raise InvalidCall(
-            f"{path}: its keys of earlier releases can't be rewritten where they are",
-            hint="nothing was changed; write a table with a header for each section, or change the keys by hand",
+            f"{path}: keys of earlier releases can't be rewritten in this layout",
+            hint="nothing was changed; write a table with a header for each section, or rename the keys manually",
         )
     parse_settings(text, path)

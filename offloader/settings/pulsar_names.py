@@ -1,7 +1,7 @@
-"""Names of Pulsar's own offload settings, as in ``broker.conf``, offload policies and PIP-76.
+"""Names of Pulsar's offload settings, as in ``broker.conf``, offload policies and PIP-76.
 
-A settings file may use those that mean the same here. Those that don't are refused with the name to use: a bucket and a
-driver are one URL here, secrets never are in a file, and block sizes mean something else.
+A settings file may use the names with the same meaning in offloader. Other names are refused, and the error names the
+replacement: driver and bucket are one URL, secrets are never in a settings file, and block sizes mean something else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def _same(given: Any) -> Any:
 
 
 def _minutes(given: Any) -> Any:
-    """Milliseconds as minutes; a negative number is Pulsar's "never", -1 here."""
+    """Milliseconds as minutes. Pulsar uses negative numbers for "never", offloader -1."""
     if not isinstance(given, int | float) or isinstance(given, bool):
         return given
     return -1 if given < 0 else given / 60_000
@@ -27,11 +27,11 @@ def _words(given: Any) -> Any:
 
 def _url(given: Any) -> Any:
     if isinstance(given, str) and given and "://" not in given:
-        raise ValueError(f"{given!r} has no scheme: https://{given}, or http://{given}")
+        raise ValueError(f"{given!r} has no scheme: use https://{given} or http://{given}")
     return given
 
 
-#: Name -> the setting, and its value in the setting's unit.
+#: Name -> the setting, and a conversion to the setting's unit.
 TRANSLATED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "maxSizePerOffloadSegmentMbytes": ("offload.max_size_per_offload_segment_mbytes", _same),
     "maxOffloadSegmentRolloverTimeMinutes": ("offload.max_offload_segment_rollover_time_minutes", _same),
@@ -48,8 +48,8 @@ TRANSLATED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "s3ManagedLedgerOffloadRegion": ("serve.region", _same),
 }
 _STORE = "serve.store"
-_CREDENTIALS = "credentials are the environment's or the machine's (docs/reference/stores.md)"
-#: Name -> the key here that does the same in another way, or, with a space in it, what to do instead.
+_CREDENTIALS = "credentials come from the environment or the machine (docs/reference/stores.md)"
+#: Name -> the key to use instead, or a text (with a space in it) that explains the alternative.
 REFUSED: Mapping[str, str] = {
     "managedLedgerOffloadDriver": _STORE,
     "managedLedgerOffloadBucket": _STORE,
@@ -57,7 +57,7 @@ REFUSED: Mapping[str, str] = {
     "gcsManagedLedgerOffloadBucket": _STORE,
     "fileSystemURI": _STORE,
     "fileSystemProfilePath": _STORE,
-    "gcsManagedLedgerOffloadRegion": "a bucket of Google Cloud Storage has its region already",
+    "gcsManagedLedgerOffloadRegion": "a Google Cloud Storage bucket determines its region: leave it out",
     "managedLedgerOffloadMaxThreads": "offload.workers_max",
     "managedLedgerOffloadReadThreads": "read.requests_in_flight_max",
     "managedLedgerOffloadPrefetchRounds": "read.ahead_size_max",
@@ -72,23 +72,24 @@ REFUSED: Mapping[str, str] = {
     "s3ManagedLedgerOffloadRole": _CREDENTIALS,
     "s3ManagedLedgerOffloadRoleSessionName": _CREDENTIALS,
     "gcsManagedLedgerOffloadServiceAccountKeyFile": _CREDENTIALS,
-    "offloadersDirectory": "this process needs no offloader packages: leave it out",
-    "managedLedgerExtraConfigurations": "there are no further configurations: leave it out",
+    "offloadersDirectory": "offloader loads no offloader packages: leave it out",
+    "managedLedgerExtraConfigurations": "there are no extra configurations: leave it out",
 }
 
 
 def translation_of(key: str) -> tuple[str, Callable[[Any], Any]] | None:
-    """The setting that a key means, with the conversion of its value; ``None``: it isn't one of Pulsar's names.
+    """The setting of a Pulsar name, with the conversion of its value; ``None``: not a Pulsar name.
 
     Args:
-        key: a name alone, or in the section of the setting.
+        key: a name alone, or prefixed with the section of the setting.
 
-    Raises ``ValueError``: the name is Pulsar's, and isn't used here; says what to use.
+    Raises:
+        ValueError: a refused Pulsar name; the message says what to use instead.
     """
     section, _, name = key.rpartition(".")
     if name in REFUSED and section in ("", "offload", "read", "serve"):
         instead = REFUSED[name]
-        raise ValueError(f"is Pulsar's: {instead if ' ' in instead else f'use {instead}{_example(instead)}'}")
+        raise ValueError(f"is a Pulsar setting: {instead if ' ' in instead else f'use {instead}{_example(instead)}'}")
     found = TRANSLATED.get(name)
     return found if found is not None and section in ("", found[0].partition(".")[0]) else None
 

@@ -30,155 +30,199 @@ from offloader.settings.retention import RetentionSettings
 class StoreSettings:
     """Deadlines, retries and connections of an object store."""
 
-    connect_timeout_s: float = duration(5.0, "time to connect", low=0.01, high=600, key="connect_timeout")
-    read_timeout_s: float = duration(
-        30.0, "time without a byte until a call fails", low=0.01, high=3600, key="read_timeout"
+    connect_timeout_s: float = duration(
+        5.0, "timeout for opening a connection", low=0.01, high=600, key="connect_timeout"
     )
-    retries_max: int = setting(6, "attempts after the first one", low=0, high=100)
+    read_timeout_s: float = duration(
+        30.0, "maximum time without receiving a byte before a call fails", low=0.01, high=3600, key="read_timeout"
+    )
+    retries_max: int = setting(6, "maximum number of retries after the first attempt", low=0, high=100)
     retry_total_s: float = duration(
-        60.0, "time after which no further attempt starts", low=0, high=24 * 3600, key="retry_total"
+        60.0,
+        "total time for all attempts of a call; no retry starts after it",
+        low=0,
+        high=24 * 3600,
+        key="retry_total",
     )
     retry_delay_first_s: float = duration(
-        0.1, "wait before the first retry; doubles, jittered", low=0, high=60, key="retry_delay_first"
+        0.1,
+        "delay before the first retry; doubles with each retry, with jitter",
+        low=0,
+        high=60,
+        key="retry_delay_first",
     )
-    retry_delay_max_s: float = duration(10.0, "longest wait before a retry", low=0, high=600, key="retry_delay_max")
-    connections_max: int = setting(32, "open connections", low=1, high=1024)
+    retry_delay_max_s: float = duration(10.0, "maximum delay before a retry", low=0, high=600, key="retry_delay_max")
+    connections_max: int = setting(32, "maximum number of open connections to the store", low=1, high=1024)
     single_writer: bool = flag(
         False,
-        "write to a store without conditional puts: no other process ever writes there; the writer looks before each",
+        "allow writes to a store without conditional puts. Only for stores that no other process writes to: the writer "
+        "checks for an existing object before each put",
     )
-    storage_class: str = text("", "S3 storage class of new objects of 128 KiB or more; empty: STANDARD")
+    storage_class: str = text("", "S3 storage class for new objects of at least 128 KiB; empty: STANDARD")
     encryption: str = choice(
         "bucket",
-        "S3 encryption asked for with each new object; bucket: its own",
+        "S3 server-side encryption requested for each new object; bucket: the bucket's default",
         ("bucket", "AES256", "aws:kms", "aws:kms:dsse"),
     )
     kms_key: str = text(
         "",
-        "key that encrypts new objects: on S3 a KMS key for aws:kms, id or ARN, empty: the account's key for S3; on "
-        "Google Cloud Storage the name of a Cloud KMS key, on Azure of an encryption scope",
+        "encryption key for new objects. On S3: id or ARN of a KMS key for aws:kms (empty: the account's key for S3). "
+        "On Google Cloud Storage: name of a Cloud KMS key. On Azure: name of an encryption scope",
     )
     checksum: str = choice(
         "crc32c",
-        "checksum sent to S3 with each object and part: x-amz-checksum-crc32c; for servers that refuse it Content-MD5 "
-        "(md5), or none: then the signature covers the body",
+        "checksum sent to S3 with each object and part. crc32c: x-amz-checksum-crc32c; md5: Content-MD5, for servers "
+        "that refuse crc32c; none: no checksum, the request signature covers the body",
         ("crc32c", "md5", "none"),
     )
 
     def of_stream(self, stream: str) -> StoreSettings:  # noqa: ARG002 - see ``offloader.settings.layered``
-        """The settings for new objects of a stream; empty: of the process."""
+        """The settings for new objects of a stream; an empty name selects the process settings."""
         return self
 
     def all_layers(self) -> tuple[StoreSettings, ...]:
-        """The settings for new objects of every namespace and topic that has its own, and of the process."""
+        """The process settings for new objects, and those of every namespace and topic that overrides them."""
         return (self,)
 
     def for_reading(self) -> StoreSettings:
-        """The settings of a store in which no object is made."""
+        """These settings without the ones for new objects."""
         plain = StoreSettings()
         names = [each.name for each in fields(plain) if each.name not in OF_NEW_OBJECTS]
         return replace(plain, **{name: getattr(self, name) for name in names})
 
 
-#: Settings of a store that only concern new objects.
+#: Store settings that apply only to new objects.
 OF_NEW_OBJECTS = frozenset({"storage_class", "encryption", "kms_key", "checksum"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSettings:
-    """How readers fetch."""
+    """How readers fetch entries from the store."""
 
     read_priority: str = choice(
         "tiered-storage-first",
-        "where entries are read that both tiers have",
+        "preferred tier for entries that both tiers hold",
         ("tiered-storage-first", "bookkeeper-first"),
     )
-    request_bytes: int = size(16 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB, key="request_size")
-    requests_in_flight_max: int = setting(4, "ranged GETs of one reader at once", low=1, high=64)
+    request_bytes: int = size(
+        16 * MIB, "size of one ranged GET request", low=4 * KIB, high=1024 * MIB, key="request_size"
+    )
+    requests_in_flight_max: int = setting(
+        4, "maximum number of concurrent ranged GET requests of one reader", low=1, high=64
+    )
     ahead_bytes_max: int = size(
         256 * MIB,
-        "bytes that a scan fetches and decodes ahead of its reader; a larger block is fetched alone",
+        "maximum bytes that a scan fetches and decodes ahead of its consumer; a block above this size is fetched alone",
         low=1,
         high=2**40,
         key="ahead_size_max",
     )
     cache_bytes_max: int = size(
-        64 * MIB, "decoded blocks kept for single reads", low=0, high=2**40, key="cache_size_max"
+        64 * MIB,
+        "cache size for decoded blocks, used by reads of single entries",
+        low=0,
+        high=2**40,
+        key="cache_size_max",
     )
-    batch_bytes: int = size(4 * MIB, "payload bytes of one batch of a scan", low=1, high=1024 * MIB, key="batch_size")
-    block_bytes_max: int = size(256 * MIB, "largest block that is read", low=256, high=2**31 - 1, key="block_size_max")
+    batch_bytes: int = size(
+        4 * MIB, "target payload size of one batch of a scan", low=1, high=1024 * MIB, key="batch_size"
+    )
+    block_bytes_max: int = size(
+        256 * MIB, "maximum size of a block that is read", low=256, high=2**31 - 1, key="block_size_max"
+    )
     decompressed_bytes_max: int = size(
-        256 * MIB, "largest block after decompression", low=1, high=2**31 - 1, key="decompressed_size_max"
+        256 * MIB, "maximum size of a block after decompression", low=1, high=2**31 - 1, key="decompressed_size_max"
     )
-    relocate: Pairs = pairs("buckets (or folders) that were moved or restored elsewhere: old = new")
+    relocate: Pairs = pairs("new locations of buckets (or folders) that were moved or restored elsewhere: old = new")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
-    """Bandwidth and request rate of one process, live before reads before backfill before deletion; 0 = no limit."""
+    """Bandwidth and request rate limits of one process. Priority: live offloading, reads, backfill, deletion. 0 = no
+    limit."""
 
-    bytes_per_s: float = setting(0.0, "bytes sent and received, all together", low=0, high=2**50)
-    requests_per_s: float = setting(0.0, "requests, all together", low=0, high=1e6)
-    burst_s: float = duration(1.0, "seconds of a rate that may be used at once", low=0.001, high=3600, key="burst")
+    bytes_per_s: float = setting(0.0, "maximum bytes per second, sent and received combined", low=0, high=2**50)
+    requests_per_s: float = setting(0.0, "maximum requests per second, all kinds combined", low=0, high=1e6)
+    burst_s: float = duration(
+        1.0, "burst capacity of a rate limit, as time at that rate", low=0.001, high=3600, key="burst"
+    )
     throttle_wait_s_max: float = duration(
         300.0,
-        "wait for a rate limit after which a request fails",
+        "maximum time a request waits for a rate limit before it fails",
         low=0.001,
         high=24 * 3600,
         key="throttle_wait_max",
     )
-    throttle_queue_max: int = setting(10_000, "requests that wait for a rate limit", low=1, high=1_000_000)
-    slowdown_factor: float = setting(
-        0.5, "what is left of the request rate when the store asks to slow down", low=0.01, high=0.99
+    throttle_queue_max: int = setting(
+        10_000, "maximum number of requests waiting for a rate limit", low=1, high=1_000_000
     )
-    slowdown_requests_per_s_min: float = setting(1.0, "lowest rate after slowing down", low=0.01, high=1e6)
+    slowdown_factor: float = setting(
+        0.5, "factor applied to the request rate when the store asks to slow down", low=0.01, high=0.99
+    )
+    slowdown_requests_per_s_min: float = setting(1.0, "minimum request rate after slowing down", low=0.01, high=1e6)
     recovery_requests_per_s: float = setting(
-        5.0, "what the rate gains each second without another refusal", low=0.001, high=1e6
+        5.0,
+        "increase of the request rate per second, in requests per second, while the store refuses none",
+        low=0.001,
+        high=1e6,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """Who may do what at the doors of a process: HTTP and Arrow Flight."""
+    """Authentication and roles of callers over HTTP and Arrow Flight."""
 
-    read_tokens: tuple[str, ...] = places("where tokens are that may look and read: file:PATH, env:NAME")
-    write_tokens: tuple[str, ...] = places("where tokens are that may write too: bring entries, offload now, pause")
-    admin_tokens: tuple[str, ...] = places("where tokens are that may do everything: truncate, settle subscribers")
+    read_tokens: tuple[str, ...] = places(
+        "sources of tokens with the role read (view status, read entries): file:PATH, env:NAME"
+    )
+    write_tokens: tuple[str, ...] = places(
+        "sources of tokens with the role write (also append, offload now, pause): file:PATH, env:NAME"
+    )
+    admin_tokens: tuple[str, ...] = places(
+        "sources of tokens with the role admin (everything, also truncate and override subscribers): file:PATH, "
+        "env:NAME"
+    )
     broker_tokens: tuple[str, ...] = places(
-        "where tokens are that a broker's plugin presents: offload and read whole ledgers, and nothing else; no role"
+        "sources of tokens for the broker plugin, file:PATH or env:NAME; they allow to offload and read whole ledgers "
+        "only, and grant no role"
     )
     subscriber_tokens: Pairs = pairs(
-        "subscriber = where the token is that may register it and publish for it, file:PATH or env:NAME; no role",
+        "subscriber = source of the token that may register this subscriber and publish for it, file:PATH or env:NAME; "
+        "grants no role",
         are_places=True,
     )
     stream_tokens: Pairs = pairs(
-        "stream, or a beginning of names that ends with / (public/default/) = where the tokens are that may look and "
-        "read there and nowhere else, file:PATH or env:NAME",
+        "stream, or prefix of stream names that ends with / (public/default/) = source of tokens with the role read "
+        "for these streams only, file:PATH or env:NAME",
         are_places=True,
     )
     certificates: Pairs = pairs(
         "client certificates: common name or DNS name = role, broker, subscriber:NAME, or several (read broker); "
-        "* = any that client_authorities_file signed"
+        "* matches any certificate signed by client_authorities_file"
     )
-    client_authorities_file: str = text("", "PEM file of the authorities that sign client certificates; empty: none")
-    certificate_file: str = text("", "PEM file of this process's certificate and chain; empty: no TLS")
-    key_file: str = text("", "PEM file of its key; empty: it is in certificate_file")
+    client_authorities_file: str = text(
+        "", "PEM file of the certificate authorities for client certificates; empty: no client certificates"
+    )
+    certificate_file: str = text("", "PEM file of the server certificate and its chain; empty: no TLS")
+    key_file: str = text("", "PEM file of the server certificate's private key; empty: the key is in certificate_file")
     anonymous: str = choice(
         "loopback",
-        "what may be done without token and certificate: everything on a loopback address if none is set (loopback), "
-        "or by name, on every address: read, write, admin",
+        "role of unauthenticated callers. loopback: admin on a loopback address if no token or certificate is "
+        "configured, otherwise none; read, write, admin: this role, on every address",
         ("loopback", "read", "write", "admin"),
     )
     owner_hosts: tuple[str, ...] = texts(
-        "hosts, or hosts and ports, to which a command sends OFFLOADER_TOKEN, and a process a broker's request with "
-        "its token, where a stream's manifest names them as its owner's; empty: only to those whose certificate "
-        "OFFLOADER_CA_FILE is good for"
+        "hosts (or host:port) that may receive credentials when a stream's manifest names them as its owner: commands "
+        "send OFFLOADER_TOKEN to them, processes forward a broker's request with its token. Empty: only hosts whose "
+        "certificate OFFLOADER_CA_FILE verifies"
     )
     hosts: tuple[str, ...] = texts(
-        "names in the header Host that are this process's, where anyone may come in (anonymous); beside IP addresses, "
+        "additional values of the Host header accepted from unauthenticated callers (anonymous), besides IP addresses, "
         "localhost, and the names in http.listen and serve.url"
     )
-    tokens_without_tls: bool = flag(False, "tokens may cross the network as they are: something else encrypts them")
+    tokens_without_tls: bool = flag(
+        False, "accept tokens over connections without TLS, because something else encrypts the traffic"
+    )
 
     @property
     def has_tokens(self) -> bool:
@@ -189,58 +233,73 @@ class AccessSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where HTTP is served, and what one client may cost."""
+    """Address of the HTTP server, and limits for its clients."""
 
-    listen: str = text("", "address and port, 127.0.0.1:8750; :8750 is every address; empty: no HTTP")
-    connections_max: int = setting(512, "open connections; more are closed at once", low=1, high=100_000)
+    listen: str = text(
+        "", "address and port of the HTTP server, 127.0.0.1:8750; :8750 listens on every address; empty: no HTTP"
+    )
+    connections_max: int = setting(
+        512, "maximum number of open connections; further ones are closed immediately", low=1, high=100_000
+    )
     client_connections_max: int = setting(
-        384, "those of one address (of an IPv6 network of 64 bits), so that others get in too", low=1, high=100_000
+        384, "maximum number of open connections from one address (from one /64 network for IPv6)", low=1, high=100_000
     )
-    requests_max: int = setting(16, "requests worked on at once; more are asked to come again", low=1, high=256)
+    requests_max: int = setting(
+        16, "maximum number of concurrent requests; further ones get 503 and may retry", low=1, high=256
+    )
     header_bytes_max: int = size(
-        16 * KIB, "request line and headers of a request", low=4 * KIB, high=MIB, key="header_size_max"
+        16 * KIB, "maximum size of a request line with its headers", low=4 * KIB, high=MIB, key="header_size_max"
     )
-    body_bytes_max: int = size(64 * KIB, "body of a request", low=KIB, high=16 * MIB, key="body_size_max")
+    body_bytes_max: int = size(64 * KIB, "maximum size of a request body", low=KIB, high=16 * MIB, key="body_size_max")
     request_seconds_max: float = duration(
-        10.0, "time for a client to send its request", low=0.1, high=600, key="request_timeout"
+        10.0, "timeout for a client to send its request", low=0.1, high=600, key="request_timeout"
     )
     answer_seconds_max: float = duration(
         60.0,
-        "time for an answer to be found, and again to be taken by the client",
+        "timeout for computing a response, and separately for the client to receive it",
         low=0.1,
         high=3600,
         key="answer_timeout",
     )
     unsent_bytes_max: int = size(
         64 * MIB,
-        "answers that clients haven't taken yet, all together; above it they are asked to come again",
+        "maximum size of all responses not yet received by clients; above it new requests get 503 and may retry",
         low=MIB,
         high=2**40,
         key="unsent_size_max",
     )
     idle_seconds_max: float = duration(
-        30.0, "a connection without a request is closed after it", low=0.1, high=3600, key="idle_timeout"
+        30.0, "timeout after which a connection without a request is closed", low=0.1, high=3600, key="idle_timeout"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """What brokers that read the cold tier through the plugin get over HTTP, and what they may cost."""
+    """Settings of the HTTP service for brokers that read the cold tier through the plugin, and limits for them."""
 
     source: str = text(
-        "", "name of the cluster that the streams belong to, as in the plugin's settings; empty: not compared"
+        "", "name of the cluster that the streams belong to, equal to the plugin's setting; empty: not checked"
     )
     url_seconds: float = duration(
-        900.0, "how long a broker may read an object by the URL it got", low=10, high=7 * 24 * 3600, key="url_lifetime"
+        900.0,
+        "lifetime of a presigned URL that a broker gets for an object",
+        low=10,
+        high=7 * 24 * 3600,
+        key="url_lifetime",
     )
     waits_max: int = setting(
-        256, "requests at once that wait for a ledger to be offloaded; each has a thread", low=1, high=4096
+        256,
+        "maximum number of concurrent requests waiting for a ledger to be offloaded; each uses a thread",
+        low=1,
+        high=4096,
     )
-    streams_max: int = setting(16, "answers with entries at once; each takes about 20 MiB of memory", low=1, high=1024)
-    requests_max: int = setting(16, "other requests of brokers worked on at once", low=1, high=256)
+    streams_max: int = setting(
+        16, "maximum number of concurrent responses with entries; each takes about 20 MiB of memory", low=1, high=1024
+    )
+    requests_max: int = setting(16, "maximum number of concurrent broker requests of other kinds", low=1, high=256)
     cache_bytes_max: int = size(
         256 * MIB,
-        "indexes, and blocks that brokers read in pieces, kept in memory",
+        "cache size for indexes, and for blocks that brokers read in several requests",
         low=0,
         high=2**40,
         key="cache_size_max",
@@ -249,36 +308,43 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightSettings:
-    """How brokers push and clients read through Arrow Flight."""
+    """Arrow Flight server: brokers push entries, clients append and read."""
 
-    listen: str = text("", "where Arrow Flight listens: 127.0.0.1:8815, :8815 for every address; empty: nowhere")
-    ledgers: str = text("", "ledger database of the streams that are appended to through Flight; empty: they can't be")
-    streams_max: int = setting(1000, "streams that are pushed or appended to through Flight", low=1, high=100_000)
-    calls_max: int = setting(256, "calls at once, each of which has a thread or two", low=1, high=10_000)
+    listen: str = text(
+        "",
+        "address and port of the Arrow Flight server, 127.0.0.1:8815; :8815 listens on every address; empty: no Flight",
+    )
+    ledgers: str = text("", "ledger database for streams appended to through Flight; empty: no appends through Flight")
+    streams_max: int = setting(
+        1000, "maximum number of streams pushed or appended to through Flight", low=1, high=100_000
+    )
+    calls_max: int = setting(
+        256, "maximum number of concurrent calls; each uses one or two threads", low=1, high=10_000
+    )
     batch_bytes_max: int = size(
         32 * MIB,
-        "largest batch that is taken; how much a message may take is known only when it is there",
+        "maximum size of a batch that is accepted; checked only after the message is received",
         low=1024,
         high=2**31 - 1,
         key="batch_size_max",
     )
     window_bytes_max: int = size(
         16 * MIB,
-        "entries of a pushed stream that wait for a segment; more holds the broker back",
+        "maximum size of a pushed stream's entries that wait for a segment; above it the broker is held back",
         low=1024,
         high=2**40,
         key="window_size_max",
     )
     memory_bytes_max: int = size(
         256 * MIB,
-        "the same of all pushed streams; one that has nothing else may still push",
+        "maximum size of waiting entries of all pushed streams; a stream without waiting entries may still push",
         low=1024,
         high=2**44,
         key="memory_size_max",
     )
     wait_seconds_max: float = duration(
         60.0,
-        "longest a push waits for room; then it ends with an error, and the broker goes on later",
+        "maximum time a push waits for buffer space; then the push fails, and the broker retries later",
         low=0.01,
         high=3600,
         key="wait_max",
@@ -287,12 +353,12 @@ class FlightSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSettings:
-    """How a stream's manifest is kept short, and when what it doesn't need any more is deleted."""
+    """Manifest checkpoints, and minimum ages before old records and unreferenced objects may be deleted."""
 
-    checkpoint_records: int = setting(100, "records after which a checkpoint is written", low=1, high=10**5)
+    checkpoint_records: int = setting(100, "number of manifest records between two checkpoints", low=1, high=10**5)
     orphan_age_hours_min: float = duration(
         24.0,
-        "age below which nothing that nothing names is deleted",
+        "minimum age before an unreferenced object may be deleted",
         low=0,
         high=365 * 24,
         key="orphan_age_min",
@@ -300,20 +366,22 @@ class ManifestSettings:
     )
     history_days_min: float = duration(
         30.0,
-        "age below which `serve` keeps records that a checkpoint holds; never: it keeps all",
+        "minimum age before `serve` may delete manifest records that a checkpoint covers; never: it keeps all records",
         low=0,
         high=365,
         key="history_age_min",
         unit="d",
         may_be_never=True,
     )
-    record_requests_max: int = setting(8, "records of a manifest asked for at once while it is loaded", low=1, high=64)
+    record_requests_max: int = setting(
+        8, "maximum number of concurrent requests for records while a manifest is loaded", low=1, high=64
+    )
     create_over_segments: bool = flag(
-        False, "a stream may be created where segments lie that no manifest tells of: they stay, and nobody reads them"
+        False, "allow to create a stream over existing segments that no manifest lists; they are kept and never read"
     )
     clock_skew_seconds_max: float = duration(
         60.0,
-        "difference between this clock and the store's that stops all deletion",
+        "maximum difference between the machine's clock and the store's; above it nothing is deleted",
         low=0,
         high=24 * 3600,
         key="clock_skew_max",
@@ -322,59 +390,63 @@ class ManifestSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupSettings:
-    """Whether and when objects that no stream needs are deleted, and what is remembered of it."""
+    """Deletion of unreferenced objects, and its audit log."""
 
     delete: bool = flag(
         False,
-        "`serve` deletes from the store: segments, orphans, old manifest records; false: it only reports them",
+        "let `serve` delete retired segments, orphans and old manifest records from the store; false: it only reports "
+        "them",
     )
     grace_hours: float = duration(
         24.0,
-        "time between retiring a segment and deleting its objects; until then it can be undone",
+        "time between retiring a segment and deleting its objects; the deletion can be undone until then",
         low=0,
         high=87600,
         key="grace_period",
         unit="h",
     )
-    allow_large_delete: bool = flag(False, "a cycle may retire more than half of a stream without being asked")
+    allow_large_delete: bool = flag(False, "let one cycle retire more than half of a stream without confirmation")
     retry_minutes_max: float = duration(
         60.0,
-        "longest wait before objects that couldn't be deleted are tried again",
+        "maximum delay before a failed deletion is retried",
         low=0,
         high=7 * 24 * 60,
         key="retry_delay_max",
         unit="m",
     )
     audit_days: float = duration(
-        90.0, "how long it is remembered what was deleted", low=0, high=36500, key="audit_period", unit="d"
+        90.0, "retention time of audit records about deletions", low=0, high=36500, key="audit_period", unit="d"
     )
     audit_records_max: int = setting(
-        10_000, "batches of deletions remembered of one stream; the oldest go first", low=1, high=10**6
+        10_000,
+        "maximum number of audit records of one stream, one per batch; the oldest are dropped first",
+        low=1,
+        high=10**6,
     )
     cycle_minutes: float = duration(
-        60.0, "time between two rounds of cleanup", low=0.001, high=MINUTES_MAX, key="cycle_interval", unit="m"
+        60.0, "time between two cleanup rounds", low=0.001, high=MINUTES_MAX, key="cycle_interval", unit="m"
     )
     orphans_hours: float = duration(
-        24.0, "time between two searches for orphans; 0: none", low=0, high=87600, key="orphans_interval", unit="h"
+        24.0, "time between two searches for orphans; 0: no search", low=0, high=87600, key="orphans_interval", unit="h"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSettings:
-    """How entries become segments. A settings file may use PIP-76's and Pulsar's own names too, with plain numbers."""
+    """How entries become segments. A settings file may also use the names of PIP-76 and Pulsar, with plain numbers."""
 
     block_bytes: int = size(MIB, "target size of a block", low=256, high=1024 * MIB, key="block_size")
     part_bytes: int = size(
         16 * MIB,
-        "size of an uploaded part, of history at least; a segment below it is a single PUT",
+        "part size of multipart uploads (minimum part size in backfills); a smaller segment is uploaded with one PUT",
         low=5 * MIB,
         high=5 * 1024 * MIB,
         key="part_size",
     )
-    parts_in_flight_max: int = setting(4, "parts of one segment uploaded at once", low=1, high=64)
+    parts_in_flight_max: int = setting(4, "maximum number of concurrent part uploads of one segment", low=1, high=64)
     max_size_per_offload_segment_mbytes: float = size(
         1024.0,
-        "a segment closes at this size",
+        "maximum size of a segment; the segment is closed when it reaches it",
         low=0.001,
         high=5 * 1024 * 1024,
         key="segment_size_max",
@@ -383,7 +455,7 @@ class OffloadSettings:
     )
     max_offload_segment_rollover_time_minutes: float = duration(
         10.0,
-        "a segment closes at this age, counted from its first entry",
+        "age at which a segment is closed, counted from its first entry",
         low=0.0001,
         high=365 * 24 * 60,
         key="segment_age_max",
@@ -392,39 +464,42 @@ class OffloadSettings:
     )
     segment_bytes_min: int = size(
         0,
-        "a smaller segment isn't closed at segment_age_max, but at segment_age_limit; 0: every segment is",
+        "size below which a segment is closed at segment_age_limit instead of segment_age_max; 0: always at "
+        "segment_age_max",
         low=0,
         high=2**40,
         key="segment_size_min",
     )
     segment_age_limit_minutes: float = duration(
         360.0,
-        "age at which a segment below segment_size_min closes, too",
+        "age at which a segment below segment_size_min is closed",
         low=0.0001,
         high=365 * 24 * 60,
         key="segment_age_limit",
         unit="m",
     )
     offload_buffer_bytes_max: int = size(
-        64 * MIB, "bytes buffered for one stream", low=64 * KIB, high=2**40, key="offload_buffer_size_max"
+        64 * MIB, "maximum bytes buffered for one stream", low=64 * KIB, high=2**40, key="offload_buffer_size_max"
     )
     offload_memory_bytes_max: int = size(
         512 * MIB,
-        "bytes buffered for all streams of a process",
+        "maximum bytes buffered for all streams of a process",
         low=64 * KIB,
         high=2**44,
         key="offload_memory_size_max",
     )
-    entry_bytes_max: int = size(64 * MIB, "largest entry that is taken", low=1, high=2**31 - 1, key="entry_size_max")
+    entry_bytes_max: int = size(64 * MIB, "maximum entry size", low=1, high=2**31 - 1, key="entry_size_max")
     codec: str = choice("none", "compression of blocks", ("none", "zstd"))
     method: str = choice(
         "streaming",
-        "streaming (PIP-76), ledger (a closed ledger an object) or none; in a settings file without it: ledger",
+        "offload method: streaming (PIP-76), ledger (one object per closed ledger) or none. A settings file that "
+        "doesn't set it gets ledger",
         ("streaming", "ledger", "none"),
     )
     offload_threshold_bytes: int = size(
         0,
-        "method ledger: bytes not yet offloaded above which the oldest ledgers go; 0: as soon as closed, never: off",
+        "with the method ledger: size of data not yet offloaded above which the oldest closed ledgers are offloaded; "
+        "0: when they close, never: no offloading by size",
         low=0,
         high=2**60,
         key="offload_threshold_size",
@@ -433,7 +508,8 @@ class OffloadSettings:
     )
     offload_threshold_seconds: int = duration(
         -1,
-        "method ledger: age at which a closed ledger goes; 0: as soon as closed, never: off",
+        "with the method ledger: age at which a closed ledger is offloaded; 0: when it closes, never: no offloading "
+        "by age",
         low=0,
         high=2**31,
         key="offload_threshold_age",
@@ -441,200 +517,232 @@ class OffloadSettings:
         is_alias=True,
     )
     backfill_segments_in_flight_max: int = setting(
-        4, "segments of history uploaded at once, of a stream and of a process", low=1, high=64
+        4, "maximum number of concurrent segment uploads in backfills, per stream and per process", low=1, high=64
     )
     deletion_lag_minutes: float = duration(
         240.0,
-        "time after which the hot copy of an offloaded ledger is deleted; never: it isn't",
+        "delay between offloading a ledger and deleting its hot copy; never: the hot copy is kept",
         low=0,
         high=10 * 365 * 24 * 60,
         key="deletion_lag",
         unit="m",
         may_be_never=True,
     )
-    release_with_gaps: bool = flag(
-        False, "whether the hot copy of a ledger also goes when entries of it were lost or are unconfirmed"
-    )
+    release_with_gaps: bool = flag(False, "also delete the hot copy of a ledger with lost or unconfirmed entries")
     tail_cache_bytes_max: int = size(
         8 * MIB,
-        "newest entries kept in memory for a stream that catches up",
+        "cache size for the newest entries of a stream that catches up",
         low=0,
         high=2**40,
         key="tail_cache_size_max",
     )
     drain_seconds_max: float = duration(
-        300.0, "wait for the last segment when closing", low=0, high=24 * 3600, key="drain_timeout"
+        300.0, "timeout for the last segment when a stream closes", low=0, high=24 * 3600, key="drain_timeout"
     )
     retry_seconds_max: float = duration(
-        30.0, "longest wait before a failed segment is tried again", low=0.01, high=3600, key="retry_delay_max"
+        30.0, "maximum delay before a failed segment is retried", low=0.01, high=3600, key="retry_delay_max"
     )
     takeover_after_seconds: float = duration(
         60.0,
-        "silence after which a stream may be taken from its owner without being told to",
+        "owner inactivity after which another process may take over a stream automatically",
         low=0.01,
         high=24 * 3600,
         key="takeover_after",
     )
     on_gap: str = choice(
         "block",
-        "what to do when the hot tier lost entries before they were offloaded: block, or record the gap and go on",
+        "action when the hot tier lost entries before they were offloaded: block, or record the gap and continue",
         ("block", "record"),
     )
-    workers_max: int = setting(8, "threads that encode and upload, whole process", low=1, high=256)
+    workers_max: int = setting(8, "number of threads that encode and upload segments", low=1, high=256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSettings:
-    """When the embedded ledger store closes a ledger and opens the next, and how often it is polled."""
+    """When the embedded ledger store closes a ledger and opens the next one, and its polling interval."""
 
-    ledger_bytes_max: int = size(256 * MIB, "a ledger closes at this size", low=1, high=2**50, key="ledger_size_max")
-    ledger_entries_max: int = setting(1_000_000, "a ledger closes at this many entries", low=1, high=2**40)
+    ledger_bytes_max: int = size(
+        256 * MIB, "size at which a ledger is closed", low=1, high=2**50, key="ledger_size_max"
+    )
+    ledger_entries_max: int = setting(1_000_000, "number of entries at which a ledger is closed", low=1, high=2**40)
     ledger_age_minutes_max: float = duration(
         60.0,
-        "a ledger closes at this age, at the next append",
+        "age at which a ledger is closed, by the next append",
         low=0.0001,
         high=365 * 24 * 60,
         key="ledger_age_max",
         unit="m",
     )
     poll_interval_s: float = duration(
-        1.0, "time between two looks at the database of `serve.ledgers`", low=0.01, high=3600, key="poll_interval"
+        1.0, "polling interval for the database of `serve.ledgers`", low=0.01, high=3600, key="poll_interval"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarSettings:
-    """A Pulsar cluster as a hot tier."""
+    """Connection to a Pulsar cluster that is the hot tier."""
 
-    service_url: str = text("", "of brokers or proxies, `pulsar://broker:6650` or `pulsar+ssl://broker:6651`")
-    admin_url: str = text("", "of the admin interface, `http://broker:8080` or `https://broker:8443`")
+    service_url: str = text(
+        "", "service URL of the brokers or proxies, `pulsar://broker:6650` or `pulsar+ssl://broker:6651`"
+    )
+    admin_url: str = text("", "URL of the admin API, `http://broker:8080` or `https://broker:8443`")
     admin_hosts: tuple[str, ...] = texts(
-        "hosts of other brokers that the token may go to when `admin_url` sends us on, with * for any letters; "
-        "empty: none"
+        "hosts of other brokers that may receive the token when `admin_url` redirects to them; * matches any text; "
+        "empty: no redirects with the token"
     )
     token: str = text(
-        "", "where the token is: `file:PATH` or `env:NAME`; empty: `env:OFFLOADER_PULSAR_TOKEN`, if it is set"
+        "", "source of the token: `file:PATH` or `env:NAME`; empty: `env:OFFLOADER_PULSAR_TOKEN`, if it is set"
     )
-    ca_file: str = text("", "certificate authorities of brokers and admin interface; empty: the machine's")
-    certificate_file: str = text("", "our certificate, where brokers ask for one")
-    key_file: str = text("", "its key; empty: in `certificate_file`")
+    ca_file: str = text("", "PEM file of the certificate authorities for brokers and admin API; empty: the system's")
+    certificate_file: str = text("", "PEM file of the client certificate for brokers that require one")
+    key_file: str = text(
+        "", "PEM file of the client certificate's private key; empty: the key is in `certificate_file`"
+    )
     subscription: str = text(
-        "offloader", "name of our durable subscription, the same in all processes that share topics"
+        "offloader", "name of offloader's durable subscription; must be equal in all processes that share topics"
     )
     topics: tuple[str, ...] = texts(
-        "topics to offload: names, and patterns with * and ?, `public/default/orders-*`; `public/default`: all of it"
+        "topics to offload: names, patterns with * and ? (`public/default/orders-*`), or namespaces (`public/default`)"
     )
-    exclude: tuple[str, ...] = texts("topics that aren't offloaded although `topics` means them")
+    exclude: tuple[str, ...] = texts("exceptions from `topics`: names, patterns or namespaces that are not offloaded")
     discovery_interval_s: float = duration(
         30.0,
-        "time between two looks for new and deleted topics and partitions",
+        "interval between two checks for new and deleted topics and partitions",
         low=0.1,
         high=24 * 3600,
         key="discovery_interval",
     )
     subscribers_seconds: float = duration(
         300.0,
-        "time between two looks at the topics' subscriptions, which hold back what retention would delete",
+        "interval between two checks of the topics' subscriptions, whose unread entries retention keeps",
         low=0.1,
         high=24 * 3600,
         key="subscribers_interval",
     )
     store_outage_handover_s: float = duration(
         60.0,
-        "silence of the store after which a topic is left to another process that waits for it; 0: never",
+        "duration of a store outage after which a topic is handed over to a standby process; 0: never",
         low=0.0,
         high=24 * 3600,
         key="store_outage_handover",
     )
-    topics_max: int = setting(10_000, "topics and partitions of one process", low=1, high=1_000_000)
+    topics_max: int = setting(10_000, "maximum number of topics and partitions of one process", low=1, high=1_000_000)
     on_gap: str = choice(
         "record",
-        "what to do when entries were gone before they were offloaded: record the gap and go on, or block",
+        "action when the brokers deleted entries before they were offloaded: record the gap and continue, or block",
         ("record", "block"),
     )
     entries_asked_max: int = setting(
         1000,
-        "entries of one run that wasn't delivered about which the admin interface is asked; the others are unconfirmed",
+        "maximum number of entries of one undelivered range that are looked up through the admin API; the others are "
+        "recorded as unconfirmed",
         low=1,
         high=1_000_000,
     )
-    trim: bool = flag(True, "ask the broker at once to delete what was given up; else it does when it likes")
+    trim: bool = flag(
+        True,
+        "request the broker to delete released ledgers immediately; false: the broker deletes them on its own schedule",
+    )
     broker_plugin: bool = flag(
         False,
-        "the brokers read offloaded ledgers through our plugin: retention keeps what a broker still lists, commits are "
-        "acknowledged at once, and brokers are asked to offload",
+        "set this if the brokers read offloaded ledgers through offloader's plugin. Retention then keeps every ledger "
+        "that a broker still lists, commits are acknowledged immediately, and brokers are requested to offload",
     )
     follow_broker_trim: bool = flag(
-        False, "broker_plugin: ledgers that a broker trimmed go from the cold tier too, as far as retention allows"
+        False,
+        "with broker_plugin: also delete ledgers from the cold tier that a broker trimmed, if retention allows it",
     )
     receive_bytes_max: int = size(
-        128 * MIB, "received and not taken yet, all topics together", low=MIB, high=2**40, key="receive_buffer_size_max"
+        128 * MIB,
+        "maximum size of received messages not yet processed, all topics combined",
+        low=MIB,
+        high=2**40,
+        key="receive_buffer_size_max",
     )
-    connect_seconds_max: float = duration(10.0, "to connect to a broker", low=0.1, high=600, key="connect_timeout")
-    request_seconds_max: float = duration(30.0, "for a broker's answer", low=0.1, high=600, key="request_timeout")
+    connect_seconds_max: float = duration(
+        10.0, "timeout for connecting to a broker", low=0.1, high=600, key="connect_timeout"
+    )
+    request_seconds_max: float = duration(
+        30.0, "timeout for a broker's response", low=0.1, high=600, key="request_timeout"
+    )
     keep_alive_seconds: float = duration(
-        30.0, "silence after which a broker is asked whether it is there", low=0.1, high=600, key="keep_alive"
+        30.0,
+        "time without data from a broker after which a keep-alive ping is sent",
+        low=0.1,
+        high=600,
+        key="keep_alive",
     )
     retry_seconds_max: float = duration(
-        10.0, "longest wait before something that failed is tried again", low=0.01, high=3600, key="retry_delay_max"
+        10.0, "maximum delay before a failed operation is retried", low=0.01, high=3600, key="retry_delay_max"
     )
-    workers_max: int = setting(8, "threads that read topics and tell their streams, whole process", low=1, high=256)
+    workers_max: int = setting(8, "number of threads that receive from topics and feed their streams", low=1, high=256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """What `offloader serve` serves, and how it lives."""
+    """Store, streams, shutdown and logging of `offloader serve`."""
 
     store: str = text("", "URL of the object store, s3://BUCKET/ROOT or file:///FOLDER")
-    endpoint_url: str = text("", "where the S3 API is, when it isn't AWS")
-    region: str = text("", "the store's region")
-    url: str = text("", "where others reach this process over HTTP; empty: as it listens")
-    ledgers: str = text("", "database of embedded ledgers whose streams are offloaded, sqlite:///FILE; empty: none")
-    streams: tuple[str, ...] = texts("streams of that database, with * and ? for any letters; empty: all")
-    streams_max: int = setting(10_000, "streams that are offloaded at once", low=1, high=1_000_000)
-    maintenance: bool = flag(True, "run retention, cleanup and the search for orphans")
+    endpoint_url: str = text("", "URL of the S3 API, if it isn't AWS")
+    region: str = text("", "region of the store")
+    url: str = text("", "URL at which others reach this process over HTTP; empty: derived from http.listen")
+    ledgers: str = text("", "database of embedded ledgers to offload, sqlite:///FILE; empty: none")
+    streams: tuple[str, ...] = texts(
+        "streams of the database `serve.ledgers` to offload, as names or patterns with * and ?; empty: all"
+    )
+    streams_max: int = setting(10_000, "maximum number of streams offloaded by this process", low=1, high=1_000_000)
+    maintenance: bool = flag(True, "run retention, cleanup and the search for orphans in this process")
     restart_seconds_max: float = duration(
         600.0,
-        "longest wait before a stream that stopped on an error is started again",
+        "maximum delay before a stream that stopped on an error is restarted",
         low=1,
         high=24 * 3600,
         key="restart_delay_max",
     )
     stop_seconds_max: float = duration(
-        30.0, "time to end in after the last segments are complete", low=1, high=3600, key="stop_timeout"
+        30.0, "shutdown timeout after the last segments complete", low=1, high=3600, key="stop_timeout"
     )
-    log_level: str = choice("info", "lowest level that is logged", ("debug", "info", "warning", "error"))
-    log_format: str = choice("json", "JSON lines, or lines for people", ("json", "plain"))
+    log_level: str = choice("info", "minimum level of log messages", ("debug", "info", "warning", "error"))
+    log_format: str = choice("json", "format of log messages: JSON lines, or plain text", ("json", "plain"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
     """Status file, watchdog and metrics of a running process."""
 
-    status_file: str = text("", "file that holds the status document, replaced atomically; empty: none")
+    status_file: str = text("", "file to write the status document to, replaced atomically; empty: none")
     status_interval_s: float = duration(
-        5.0, "time between two looks at the streams", low=0.05, high=3600, key="status_interval"
+        5.0, "interval between two checks of the streams", low=0.05, high=3600, key="status_interval"
     )
     watchdog_no_progress_s: float = duration(
         900.0,
-        "a stream with data and no progress for so long is named as stalled",
+        "time without progress after which a stream with a backlog counts as stalled",
         low=1,
         high=7 * 24 * 3600,
         key="watchdog_no_progress",
     )
-    labels: str = choice("namespace", "what metrics are kept by", ("namespace", "topic"))
+    labels: str = choice("namespace", "granularity of metrics", ("namespace", "topic"))
     topic_labels_max: int = setting(
-        1000, "topics above which metrics are kept by namespace all the same", low=1, high=1_000_000
+        1000,
+        "number of topics above which metrics are kept by namespace even with labels = topic",
+        low=1,
+        high=1_000_000,
     )
-    label_sets_max: int = setting(50_000, "label sets kept; more are counted as other", low=1, high=10_000_000)
+    label_sets_max: int = setting(
+        50_000, "maximum number of label sets; further ones are counted as other", low=1, high=10_000_000
+    )
     label_lifetime_s: float = duration(
-        3600.0, "a label set not used for so long is dropped", low=1, high=7 * 24 * 3600, key="label_lifetime"
+        3600.0, "time after which an unused label set is dropped", low=1, high=7 * 24 * 3600, key="label_lifetime"
     )
-    write_cost_per_1000: float = setting(0.005, "price of 1000 PUT-class requests, dollars", low=0, high=1000)
-    read_cost_per_1000: float = setting(0.0004, "price of 1000 GET-class requests, dollars", low=0, high=1000)
+    write_cost_per_1000: float = setting(
+        0.005, "price of 1000 PUT-class requests in dollars, for the cost estimate", low=0, high=1000
+    )
+    read_cost_per_1000: float = setting(
+        0.0004, "price of 1000 GET-class requests in dollars, for the cost estimate", low=0, high=1000
+    )
 
 
-#: Settings of earlier releases -> their replacements.
+#: Setting of an earlier release -> its replacement.
 REPLACED = {
     "limits.upload_bytes_per_s": "limits.bytes_per_s",
     "limits.read_bytes_per_s": "limits.bytes_per_s",
@@ -652,7 +760,7 @@ REPLACED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All of it."""
+    """All settings, by section."""
 
     offload: OffloadSettings = OffloadSettings()
     ledgers: LedgerSettings = LedgerSettings()
@@ -674,14 +782,15 @@ class Settings:
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:
         """Settings from nested mappings ``{"offload": {"block_bytes": 65536}}``; others keep their defaults.
 
-        Names and units are those of the attributes; a settings file has its own, see ``offloader.settings.layered``.
+        Names and units are those of the attributes. Settings files use different ones: see
+        ``offloader.settings.layered``.
 
         Args:
             values: section -> name -> value.
             origin: source of the values, for the error message.
 
         Raises:
-            InvalidCall: unknown names, wrong types and values out of range, all of them at once.
+            InvalidCall: unknown names, wrong types or values out of range; the message lists every problem.
         """
         problems: list[str] = []
         sections: dict[str, Any] = {}
@@ -697,13 +806,13 @@ class Settings:
 
 
 def _valid(section: str, kind: type[Any], given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The valid values of a section; ``problems`` gets what is wrong with the others."""
+    """The valid values of a section; appends the problems of the others to ``problems``."""
     known = {f.name: f for f in fields(kind)}
     taken: dict[str, Any] = {}
     for name, value in given.items():
         each: Any = known.get(name)
         instead = REPLACED.get(f"{section}.{name}")
-        unknown = f"no such setting any more, use {instead}" if instead else "no such setting"
+        unknown = f"this setting was removed, use {instead}" if instead else "no such setting"
         if problem := unknown if each is None else problem_of(each.metadata, each.default, value):
             problems.append(f"{section}.{name}: {problem}")
         else:

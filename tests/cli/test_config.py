@@ -108,7 +108,9 @@ def test_migrate_prints_the_difference_and_then_rewrites_the_file(offloader: Off
     path.write_text("[offload]\nblock_bytes = 65536  # small\n")
     code, line, _ = offloader.refuses("config", "check", "--config", str(path))
     assert code == 2
-    assert line.startswith(f"{path}: offload.block_bytes: is now offload.block_size; `offloader config migrate {path}`")
+    assert line.startswith(
+        f"{path}: offload.block_bytes: was renamed to offload.block_size; `offloader config migrate {path}`"
+    )
     done = offloader("config", "migrate", str(path), "--dry-run")
     assert done.out.splitlines()[2:] == [
         "@@ -1,2 +1,2 @@",

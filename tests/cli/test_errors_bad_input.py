@@ -245,7 +245,7 @@ BAD_KEYS = [
     "offload.blok_bytes: no such setting",
     "offload.codec: 'rar' is none of none, zstd",
     "telemetry.label_sets_max: 0 is not between",
-    'topics."public/default/persistent/orders".offload.workers_max: holds for the whole process',
+    'topics."public/default/persistent/orders".offload.workers_max: applies to the whole process',
     'topics."public/default/persistent/orders".offload.drain_timeout: has no effect',
     "offload.entry_size_max = 200000B is above offload.offload_buffer_size_max = 100000B",
 ]

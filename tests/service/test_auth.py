@@ -186,7 +186,7 @@ def test_bound_token_acts_for_its_subscribers_with_or_without_a_role() -> None:
 
 
 def test_plain_subscriber_token_in_settings_is_refused() -> None:
-    with pytest.raises(InvalidCall, match="a secret itself never stands here") as raised:
+    with pytest.raises(InvalidCall, match="the secret itself must not be in the settings") as raised:
         Settings.of({"access": {"subscriber_tokens": {"billing": READ}}})
     assert READ not in str(raised.value)
 
@@ -261,7 +261,7 @@ def test_the_settings_name_places_and_never_a_token() -> None:
     assert [known.of_token(token).role for token in (READ, WRITE, ADMIN)] == [Role.READ, Role.ADMIN, Role.ADMIN]
     assert known.of_certificate(["prometheus"]).role is Role.READ
     for wrong in (READ, [READ], ["env:"], [3], 3):
-        with pytest.raises(InvalidCall, match=r"access\.read_tokens: not a list of places") as raised:
+        with pytest.raises(InvalidCall, match=r"access\.read_tokens: not a list of secret sources") as raised:
             Settings.of({"access": {"read_tokens": wrong}})
         assert READ not in str(raised.value)
     with pytest.raises(InvalidCall, match="'root' is no role"):

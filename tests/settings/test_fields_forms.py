@@ -89,7 +89,8 @@ def test_a_key_of_an_earlier_release_is_an_error_that_names_the_new_one(old: str
     with pytest.raises(InvalidCall) as refused:
         read_settings_file(str(path))
     assert refused.value.message == (
-        f"{path}: {old}: is now {key_of(OLD[old])}; `offloader config migrate {path}` rewrites keys of earlier releases"
+        f"{path}: {old}: was renamed to {key_of(OLD[old])}; "
+        f"`offloader config migrate {path}` rewrites keys of earlier releases"
     )
     assert key_of(OLD[old]) in SETTINGS
 

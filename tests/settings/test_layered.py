@@ -159,8 +159,8 @@ def test_contradictions_and_settings_without_effect_are_all_reported_at_once(tmp
     """
     assert problems_of(tmp_path, text) == [
         "streaming_offload = true contradicts offload.method = 'ledger'",
-        'namespaces."a/b".offload.offload_threshold_size: has no effect, only the method ledger looks at it',
-        f'topics."{ORDERS}".offload.drain_timeout: has no effect, only the method streaming looks at it',
+        'namespaces."a/b".offload.offload_threshold_size: has no effect, only the method ledger uses it',
+        f'topics."{ORDERS}".offload.drain_timeout: has no effect, only the method streaming uses it',
         "offload.entry_size_max = 200000B is above offload.offload_buffer_size_max = 100000B",
     ]
 
@@ -183,7 +183,7 @@ def test_invalid_and_inconsistent_settings_are_reported_together(tmp_path: Path)
     assert problems_of(tmp_path, text) == [
         "offload.block_size: 1B is not between 256B and 1GiB",
         f'topics."{ORDERS}".offload.codec: has no effect, the method is none',
-        f'topics."{ORDERS}".offload.drain_timeout: has no effect, only the method streaming looks at it',
+        f'topics."{ORDERS}".offload.drain_timeout: has no effect, only the method streaming uses it',
         "store.retry_delay_first = 20s is above store.retry_delay_max = 10s",
         "limits.slowdown_requests_per_s_min = 20 is above limits.requests_per_s = 10",
     ]
@@ -193,10 +193,10 @@ def test_invalid_and_inconsistent_settings_are_reported_together(tmp_path: Path)
 def test_setting_of_an_earlier_release_names_what_replaces_it(tmp_path: Path, old: str, new: str) -> None:
     section, _, name = old.partition(".")
     assert problems_of(tmp_path, f"[{section}]\n{name} = 1\n") == [
-        f"{old}: is now {key_of(new)}",
+        f"{old}: was renamed to {key_of(new)}",
         f"`offloader config migrate {tmp_path}/offloader.toml` rewrites keys of earlier releases",
     ]
-    with pytest.raises(InvalidCall, match=f"{old}: no such setting any more, use {new}"):
+    with pytest.raises(InvalidCall, match=f"{old}: this setting was removed, use {new}"):
         Settings.of({section: {name: 1}})
     assert new in SettingsFile().values_of("")
 
@@ -239,8 +239,8 @@ def test_process_wide_setting_is_refused_in_a_section_for_streams(tmp_path: Path
     workers_max = 3
     """
     assert problems_of(tmp_path, text) == [
-        'namespaces."a/b".offload.workers_max: holds for the whole process, set it at the top of the file',
-        f'topics."{ORDERS}".store.retries_max: holds for the whole process, set it at the top of the file',
+        'namespaces."a/b".offload.workers_max: applies to the whole process, set it at the top level of the file',
+        f'topics."{ORDERS}".store.retries_max: applies to the whole process, set it at the top level of the file',
     ]
 
 
@@ -341,9 +341,9 @@ def test_every_named_setting_exists() -> None:
     [
         ('topics."persistent://a/orders"', "an empty level"),
         ('topics."a/b/persistent/orders/"', "an empty level"),
-        ('namespaces."public"', "namespaces look like public/default"),
-        ('namespaces."persistent://public/default"', "namespaces look like public/default"),
-        ('namespaces."public/"', "namespaces look like public/default"),
+        ('namespaces."public"', "a namespace is TENANT/NAMESPACE, such as public/default"),
+        ('namespaces."persistent://public/default"', "a namespace is TENANT/NAMESPACE, such as public/default"),
+        ('namespaces."public/"', "a namespace is TENANT/NAMESPACE, such as public/default"),
     ],
 )
 def test_settings_for_a_name_that_no_stream_can_have_are_refused(tmp_path: Path, scope: str, why: str) -> None:

@@ -99,7 +99,7 @@ def test_policies_of_a_namespace_are_translated_or_refused_by_name() -> None:
         parse_settings(f"{lines}[offload]\nmethod = 'ledger'\n", "s.toml")
     said = str(refused.value)
     for name in policies:
-        assert (f"{name}: is Pulsar's" in said) == (name in REFUSED), name
+        assert (f"{name}: is a Pulsar setting" in said) == (name in REFUSED), name
     accepted = "".join(line + "\n" for line in lines.splitlines() if line.split(" = ")[0] in TRANSLATED)
     found = parse_settings(f"{accepted}[offload]\nmethod = 'ledger'\n", "s.toml").settings_of("")
     assert (found.serve.endpoint_url, found.serve.region) == ("http://minio:9000", "eu-west-1")
@@ -122,10 +122,10 @@ def test_refusal_names_an_existing_setting_or_what_to_do(name: str) -> None:
         ("[offload]\nmanagedLedgerOffloadDeletionLagMs = true\n", "managedLedgerOffloadDeletionLagMs"),
         ("[read]\nmanagedLedgerOffloadedReadPriority = 3\n", "managedLedgerOffloadedReadPriority"),
         ("managedLedgerOffloadServiceEndpoint = 'minio:9000'\n", "has no scheme"),
-        ('[namespaces."a/b"]\nmanagedLedgerOffloadRegion = "x"\n', "holds for the whole process"),
+        ('[namespaces."a/b"]\nmanagedLedgerOffloadRegion = "x"\n', "applies to the whole process"),
         (
             '[topics."persistent://t/n/a".offload]\nmethod = "ledger"\n[topics."t/n/persistent/a".offload]\n',
-            "is there twice",
+            "is given twice",
         ),
     ],
 )

@@ -26,7 +26,7 @@ def test_the_file_in_the_documents_is_what_the_command_prints(capsys: pytest.Cap
 def test_sample_is_valid_and_shows_the_defaults(tmp_path: Path) -> None:
     file = read_settings_file(str(SAMPLE))
     assert file.layers == {"": {"offload.method": "streaming", "serve.store": "s3://BUCKET/ROOT"}}
-    text = re.sub(r"^#(?=[\w.]+ = )", "", sample_settings().partition("# --- parts of it")[0], flags=re.M)
+    text = re.sub(r"^#(?=[\w.]+ = )", "", sample_settings().partition("# --- overrides per namespace")[0], flags=re.M)
     named = {f"{section}.{key}" for section, given in tomllib.loads(text).items() for key in given}
     assert named == set(SETTINGS)
     path = tmp_path / "offloader.toml"
@@ -37,7 +37,7 @@ def test_sample_is_valid_and_shows_the_defaults(tmp_path: Path) -> None:
 
 def test_sample_sections_for_single_streams_are_valid(tmp_path: Path) -> None:
     path = tmp_path / "offloader.toml"
-    head, _, tail = sample_settings().partition("# --- parts of it")
+    head, _, tail = sample_settings().partition("# --- overrides per namespace")
     path.write_text(head + "# " + re.sub(r"^#(?=[\w\[])", "", tail, flags=re.M))
     settings = read_settings_file(str(path)).settings_of("public/default/persistent/orders")
     assert (settings.offload.codec, settings.retention.policy) == ("zstd", "time")

@@ -77,7 +77,7 @@ def test_settings_of_every_stream_describe_the_same_store() -> None:
 @pytest.mark.parametrize("name", ["encryption", "checksum", "single_writer"])
 def test_other_settings_of_the_store_stay_those_of_the_process(name: str) -> None:
     value = {"encryption": '"AES256"', "checksum": '"md5"', "single_writer": "true"}[name]
-    with pytest.raises(InvalidCall, match=rf"store\.{name}: holds for the whole process"):
+    with pytest.raises(InvalidCall, match=rf"store\.{name}: applies to the whole process"):
         read(f'[topics."{ORDERS}".store]\n{name} = {value}\n')
 
 
