@@ -1,6 +1,6 @@
 """Injected clock.
 
-The only reads of the wall clock and of the monotonic clock in the package. Clocks decide when, never whether:
+The only module that reads the wall clock and the monotonic clock. Clocks determine the time of an action, but
 correctness doesn't depend on them.
 """
 

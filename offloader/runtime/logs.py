@@ -1,6 +1,6 @@
 """Structured logs: one JSON object per line, or a plain line.
 
-Does not configure logging at import. A value can't split a line.
+Importing the module doesn't configure logging. Line breaks in values are escaped, so that a value can't split a line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TextIO
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-#: Characters that some readers take for a line break and JSON doesn't escape.
+#: Characters that some parsers treat as line breaks and JSON doesn't escape.
 _LINE_BREAKS = {ord(sign): f"\\u{ord(sign):04x}" for sign in "\x7f\x85\u2028\u2029"}
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(32)} | _LINE_BREAKS | {10: "\\n", 13: "\\r", 9: "\\t"}
 
@@ -22,9 +22,9 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in range(32)} | _LINE_BREAKS | {10:
 class JsonLines(logging.Formatter):
     """A record as one line of JSON.
 
-    Fields: ``time`` (UTC, ISO 8601 with milliseconds), ``level``, ``logger``, ``message``; what the caller gave as
-    ``extra``; ``error`` (class and message) and ``traceback`` of a logged exception. ``extra`` can't replace the first
-    four. Line breaks inside values are escaped, as JSON does.
+    Fields: ``time`` (UTC, ISO 8601 with milliseconds), ``level``, ``logger``, ``message``; the caller's ``extra``
+    fields; ``error`` (class and message) and ``traceback`` of a logged exception. ``extra`` can't replace the first
+    four. Line breaks inside values are escaped.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -58,10 +58,10 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def log_to(stream: TextIO, *, level: str = "INFO", as_json: bool = True) -> logging.Handler:
-    """Sends the package's logs to ``stream``; other loggers stay unchanged.
+    """Sends the package's logs to ``stream``; other loggers are not changed.
 
     Args:
-        as_json: one object per line; else a line for people.
+        as_json: one JSON object per line; otherwise plain text.
 
     Returns:
         The handler, for ``logging.getLogger("offloader").removeHandler``.

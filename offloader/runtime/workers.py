@@ -25,7 +25,7 @@ _NO_THREAD_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Timer:
-    """A delayed call. ``cancel`` before its start prevents it."""
+    """A delayed call. ``cancel`` prevents it if it hasn't started."""
 
     run: Callable[[], object]
     cancelled: bool = False
@@ -48,7 +48,7 @@ class Workers:
         self._closed = False
 
     def submit(self, run: Callable[[], object]) -> None:
-        """Runs ``run`` on a worker soon; nothing runs after ``close`` or at the interpreter's exit."""
+        """Runs ``run`` on a worker as soon as one is free; ignored after ``close`` and at the interpreter's exit."""
         with self._lock:
             if self._closed:
                 return
@@ -56,11 +56,11 @@ class Workers:
                 self._pool.submit(_guarded, run)
             except RuntimeError as error:
                 if "shutdown" in str(error):
-                    # The interpreter exits with an open stream: only what is durable counts.
+                    # The interpreter exits with an open stream; committed data is durable, the rest is dropped.
                     self._closed = True
                     return
-                # The system has no thread to give. The pool keeps the task, and starts a thread with a later one.
-                _log.warning("%s; again in %g s", error, _NO_THREAD_S, extra={"event": "retry"})
+                # The system refused a new thread. The pool has queued the task and starts a thread with a later one.
+                _log.warning("%s; retrying in %g s", error, _NO_THREAD_S, extra={"event": "retry"})
                 self._add_timer(_NO_THREAD_S, Timer(lambda: None))
 
     def call_after(self, delay_s: float, run: Callable[[], object]) -> Timer:
@@ -72,7 +72,7 @@ class Workers:
         return timer
 
     def _add_timer(self, delay_s: float, timer: Timer) -> None:
-        """Under the lock. Without a thread for it the timer waits for the next one that is added."""
+        """Adds a timer; the lock is held. If no thread can be started, the next added timer tries again."""
         heapq.heappush(self._due, (self._clock.monotonic_s() + delay_s, next(self._order), timer))
         if self._timer_thread is None:
             thread = threading.Thread(target=self._tick, name="offloader-timer", daemon=True)
@@ -82,11 +82,11 @@ class Workers:
         self._wake.set()
 
     def result_of(self, done: Future[_Result]) -> _Result:
-        """Waits for a result that this pool's tasks set, and raises their error. Not for its own workers."""
+        """Waits for a result that a task of this pool sets, and raises its error. Must not be called on a worker."""
         return done.result()
 
     def close(self) -> None:
-        """Waits for running tasks, drops timers. Idempotent."""
+        """Waits for running tasks and drops timers. Idempotent."""
         with self._lock:
             self._closed = True
             self._due.clear()
@@ -119,29 +119,29 @@ class Alarm:
     def __init__(self, workers: Workers, run: Callable[[], object]) -> None:
         self._workers, self._run = workers, run
         self._lock = threading.Lock()
-        self._timer = Timer(run)  # none is set yet
+        self._timer = Timer(run)  # placeholder, never started
         self.is_stopped = False
 
     def set(self, delay_s: float) -> None:
-        """Calls ``run`` after ``delay_s`` seconds, instead of when it was to be called before."""
+        """Schedules ``run`` in ``delay_s`` seconds and cancels the previous schedule."""
         with self._lock:
             self._timer.cancel()
             if not self.is_stopped:
                 self._timer = self._workers.call_after(delay_s, self._ring)
 
     def stop(self) -> None:
-        """No call is made after this returns, except one that has begun."""
+        """Prevents further calls; a call that has started may still be running."""
         with self._lock:
             self.is_stopped = True
             self._timer.cancel()
 
     def _ring(self) -> None:
-        if not self.is_stopped:  # while it waited for a worker
+        if not self.is_stopped:  # stopped while it waited for a worker
             self._run()
 
 
 class SerialTask:
-    """A step of a state machine: runs at least once after the last of any number of schedules, never concurrently."""
+    """A step of a state machine: runs at least once after the last call of ``schedule``, and never concurrently."""
 
     def __init__(self, workers: Workers, run: Callable[[], object]) -> None:
         self._workers, self._run = workers, run
@@ -157,7 +157,7 @@ class SerialTask:
         self._workers.submit(self._loop)
 
     def _loop(self) -> None:
-        # One run per slot in the pool, so that a busy stream can't occupy a worker.
+        # Submit each run separately, so that a busy stream can't occupy a worker.
         try:
             self._run()
         finally:
@@ -169,7 +169,7 @@ class SerialTask:
 
 
 def _guarded(run: Callable[[], object]) -> None:
-    # Tasks handle their own errors; an escaped one is a bug, and silence would look like a stall.
+    # Tasks handle expected errors. Any other one is a bug; without this log it would look like a stall.
     try:
         run()
     except BaseException:
@@ -191,7 +191,7 @@ class Backoff:
         self.waiting = False
 
     def wait(self) -> float:
-        """Starts a wait; returns its seconds."""
+        """Starts a delay and returns it in seconds."""
         with self._lock:
             self.waiting = True
             self._delay_s = delay_s = min(max(self._delay_s * 2, RETRY_DELAY_FIRST_S), self._delay_s_max)

@@ -1,4 +1,4 @@
-"""A process's metrics in Prometheus' text format."""
+"""In-memory metrics of a process, rendered in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ with needs_extra("cli", "metrics"):
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Upper bounds of the histograms, seconds.
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Namespace and topic above ``label_sets_max``.
+#: Value of the labels namespace and topic above ``label_sets_max``.
 OTHER = "other"
 
-#: Size of a scrape above which topic labels are dropped, however few they are: names may be long.
+#: Size of a scrape above which topic labels are dropped, even below ``topic_labels_max``: names may be long.
 TOPICS_SCRAPE_BYTES_MAX = 5_000_000
-#: Extra bytes of a sample besides its name, and of a label besides its name and value.
+#: Bytes of a sample in addition to its name, and of a label in addition to its name and value.
 _SAMPLE_BYTES, _LABEL_BYTES = 6, 4
 
-#: Searches for unused label sets per lifetime while all are taken: one costs as much as a thousand counts.
+#: Searches for unused label sets per lifetime while the limit is reached: one costs as much as a thousand counts.
 SWEEPS_PER_LIFETIME = 60
 
 _log = logging.getLogger("offloader.telemetry.prometheus")
@@ -54,18 +54,18 @@ class _Series:
 class Metrics:
     """Keeps measurements in memory and renders them. Thread-safe; pass it to ``open_store(..., recorder=...)``.
 
-    With ``labels = "namespace"`` streams of one namespace share a label set: counters, histograms and most gauges are
-    summed, lag in seconds is the maximum, the last progress the minimum. With ``"topic"`` each stream has its own,
-    except for histograms, until there are more than ``topic_labels_max``, or a scrape exceeds
-    ``TOPICS_SCRAPE_BYTES_MAX``: from then on the label is empty, and the topics' counts continue as the namespace's.
+    With ``labels = "namespace"`` the streams of a namespace share a label set: counters, histograms and most gauges are
+    summed, lag in seconds is the maximum, the last progress the minimum. With ``"topic"`` each stream has a separate
+    label set, except for histograms. Once there are more than ``topic_labels_max`` topics, or a scrape exceeds
+    ``TOPICS_SCRAPE_BYTES_MAX``, the topic label is empty and the topics' counts are added to the namespace's.
 
-    A closed stream's gauges are dropped at once. Its counters stay for ``label_lifetime_s`` after their last use, so
-    that the next scrape gets their last value; those of open streams stay. Above ``label_sets_max`` new label sets are
-    counted under the namespace ``other``.
+    The gauges of a closed stream are dropped immediately. Its counters are kept for ``label_lifetime_s`` after their
+    last use, so that the next scrape includes their last value. Counters of open streams are never dropped. Above
+    ``label_sets_max`` new label sets are counted under the namespace ``other``.
 
     Attributes:
-        registry: of this object alone: a process can register further metrics there.
-        last_hour: bytes offloaded by minute, of all streams, and each stream's rate.
+        registry: used by this object only; a process may register further metrics in it.
+        last_hour: bytes offloaded per minute by all streams, and each stream's rate.
     """
 
     def __init__(self, settings: TelemetrySettings | None = None, clock: Clock | None = None) -> None:
@@ -76,14 +76,14 @@ class Metrics:
             metric.name: tuple(n for n in metric.labels if n != "topic" or self._settings.labels == "topic")
             for metric in METRICS.values()
         }
-        #: Whether a metric's labels have the stream's namespace, and its name.
+        #: Whether a metric has the label namespace, and the label topic.
         self._shapes = {name: ("namespace" in names, "topic" in names) for name, names in self._names.items()}
         self._by_topic = self._settings.labels == "topic"
         self._costs = {
             **dict.fromkeys(_WRITES, self._settings.write_cost_per_1000 / 1000),
             **dict.fromkeys(_READS, self._settings.read_cost_per_1000 / 1000),
         }
-        # Guards the label sets. A leaf lock: no other lock or call is made while it is held.
+        # Guards the label sets. A leaf lock: the holder takes no other lock and calls no other component.
         self._lock = threading.Lock()
         self._kept = {metric.name: self._new(metric) for metric in METRICS.values() if metric.kind != "gauge"}
         self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}
@@ -123,8 +123,8 @@ class Metrics:
         """All metrics in Prometheus' text format (``CONTENT_TYPE``); queries every stream's state.
 
         Args:
-            sees: only metrics of streams that it is true of, and of namespaces whose every stream it is true of (it is
-                asked for ``tenant/namespace/``); none of the process.
+            sees: filter; with it the result has only metrics of the streams that it accepts, and of the namespaces that
+                it accepts as ``tenant/namespace/``, and no metrics of the process.
         """
         return generate_latest(self.registry if sees is None else _Seen(self, sees))
 
@@ -209,14 +209,14 @@ class Metrics:
                 del self._topics[labels[1]]
 
     def _is_full(self, kept: Sized, size_max: int, now_s: float) -> bool:
-        """Whether one more would be too many, once unused label sets were dropped; the lock is held."""
+        """Drops unused label sets if the limit is reached; returns whether it is still reached. The lock is held."""
         if len(kept) >= size_max and now_s >= self._sweep_due_s:
             self._drop_unused(set())
         return len(kept) >= size_max
 
     def _forget_topics(self, why: str) -> None:
-        """Merges topic label sets into their namespaces', for the life of the process: labels that appear and disappear
-        are useless. The lock is held."""
+        """Merges topic label sets into their namespaces' until the process ends: labels that appear and disappear are
+        useless. The lock is held."""
         if not self._by_topic:
             return
         self._by_topic = False
@@ -229,7 +229,7 @@ class Metrics:
             (family,) = series.child.collect()
             merged.child.inc(family.samples[0].value)  # type: ignore[union-attr]  # histograms have no topic
             self._drop(name, labels)
-        _log.warning("%s: metrics are kept by namespace from here on", why, extra={"event": "topic_labels_off"})
+        _log.warning("%s: metrics are kept by namespace from now on", why, extra={"event": "topic_labels_off"})
 
     def _as_other(self, name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(
@@ -260,19 +260,19 @@ class Metrics:
             if self._shapes[name][0]:
                 if labels not in kept and len(kept) >= self._settings.label_sets_max:
                     labels = self._as_other(name, labels)
-                # Both for metrics by topic and for metrics by namespace.
+                # For metrics by topic and for metrics by namespace.
                 live.update((labels[:1], labels[: 1 + self._shapes[name][1]]))
             kept[labels] = METRICS[name].merge(kept[labels], value) if labels in kept else value
         return gauges, live
 
     def _counted(self, metric: Metric, live: set[tuple[str, ...]]) -> Family:
-        """A counter or histogram, with zeros of open streams; the lock is held."""
+        """A counter or histogram, with zeros for open streams; the lock is held."""
         (family,) = self._kept[metric.name].collect()
-        # Prometheus knows a series' start from its first scrape: "_created" would be one line in three.
+        # Omit "_created" samples, a third of all lines: Prometheus takes a series' start from its first scrape.
         family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
         names = self._names[metric.name]
         if metric.kind == "histogram" and not names and (metric.name, ()) not in self._series:
-            family.samples = []  # fourteen lines of zeros in a process that measures nothing of the kind
+            family.samples = []  # otherwise fourteen lines of zeros in a process that never observes it
         stream_labels = 1 + self._shapes[metric.name][1]
         for labels in sorted(each for each in live if len(each) == stream_labels) if metric.begins_at_zero else ():
             for label in metric.begins_at_zero:
@@ -283,7 +283,7 @@ class Metrics:
 
 
 class _Seen(CollectorRegistry):
-    """The metrics of some streams."""
+    """The metrics of the streams that ``sees`` accepts."""
 
     def __init__(self, metrics: Metrics, sees: Callable[[str], bool]) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ def _gauges(metric: Metric, names: tuple[str, ...], values: dict[tuple[str, ...]
 
 
 def _text_bytes(families: Iterable[Family]) -> int:
-    """Approximate size as text."""
+    """Approximate size in the text format."""
     return sum(
         len(sample.name) + _SAMPLE_BYTES + sum(len(n) + len(value) + _LABEL_BYTES for n, value in sample.labels.items())
         for family in families

@@ -1,4 +1,4 @@
-"""Names, kinds and labels of all metrics, and the recorder interface of components."""
+"""Names, kinds and labels of all metrics, and the interface through which components record them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PULSAR_LEVELS = 4
 _NAMESPACES_REMEMBERED_MAX = 4096
 
 _STREAM = ("namespace", "topic")
-#: For histograms: sixteen lines per topic would dominate a scrape.
+#: Labels of histograms, which would add sixteen lines per topic to a scrape.
 _NAMESPACE = ("namespace",)
 
 
@@ -26,9 +26,9 @@ class Metric:
     """One metric: ``kind`` is counter, gauge or histogram.
 
     Attributes:
-        begins_at_zero: of a counter: values of its last label that each stream has from the start, so that the first
-            event is an increase and not a new series; ``("",)`` where it has no label but the stream's.
-        merge: of a gauge: merges several streams into one namespace.
+        begins_at_zero: counters only: values of the last label that every stream exposes from the start, so that the
+            first event is an increase and not a new series; ``("",)`` for counters with only stream labels.
+        merge: gauges only: merges the values of several streams into one namespace.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Metric:
 
 
 _NO_LABEL = ("",)
-#: Errors that stop all deletion, with an immediate alert.
+#: Errors that stop all deletion; an alert fires on the first one.
 _CLOCK = ("ClockSkew",)
 _ALL = (
     Metric(
@@ -52,152 +52,221 @@ _ALL = (
     Metric(
         "segments_total",
         "counter",
-        "Segments by how they ended; abandoned: its owner or run stopped, the next one writes the entries again.",
+        "Segments by outcome; abandoned: the owner or run stopped, and the next one writes the entries again.",
         (*_STREAM, "status"),
         ("offloaded", "failed", "abandoned"),
     ),
+    Metric("offers_refused_total", "counter", "Writes refused because the buffer was full.", _STREAM, _NO_LABEL),
     Metric(
-        "offers_refused_total", "counter", "Times an entry was written and the buffer had no room.", _STREAM, _NO_LABEL
+        "gaps_total", "counter", "Ranges of entries recorded as lost before they were offloaded.", _STREAM, _NO_LABEL
     ),
-    Metric("gaps_total", "counter", "Ranges recorded as lost before they were offloaded.", _STREAM, _NO_LABEL),
-    Metric("fenced_total", "counter", "Times a stream stopped because another process owned it.", _STREAM, _NO_LABEL),
+    Metric(
+        "fenced_total", "counter", "Times a stream stopped because another process took ownership.", _STREAM, _NO_LABEL
+    ),
     Metric("streams", "gauge", "Streams by mode.", (*_STREAM, "mode")),
-    Metric("store_up", "gauge", "Whether the store answers this process: 1, or 0.", (), merge=min),
+    Metric("store_up", "gauge", "1 if the object store responds to this process, else 0.", (), merge=min),
     Metric(
         "store_identity_differs",
         "gauge",
-        "Whether the store's identity isn't the one that this process or its hot tiers know: 1, or 0.",
+        "1 if the store's identity differs from the one recorded by this process or its hot tiers, else 0.",
         (),
     ),
-    Metric("source_up", "gauge", "Whether what a feed reads answers this process: 1, or 0.", ("feed",), merge=min),
-    Metric("standby", "gauge", "Streams that this process takes over if their leader ends.", _NAMESPACE),
-    Metric("streams_stalled", "gauge", "Streams whose entries wait in vain: of mode stalled, or stopped by an error."),
-    Metric("lag_entries", "gauge", "Entries that the hot tier has and the cold tier has not."),
-    Metric("lag_bytes", "gauge", "Their payload bytes."),
+    Metric(
+        "source_up",
+        "gauge",
+        "1 if the source of a feed (hot tier) responds to this process, else 0.",
+        ("feed",),
+        merge=min,
+    ),
+    Metric(
+        "standby",
+        "gauge",
+        "Streams for which this process is the standby and takes over if the leader stops.",
+        _NAMESPACE,
+    ),
+    Metric("streams_stalled", "gauge", "Streams with a backlog and no progress: mode stalled, or stopped by an error."),
+    Metric("lag_entries", "gauge", "Entries in the hot tier that are not yet offloaded."),
+    Metric("lag_bytes", "gauge", "Payload bytes in the hot tier that are not yet offloaded."),
     Metric(
         "lag_seconds",
         "gauge",
-        "Newest hot entry against newest committed one, by publish time; grows while the hot tier can't be asked; the "
-        "largest.",
+        "Publish time of the newest entry in the hot tier minus that of the newest committed entry; the maximum of the "
+        "streams; grows while the hot tier is unavailable.",
         merge=max,
     ),
-    Metric("buffer_bytes", "gauge", "Bytes held in memory."),
-    Metric("buffer_limit_bytes", "gauge", "What may be held."),
+    Metric("buffer_bytes", "gauge", "Bytes of entries buffered in memory."),
+    Metric("buffer_limit_bytes", "gauge", "Limit of buffer_bytes."),
     Metric(
         "last_progress_timestamp_seconds",
         "gauge",
-        "When the last segment was committed; the earliest of them.",
+        "Time of the last segment commit; the earliest of the streams.",
         merge=min,
     ),
-    Metric("upload_seconds", "histogram", "Answered requests that write data objects.", _NAMESPACE),
-    Metric("index_seconds", "histogram", "Answered requests that write index objects.", _NAMESPACE),
-    Metric("commit_seconds", "histogram", "Answered requests that write manifest records.", _NAMESPACE),
-    Metric("read_seconds", "histogram", "Answered reads of data objects, decoding included.", _NAMESPACE),
-    Metric("index_read_seconds", "histogram", "Answered requests that read index objects.", _NAMESPACE),
-    Metric("requests_open", "gauge", "Requests that have no answer yet.", (), merge=max),
-    Metric("requests_open_oldest_seconds", "gauge", "How long the oldest of them has had none.", (), merge=max),
-    Metric("requests_total", "counter", "Requests by verb, each attempt.", (*_STREAM, "verb")),
-    Metric("request_errors_total", "counter", "Requests that failed, by kind of error.", (*_STREAM, "kind")),
+    Metric("upload_seconds", "histogram", "Duration of completed requests that write data objects.", _NAMESPACE),
+    Metric("index_seconds", "histogram", "Duration of completed requests that write index objects.", _NAMESPACE),
+    Metric("commit_seconds", "histogram", "Duration of completed requests that write manifest records.", _NAMESPACE),
+    Metric("read_seconds", "histogram", "Duration of completed reads of data objects, including decoding.", _NAMESPACE),
+    Metric("index_read_seconds", "histogram", "Duration of completed requests that read index objects.", _NAMESPACE),
+    Metric("requests_open", "gauge", "Store requests without a response yet.", (), merge=max),
+    Metric(
+        "requests_open_oldest_seconds", "gauge", "Age of the oldest store request without a response.", (), merge=max
+    ),
+    Metric("requests_total", "counter", "Store requests by verb; each attempt counts.", (*_STREAM, "verb")),
+    Metric("request_errors_total", "counter", "Failed store requests by kind of error.", (*_STREAM, "kind")),
     Metric(
         "request_cost_estimate_dollars_total",
         "counter",
-        "Estimated price of the requests, at the rates of the settings.",
+        "Estimated cost of the store requests, at the configured prices.",
     ),
-    Metric("uploaded_bytes_total", "counter", "Bytes sent, each attempt."),
-    Metric("downloaded_bytes_total", "counter", "Bytes received, of any object."),
-    Metric("deleted_objects_total", "counter", "Keys that a delete removed."),
-    Metric("throttles_total", "counter", "Requests that the store refused because there were too many."),
-    Metric("retries_total", "counter", "Attempts after the first.", ()),
+    Metric("uploaded_bytes_total", "counter", "Bytes sent to the store; each attempt counts."),
+    Metric("downloaded_bytes_total", "counter", "Bytes received from the store, all kinds of objects."),
+    Metric("deleted_objects_total", "counter", "Objects deleted from the store."),
+    Metric("throttles_total", "counter", "Requests that the store refused because of their rate."),
+    Metric("retries_total", "counter", "Retries of store requests.", ()),
     Metric("read_fetched_bytes_total", "counter", "Bytes of data and index objects fetched for readers."),
-    Metric("read_used_bytes_total", "counter", "Payload bytes of the entries that readers got from the cold tier."),
+    Metric("read_used_bytes_total", "counter", "Payload bytes of the entries returned to readers from the cold tier."),
     Metric("cache_hits_total", "counter", "Blocks and indexes that a reader found in memory."),
     Metric("cache_misses_total", "counter", "Blocks and indexes that a reader had to fetch."),
     Metric(
-        "adaptive_rate_requests_per_second", "gauge", "Request rate while slowed down; absent when free.", (), merge=min
+        "adaptive_rate_requests_per_second",
+        "gauge",
+        "Current request rate limit while the store throttles; absent otherwise.",
+        (),
+        merge=min,
     ),
     Metric(
         "throttle_queue_requests",
         "gauge",
-        "Requests that wait because of a rate limit, by priority.",
+        "Requests waiting for a rate limit, by priority.",
         ("priority",),
         merge=max,
     ),
-    Metric("throttled_seconds_total", "counter", "Time that requests waited because of a rate limit.", ()),
+    Metric("throttled_seconds_total", "counter", "Time that requests waited for a rate limit.", ()),
     Metric("unconsumed_bytes", "gauge", "Payload bytes that not all subscribers have read."),
     Metric("unconsumed_entries", "gauge", "Entries that not all subscribers have read."),
-    Metric("streams_without_subscribers", "gauge", "Streams kept by consumption that nobody subscribes to."),
-    Metric("subscriber_lag_bytes", "gauge", "Payload bytes a subscriber hasn't read.", (*_STREAM, "subscriber")),
-    Metric("subscriber_lag_entries", "gauge", "Entries a subscriber hasn't read.", (*_STREAM, "subscriber")),
-    Metric("subscriber_read_bytes_total", "counter", "Payload bytes a subscriber has read.", (*_STREAM, "subscriber")),
-    Metric("retention_cycles_total", "counter", "Cycles of retention by how they ended.", (*_STREAM, "result")),
-    Metric("streams_retention_failing", "gauge", "Streams whose newest cycle of retention failed."),
-    Metric("retention_truncations_total", "counter", "Times retention let a stream begin later."),
-    Metric("retention_truncated_bytes_total", "counter", "Payload bytes that retention let go."),
-    Metric("subscribers_overridden_total", "counter", "Times a subscriber lost what it hadn't read."),
+    Metric("streams_without_subscribers", "gauge", "Streams with the retention policy consumption and no subscriber."),
+    Metric("subscriber_lag_bytes", "gauge", "Payload bytes that a subscriber has not read.", (*_STREAM, "subscriber")),
+    Metric("subscriber_lag_entries", "gauge", "Entries that a subscriber has not read.", (*_STREAM, "subscriber")),
+    Metric(
+        "subscriber_read_bytes_total", "counter", "Payload bytes that a subscriber has read.", (*_STREAM, "subscriber")
+    ),
+    Metric("retention_cycles_total", "counter", "Retention cycles by result.", (*_STREAM, "result")),
+    Metric("streams_retention_failing", "gauge", "Streams whose latest retention cycle failed."),
+    Metric("retention_truncations_total", "counter", "Times that retention moved a stream's start position forward."),
+    Metric("retention_truncated_bytes_total", "counter", "Payload bytes truncated by retention."),
+    Metric("subscribers_overridden_total", "counter", "Times that a subscriber lost unread entries to retention."),
     Metric(
         "retention_refusals_total",
         "counter",
-        "Cycles that changed nothing, by kind of error.",
+        "Retention cycles that changed nothing because of an error, by kind of error.",
         (*_STREAM, "kind"),
         _CLOCK,
     ),
-    Metric("cleanup_cycles_total", "counter", "Rounds of cleanup by how they ended.", (*_STREAM, "result")),
+    Metric("cleanup_cycles_total", "counter", "Cleanup rounds by result.", (*_STREAM, "result")),
     Metric(
         "cleanup_refusals_total",
         "counter",
-        "Rounds of cleanup that ended early, by kind of error.",
+        "Cleanup rounds that an error ended early, by kind of error.",
         (*_STREAM, "kind"),
         _CLOCK,
     ),
-    Metric("cleanup_segments_total", "counter", "Segments that cleanup took a step further.", (*_STREAM, "status")),
-    Metric("cleanup_deleted_objects_total", "counter", "Objects of purged segments that are gone."),
-    Metric("cleanup_deleted_bytes_total", "counter", "Bytes of purged segments whose objects are gone."),
-    Metric("cleanup_deletable_bytes", "gauge", "Bytes of segments that wait for `cleanup.delete`."),
-    Metric("cleanup_pending_objects", "gauge", "Objects of purged segments that aren't deleted yet."),
-    Metric("cleanup_pending_retries", "gauge", "Batches of them that the store refused to delete."),
-    Metric("orphan_objects", "gauge", "Objects and uploads that no manifest names and that stay.", ("owner",)),
-    Metric("orphan_bytes", "gauge", "Their bytes.", ("owner",)),
-    Metric("orphan_oldest_seconds", "gauge", "Age of the oldest of them.", ("owner",), merge=max),
-    Metric("orphan_deleted_objects_total", "counter", "Objects and uploads that no manifest named and that are gone."),
-    Metric("orphan_deleted_bytes_total", "counter", "Bytes of objects that no manifest named and that are gone."),
     Metric(
-        "maintenance_last_success_timestamp_seconds", "gauge", "When the job last ended in order.", ("job",), merge=max
+        "cleanup_segments_total",
+        "counter",
+        "Segments advanced by cleanup, by the status reached.",
+        (*_STREAM, "status"),
     ),
-    Metric("http_requests_total", "counter", "Requests over HTTP, by class of answer.", ("status",)),
-    Metric("http_request_duration_seconds", "histogram", "Requests over HTTP, from their head to their answer.", ()),
-    Metric("http_refusals_total", "counter", "Connections and callers that HTTP turned away.", ("reason",)),
-    Metric("broker_plan_requests_total", "counter", "Plans of ledgers that brokers got, by broker.", ("broker",)),
-    Metric("broker_planned_bytes_total", "counter", "Payload bytes in these plans, by broker.", ("broker",)),
-    Metric("broker_plan_seconds", "histogram", "Time to answer with a plan.", ()),
+    Metric("cleanup_deleted_objects_total", "counter", "Deleted objects of purged segments."),
+    Metric("cleanup_deleted_bytes_total", "counter", "Bytes of purged segments whose objects were deleted."),
+    Metric("cleanup_deletable_bytes", "gauge", "Bytes of segments that would be deleted with `cleanup.delete = true`."),
+    Metric("cleanup_pending_objects", "gauge", "Objects of purged segments that are not deleted yet."),
     Metric(
-        "broker_answer_seconds_total", "counter", "Time of plans and of answers with entries, by broker.", ("broker",)
+        "cleanup_pending_retries",
+        "gauge",
+        "Batches of objects of purged segments that the store refused to delete, to be retried.",
     ),
-    Metric("broker_read_requests_total", "counter", "Answers with entries that brokers got, by broker.", ("broker",)),
-    Metric("broker_read_bytes_total", "counter", "Payload bytes in these answers, by broker.", ("broker",)),
-    Metric("broker_cache_hits_total", "counter", "Blocks and indexes of them found in memory, by broker.", ("broker",)),
-    Metric("broker_read_seconds", "histogram", "Time of an answer with entries, until the broker has it.", ()),
     Metric(
-        "broker_offload_requests_total", "counter", "Waits of brokers for a ledger, by how they ended.", ("result",)
+        "orphan_objects",
+        "gauge",
+        "Orphans kept in the store: objects and uploads that no manifest references.",
+        ("owner",),
+    ),
+    Metric("orphan_bytes", "gauge", "Bytes of the orphans kept in the store.", ("owner",)),
+    Metric("orphan_oldest_seconds", "gauge", "Age of the oldest orphan kept in the store.", ("owner",), merge=max),
+    Metric(
+        "orphan_deleted_objects_total", "counter", "Deleted orphans: objects and uploads that no manifest referenced."
+    ),
+    Metric("orphan_deleted_bytes_total", "counter", "Bytes of deleted orphans."),
+    Metric(
+        "maintenance_last_success_timestamp_seconds",
+        "gauge",
+        "Time of the job's last successful run.",
+        ("job",),
+        merge=max,
+    ),
+    Metric("http_requests_total", "counter", "HTTP requests by status class.", ("status",)),
+    Metric(
+        "http_request_duration_seconds",
+        "histogram",
+        "Duration of HTTP requests, from the request headers to the response.",
+        (),
+    ),
+    Metric("http_refusals_total", "counter", "Connections and callers refused by the HTTP server.", ("reason",)),
+    Metric("broker_plan_requests_total", "counter", "Ledger plans sent to brokers, by broker.", ("broker",)),
+    Metric(
+        "broker_planned_bytes_total",
+        "counter",
+        "Payload bytes in the ledger plans sent to brokers, by broker.",
+        ("broker",),
+    ),
+    Metric("broker_plan_seconds", "histogram", "Duration of plan requests.", ()),
+    Metric(
+        "broker_answer_seconds_total",
+        "counter",
+        "Time spent on plans and on responses with entries, by broker.",
+        ("broker",),
+    ),
+    Metric("broker_read_requests_total", "counter", "Responses with entries sent to brokers, by broker.", ("broker",)),
+    Metric("broker_read_bytes_total", "counter", "Payload bytes in responses with entries, by broker.", ("broker",)),
+    Metric(
+        "broker_cache_hits_total",
+        "counter",
+        "Blocks and indexes for responses with entries found in memory, by broker.",
+        ("broker",),
+    ),
+    Metric(
+        "broker_read_seconds", "histogram", "Duration of responses with entries, until the broker received them.", ()
+    ),
+    Metric(
+        "broker_offload_requests_total",
+        "counter",
+        "Broker requests that wait for a ledger to be offloaded, by result.",
+        ("result",),
     ),
     Metric(
         "streams_broker_offloads_failing",
         "gauge",
-        "Streams of which brokers keep ledgers; refused: by this process, failed: in the broker.",
+        "Streams whose ledgers brokers keep because offloading fails; refused: by this process, failed: in the broker.",
         (*_STREAM, "by"),
     ),
-    Metric("broker_offload_seconds", "histogram", "Time of these waits.", ()),
-    Metric("broker_filled_entries_total", "counter", "Entries that brokers sent because readers aren't given them."),
     Metric(
-        "broker_delete_requests_total", "counter", "Hints of brokers that an attempt is over; nothing is deleted.", ()
+        "broker_offload_seconds", "histogram", "Duration of broker requests that wait for a ledger to be offloaded.", ()
     ),
-    Metric("label_sets_refused_total", "counter", "Label sets above the limit, counted as other.", ()),
+    Metric("broker_filled_entries_total", "counter", "Entries sent by brokers because readers do not receive them."),
+    Metric(
+        "broker_delete_requests_total",
+        "counter",
+        "Notices of brokers that an offload attempt ended; nothing is deleted.",
+        (),
+    ),
+    Metric("label_sets_refused_total", "counter", "Label sets above the limit, counted under the namespace other.", ()),
 )
 #: Name without the prefix ``offloader_`` -> metric.
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
 
 
 class Reading(NamedTuple):
-    """A gauge's value now."""
+    """A current value of a gauge."""
 
     name: str
     value: float
@@ -206,7 +275,7 @@ class Reading(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Takes measurements. Every method returns at once and never raises for a measurement."""
+    """Records measurements. The methods don't block, and never raise because of a measurement."""
 
     def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
         """Increases a counter."""
@@ -215,20 +284,20 @@ class Recorder(Protocol):
         """Adds a value to a histogram."""
 
     def watch(self, readings: Callable[[], Iterable[Reading]]) -> Callable[[], None]:
-        """Calls ``readings`` for gauges at every scrape; the returned function ends that."""
+        """Registers ``readings``, called for gauge values at every scrape; the returned function unregisters it."""
 
 
 class NoTelemetry:
     """Discards all measurements."""
 
     def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
-        """Discards it."""
+        """Discards the measurement."""
 
     def observe(self, name: str, seconds: float, *, stream: str = "") -> None:
-        """Discards it."""
+        """Discards the measurement."""
 
     def watch(self, readings: Callable[[], Iterable[Reading]]) -> Callable[[], None]:  # noqa: ARG002
-        """Ignores it."""
+        """Ignores the registration."""
         return lambda: None
 
 
@@ -244,7 +313,7 @@ def namespace_of(stream: str) -> str:
 
 #: Minutes kept.
 MINUTES_MAX = 60
-#: Minutes of the mean rate: segments are committed in bursts.
+#: Minutes averaged for the rate, because segments are committed in bursts.
 RATE_MINUTES = 5
 _MINUTE_S = 60.0
 
@@ -258,37 +327,37 @@ class LastHour:
         self._lock = threading.Lock()
         self._newest = 0
         self._bytes: deque[int] = deque([0], maxlen=MINUTES_MAX)
-        #: By stream, of the newest minutes: only streams that offloaded something.
+        #: Bytes by stream for each of the newest minutes; only streams that offloaded something.
         self._streams: deque[Counter[str]] = deque([Counter()], maxlen=RATE_MINUTES)
 
     def add(self, size_bytes: float, stream: str = "") -> None:
-        """Counts bytes of a stream that became readable from the cold tier now."""
+        """Counts bytes of a stream that just became readable from the cold tier."""
         with self._lock:
             self._turn()
             self._bytes[-1] += int(size_bytes)
             self._streams[-1][stream] += int(size_bytes)
 
     def rate_of(self, stream: str) -> float:
-        """Bytes a second of one stream, the mean of the last ``RATE_MINUTES``; 0.0: it offloaded nothing."""
+        """Bytes per second of one stream, the mean of the last ``RATE_MINUTES``; 0.0 if it offloaded nothing."""
         with self._lock:
             seconds = self._seconds()
             return sum(minute[stream] for minute in self._streams) / seconds
 
     def document(self) -> dict[str, Any]:
-        """``{"minute_bytes", "bytes_per_second"}``: bytes by minute, the oldest first, the last one not over yet; and
-        the mean of the last ``RATE_MINUTES``."""
+        """``{"minute_bytes", "bytes_per_second"}``: bytes by minute, the oldest first, including the current minute;
+        and the mean of the last ``RATE_MINUTES``."""
         with self._lock:
             seconds = self._seconds()
             found = list(self._bytes)
         return {"minute_bytes": found, "bytes_per_second": sum(found[-RATE_MINUTES:]) / seconds}
 
     def _seconds(self) -> float:
-        """How long the minutes of the mean rate have lasted. The lock is held."""
+        """Seconds covered by the mean rate. The lock is held."""
         into_s = self._turn()
         return max(into_s + _MINUTE_S * (len(self._streams) - 1), 1.0)
 
     def _turn(self) -> float:
-        """Begins the minutes that have come since; returns the seconds of the current one. The lock is held."""
+        """Starts the minutes elapsed since the last call; returns the seconds of the current one. The lock is held."""
         minute, into_s = divmod(self._clock.monotonic_s() - self._started_s, _MINUTE_S)
         passed = int(minute) - self._newest
         self._bytes.extend([0] * min(passed, MINUTES_MAX))

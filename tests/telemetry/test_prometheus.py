@@ -97,7 +97,7 @@ def test_the_text_is_prometheus_text() -> None:
             "# HELP offloader_entries_offloaded_total Entries that became readable from the cold tier.\n"
             "# TYPE offloader_entries_offloaded_total counter\n"
             f'offloader_entries_offloaded_total{{namespace="tenant/ns",topic="{TOPIC}"}} 3.0\n'
-            "# HELP offloader_retries_total Attempts after the first.\n"
+            "# HELP offloader_retries_total Retries of store requests.\n"
             "# TYPE offloader_retries_total counter\n"
             "offloader_retries_total 1.0\n"
         )
