@@ -1,4 +1,4 @@
-"""The unattended service, with listeners for queries and pushed entries.
+"""The long-running service, with listeners for queries and pushed entries.
 
-Modules that work without a server don't import it: the other commands, the library, Spark.
+Components that work without a server (the other commands, the library, Spark) don't import this package.
 """

@@ -1,4 +1,4 @@
-"""Answers of the store that are kept for a while: of overviews, which nobody waits long for, and manifests."""
+"""Caches of store responses: for overviews, which wait only briefly for the store, and of manifests."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from offloader.store.base import ObjectStore
 _log = logging.getLogger("offloader.service.broker")
 _Answer = TypeVar("_Answer")
 
-#: Longest wait of an overview for the store; what is known without it is shown after that.
+#: Maximum time an overview waits for the store; after it the overview shows the data of this process.
 STORE_WAIT_S_MAX = 2.0
-#: Threads that ask the store for overviews.
+#: Threads that query the store for overviews.
 ASKERS_MAX = 8
 
 
 class KeptAnswers(Generic[_Answer]):
-    """Answers by name that are asked for on other threads, so that nobody waits long for a store that hangs.
-    Thread-safe; each is asked for once at a time.
+    """Cached answers by name, requested on other threads, so that callers don't wait for a hanging store. Thread-safe;
+    at most one request per name is in progress.
 
     Args:
-        threads: ask.
-        kept_max: number of answers; above it the oldest is evicted.
-        is_away: returns why the store is unreachable; empty: it is reachable, or that isn't known yet.
+        threads: run the requests.
+        kept_max: maximum number of answers; above it the oldest is evicted.
+        is_away: returns the reason why the store is unreachable; empty: reachable or not known yet.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class KeptAnswers(Generic[_Answer]):
         self._asked: dict[str, Future[_Answer]] = {}
 
     def get(self, name: str, ask: Callable[[], _Answer], *, age_s_max: float, deadline_s: float | None) -> _Answer:
-        """The answer to ``name``, kept or asked for; an older one if there is none by the deadline, or nobody answers.
+        """The answer to ``name``, cached or requested; an older one if the store is unreachable or misses the deadline.
 
         Args:
-            age_s_max: maximum age of a kept one.
-            deadline_s: by the monotonic clock, the same for all that one request asks for; ``None``: it is waited for.
+            age_s_max: maximum age of a cached answer.
+            deadline_s: by the monotonic clock, shared by all answers of one request; ``None``: no deadline.
 
         Raises:
-            StoreUnavailable: nor is there an older one. Else what ``ask`` raises.
+            StoreUnavailable: no answer, and no older one is cached. Otherwise the errors of ``ask``.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
@@ -63,13 +63,13 @@ class KeptAnswers(Generic[_Answer]):
             try:
                 return self._begun(name, ask).result(left_s)
             except TimeoutError:
-                away = f"the store hasn't answered within {STORE_WAIT_S_MAX:g} s"
+                away = f"the store didn't respond within {STORE_WAIT_S_MAX:g} s"
         if (found := self.kept(name)) is None:
-            raise StoreUnavailable(away, hint="what this process knows itself is shown; /readyz says what is wrong")
+            raise StoreUnavailable(away, hint="only data of this process is available; see the problems in /readyz")
         return found
 
     def kept(self, name: str) -> _Answer | None:
-        """The newest answer of any age; ``None``: there is none."""
+        """The newest cached answer of any age; ``None``: none is cached."""
         with self._lock:
             found = self._kept.get(name)
         return None if found is None else found[1]
@@ -83,7 +83,7 @@ class KeptAnswers(Generic[_Answer]):
         return found
 
     def _ask(self, name: str, ask: Callable[[], _Answer]) -> _Answer:
-        # Its age counts from the request: later changes may be missing in it.
+        # The age counts from the request: the answer may lack later changes.
         asked_s = self._clock.monotonic_s()
         answer = ask()
         with self._lock:
@@ -94,29 +94,30 @@ class KeptAnswers(Generic[_Answer]):
         return answer
 
 
-#: Accounted bytes of all views that are kept.
+#: Maximum accounted bytes of all cached views.
 VIEWS_BYTES_MAX = 256 * 1024 * 1024
-#: Accounted bytes of a compacted segment or ledger, and of one in a table, a gap or a fill.
+#: Accounted bytes of a row in a sealed table part, and of a row in a table's tail, a gap or a fill.
 _ROW_BYTES, _ITEM_BYTES = 200, 2000
-#: Locks of loads: streams that share one load one after the other.
+#: Number of load locks; streams that share a lock are loaded one after the other.
 _LOCKS = 256
-#: Views that are read anew at the same time while older ones are used; others wait, at most one for each view kept.
+#: Maximum concurrent background refreshes of views; further ones are queued, at most one per cached view.
 RENEWALS_MAX = 4
 
 
 class View(NamedTuple):
-    """A view, and when its load began, by the monotonic clock."""
+    """A view, and the monotonic time at which its load started."""
 
     state: ManifestState
     at_s: float
 
 
 class ManifestViews:
-    """Loads manifests and keeps the views, bounded in bytes. Thread-safe: of several requests for one stream one loads.
+    """Loads manifests and caches the views, bounded in bytes. Thread-safe: concurrent requests for a stream share a
+    load.
 
     Args:
         store: only read.
-        bytes_max: of the views kept; the least recently used are dropped.
+        bytes_max: maximum size of the cache; the least recently used views are evicted.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock, *, bytes_max: int = VIEWS_BYTES_MAX) -> None:
@@ -129,16 +130,16 @@ class ManifestViews:
         self._renewals = ThreadPoolExecutor(RENEWALS_MAX, thread_name_prefix="offloader-views")
 
     def close(self) -> None:
-        """Reads no view anew any more in the background. Idempotent."""
+        """Stops background refreshes. Idempotent."""
         self._renewals.shutdown(wait=False, cancel_futures=True)
 
     def get(self, stream: str, *, age_s_max: float = 0.0, stale_s_max: float = 0.0) -> View:
-        """A view of a stream that isn't older than ``age_s_max``; 0: than this call.
+        """A view of a stream, at most ``age_s_max`` old; with 0 it is not older than this call.
 
         Args:
-            stale_s_max: an older view that isn't older than this is used once more, and read anew in the background.
+            stale_s_max: maximum age of an older view that is returned while it is refreshed in the background.
 
-        Raises: as ``load_manifest``.
+        Raises: like ``load_manifest``.
         """
         now_s = self._clock.monotonic_s()
         oldest_s = now_s - age_s_max
@@ -168,8 +169,8 @@ class ManifestViews:
         try:
             self.get(stream, age_s_max=age_s_max)
         except OffloaderError as error:
-            _log.info("the manifest of stream %s can't be read anew: %s", stream, error.message)
-            self._forget(stream)  # the next request finds out by itself
+            _log.info("the manifest of stream %s can't be refreshed: %s", stream, error.message)
+            self._forget(stream)  # the next request loads it and raises the error
         finally:
             with self._lock:
                 self._renewed.discard(stream)
@@ -180,7 +181,7 @@ class ManifestViews:
         state, boundary = refreshed(self._store, known)
         if boundary is not None and not state.stream_deleted:
             return state
-        # Deleted; there may be another stream of that name by now.
+        # Deleted; a new stream of the same name may exist.
         with suppress(NotFound):
             return load_manifest(self._store, stream)
         return state

@@ -1,4 +1,5 @@
-"""Who may reach and use a process: listen addresses, TLS, tokens, client certificates, and roles by operation."""
+"""Authentication and authorization: listen addresses, TLS, tokens, client certificates, and the role of each
+operation."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class ListenAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is reachable from this machine only. A name never counts: its address may change."""
+        """Whether it is reachable from this machine only. False for names: their address may change."""
         with suppress(ValueError):
             address = ipaddress.ip_address(self.host)
             # ::ffff:127.0.0.1, which is_loopback recognizes only since 3.13
@@ -42,7 +43,7 @@ class ListenAddress:
 
     @property
     def is_every(self) -> bool:
-        """Whether it means all addresses of the machine."""
+        """Whether it stands for all addresses of the machine."""
         with suppress(ValueError):
             return ipaddress.ip_address(self.host).is_unspecified
         return False
@@ -55,7 +56,7 @@ def parse_listen(text: str, *, setting: str = "listen") -> ListenAddress:
     """``127.0.0.1:8080``, ``[::1]:8080``, ``localhost:8080`` (which is ``127.0.0.1``), ``:8080`` (every address).
 
     Args:
-        setting: its name, for the error.
+        setting: name of the setting, for the error.
 
     Raises:
         InvalidCall: an invalid address.
@@ -64,12 +65,12 @@ def parse_listen(text: str, *, setting: str = "listen") -> ListenAddress:
     port = int(found["port"]) if found else -1
     if not found or port > _PORT_MAX:
         raise InvalidCall(
-            f"{setting}: {ascii(text)[:200]} is no address to listen on",
+            f"{setting}: {ascii(text)[:200]} is not a valid listen address",
             hint="give an address and a port: 127.0.0.1:8080, [::1]:8080, or :8080 for every address",
         )
-    host = found["v6"] or found["name"] or "0.0.0.0"  # noqa: S104 - what ":8080" says; it is refused without tokens
+    host = found["v6"] or found["name"] or "0.0.0.0"  # noqa: S104 - the meaning of ":8080"; refused without tokens
     if found["v6"]:
-        with parsing(f"{setting}: {host!a} is no IPv6 address", hint="give [::1]:8080"):
+        with parsing(f"{setting}: {host!a} is not a valid IPv6 address", hint="give [::1]:8080"):
             ipaddress.IPv6Address(host)
     return ListenAddress("127.0.0.1" if host == "localhost" else host, port)
 
@@ -78,9 +79,9 @@ _NAMES_MAX = 100
 
 
 def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
-    """TLS 1.2 and later, by the settings; ``None``: not configured.
+    """Server context for TLS 1.2 and later; ``None``: TLS is not configured.
 
-    A client may present a certificate where ``certificates`` names some, and must if there are no tokens.
+    With ``certificates`` configured, client certificates are accepted; without tokens they are required.
 
     Raises:
         InvalidCall: contradictory settings, or invalid files.
@@ -100,7 +101,7 @@ def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
     if bool(settings.client_authorities_file) != bool(settings.certificates):
         raise InvalidCall(
             "access.client_authorities_file and access.certificates: one has no effect without the other",
-            hint='name who may do what: certificates = { "prometheus" = "read" }; "*" is any certificate',
+            hint='assign roles to names: certificates = { "prometheus" = "read" }; "*" matches any certificate',
         )
     if settings.client_authorities_file:
         load = partial(context.load_verify_locations, cafile=settings.client_authorities_file)
@@ -113,7 +114,7 @@ def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
 def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | None:
     """Common names and DNS names of the peer's certificate; ``None``: it presented none.
 
-    An unprintable name is dropped: it would get into the log.
+    Unprintable names are dropped, because names are logged.
     """
     found: Mapping[str, Any] | None = None if tls is None else tls.getpeercert()
     if not found:
@@ -124,8 +125,10 @@ def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | 
 
 
 def _no_password() -> str:
-    """Refuses instead of prompting on a terminal: a service can't use a key with a password."""
-    raise InvalidCall("access.key_file is encrypted", hint="give the key without a password, readable only for us")
+    """Raises instead of prompting on a terminal: a service can't use an encrypted key."""
+    raise InvalidCall(
+        "access.key_file is encrypted", hint="provide the key without a password, readable only by this user"
+    )
 
 
 def _load(load: Callable[[], object], setting: str, file: str) -> None:
@@ -133,18 +136,19 @@ def _load(load: Callable[[], object], setting: str, file: str) -> None:
         load()
     except ssl.SSLError as cause:
         raise InvalidCall(
-            f"{setting}: {file}: {cause.reason or 'not what it should be'}", hint="PEM files that fit"
+            f"{setting}: {file}: {cause.reason or 'invalid'}",
+            hint="provide valid PEM files; the key must match the certificate",
         ) from cause
     except OSError as cause:
         raise AccessDenied(
-            f"{setting}: {file}: {cause.strerror}", hint="check the paths and who may read them"
+            f"{setting}: {file}: {cause.strerror}", hint="check the paths and their permissions"
         ) from cause
 
 
-#: Token length: shorter ones can be guessed, longer ones don't fit into a header.
+#: Limits of a token's length: shorter tokens can be guessed, longer ones don't fit into a header.
 TOKEN_BYTES_MIN = 16
 TOKEN_BYTES_MAX = 4096
-#: Larger files aren't token files.
+#: Maximum size of a token file.
 TOKEN_FILE_BYTES_MAX = 256 * 1024
 
 #: RFC 6750, b64token: the characters allowed in a header.
@@ -153,7 +157,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def digest_of(token: str) -> bytes:
-    """Digest of a token, for storage and comparison."""
+    """Digest of a token, for comparison."""
     return hashlib.sha256(token.encode()).digest()
 
 
@@ -170,7 +174,7 @@ def tokens_of(source: str, environ: Mapping[str, str]) -> Sequence[str]:
     elif kind == "file" and place:
         text = _file_text(Path(place))
     else:
-        # The value may be a misplaced token: don't repeat it.
+        # The message must not repeat the value: it may be a misplaced token.
         raise InvalidCall("a token's source is neither file:PATH nor env:NAME")
     tokens = [token for line in text.splitlines() if (token := line.strip()) and not token.startswith("#")]
     if not tokens:
@@ -180,7 +184,7 @@ def tokens_of(source: str, environ: Mapping[str, str]) -> Sequence[str]:
         if not TOKEN_BYTES_MIN <= len(token) <= TOKEN_BYTES_MAX:
             raise InvalidCall(f"{which} is shorter than {TOKEN_BYTES_MIN} characters or longer than {TOKEN_BYTES_MAX}")
         if not _TOKEN.fullmatch(token):
-            raise InvalidCall(f"{which} has characters that can't stand in a header")
+            raise InvalidCall(f"{which} has characters that are not allowed in a header")
     return tokens
 
 
@@ -191,25 +195,25 @@ def _file_text(file: Path) -> str:
     except OSError as cause:
         raise AccessDenied(f"no token in {file}: {cause.strerror}") from None
     if len(raw) > TOKEN_FILE_BYTES_MAX:
-        raise InvalidCall(f"{file} is longer than {TOKEN_FILE_BYTES_MAX} bytes: no file of tokens")
+        raise InvalidCall(f"{file} is longer than {TOKEN_FILE_BYTES_MAX} bytes: not a token file")
     try:
         return raw.decode("ascii")
     except UnicodeDecodeError:
         # The cause would contain the data read, which may be a token.
-        raise InvalidCall(f"{file} isn't ASCII: no file of tokens") from None
+        raise InvalidCall(f"{file} isn't ASCII: not a token file") from None
 
 
 #: Prefix of a subscriber's name in the scope of a certificate: ``subscriber:billing``.
 SUBSCRIBER_SCOPE = "subscriber:"
-#: Scope of a broker's plugin, beside the roles.
+#: Scope of the broker plugin, in addition to the roles.
 BROKER_SCOPE = "broker"
-#: Scope of tokens that are bound to streams, beside the roles.
+#: Scope of tokens that are bound to streams, in addition to the roles.
 STREAMS_SCOPE = "streams"
 
 
 def covers(scope: str, stream: str) -> bool:
-    """Whether a token for ``scope`` may see a stream: ``public/default/`` is everything below it, any other scope is
-    one stream, with its partitions."""
+    """Whether a token for ``scope`` may see a stream. A scope that ends with ``/``, such as ``public/default/``, is a
+    prefix of stream names; any other scope is one stream with its partitions."""
     if scope.endswith("/"):
         return stream.startswith(scope)
     split = partition_of(stream)
@@ -225,22 +229,24 @@ class Role(enum.IntEnum):
 
     @classmethod
     def of(cls, name: str) -> Role:
-        """``read``, ``write`` or ``admin``. Raises ``InvalidCall``: another word."""
+        """The role ``read``, ``write`` or ``admin``. Raises ``InvalidCall``: unknown role."""
         try:
             return cls[name.upper()]
         except KeyError:
-            raise InvalidCall(f"{ascii(name)[:80]} is no role", hint="roles: read, write, admin; or broker") from None
+            raise InvalidCall(
+                f"{ascii(name)[:80]} is not a role", hint="roles: read, write, admin; or broker"
+            ) from None
 
 
 class NotAuthenticated(AccessDenied):
-    """Unknown caller: no or a wrong token or certificate."""
+    """Unknown caller: a missing or wrong token or certificate."""
 
 
 class NotAllowed(AccessDenied):
     """A known caller with an insufficient role."""
 
 
-#: URLs of stores and databases, and paths of files; not topics, web addresses, and paths of this interface.
+#: Matches URLs of stores and databases, and file paths; not topics, web addresses or paths of this API.
 _PLACE = re.compile(
     r"(?:(?<![\w+.-])(?!https?:|(?:non-)?persistent:)[a-z][a-z0-9+.-]*://|"
     r"(?<![\w/.:%-])/(?!v1/|dashboard/|healthz|readyz|metrics))"
@@ -252,8 +258,8 @@ _Told = TypeVar("_Told")
 
 
 def without_places(told: _Told) -> _Told:
-    """A text, or a document with texts, for callers who are bound to some streams: without URLs of stores and paths of
-    this machine."""
+    """Removes URLs of stores and file paths from a text, or from the texts of a document, for callers whose token is
+    bound to streams."""
     found: Any = told
     match told:
         case str():
@@ -271,10 +277,10 @@ class Caller:
 
     Attributes:
         name: for logs and the audit: ``token of env:READ_TOKEN``, ``certificate prometheus``, ``anyone``. No secret.
-        role: ``None`` without subscribers: liveness queries only.
-        subscribers: whose progress the caller may report, besides its role.
-        is_broker: whether it may do what a broker's plugin does, besides its role.
-        streams: scopes (``covers``) of the streams that exist for the caller; ``None``: all of them.
+        role: ``None``: no role; without subscribers the caller may only query liveness.
+        subscribers: subscribers whose progress the caller may report, in addition to its role.
+        is_broker: whether the caller may use the operations of the broker plugin, in addition to its role.
+        streams: scopes (``covers``) of the streams that the caller may see; ``None``: all streams.
     """
 
     name: str
@@ -284,23 +290,23 @@ class Caller:
     streams: frozenset[str] | None = None
 
     def sees(self, stream: str) -> bool:
-        """Whether the stream exists for the caller."""
+        """Whether the caller may see the stream."""
         return self.streams is None or any(covers(scope, stream) for scope in self.streams)
 
     def told(self, answer: _Told) -> _Told:
-        """``answer`` as the caller may know it."""
+        """``answer`` without the parts that the caller may not see."""
         return answer if self.streams is None else without_places(answer)
 
     def require_known(self) -> None:
-        """Passes any known caller. Raises ``NotAuthenticated``: the caller is unknown."""
+        """Raises ``NotAuthenticated``: the caller is unknown."""
         if self.role is None and not self.subscribers and not self.is_broker:
             raise NotAuthenticated(
-                "this needs a token or a client certificate",
+                "a token or a client certificate is required",
                 hint="send the header Authorization: Bearer TOKEN",
             )
 
     def operations(self) -> list[str]:
-        """Names of the operations on any stream that the caller may do."""
+        """Names of the operations that the caller may perform, if they concern a stream it may see."""
         found = []
         for name, operation in OPERATIONS.items():
             with suppress(AccessDenied):
@@ -309,13 +315,13 @@ class Caller:
         return found
 
     def may(self, operation: Operation, *, subscriber: str | None = None, stream: str | None = None) -> None:
-        """Passes a caller that may do ``operation``: by its role, as a broker, or for ``subscriber`` if it concerns
-        one; in ``stream`` if it concerns one.
+        """Checks that the caller may perform ``operation``: by its role, as a broker, or as the ``subscriber``
+        concerned; and that it may see the ``stream`` concerned.
 
         Raises:
             NotAuthenticated: the caller is unknown.
-            NotAllowed: the role isn't sufficient, or the operation isn't for tokens that are bound to streams.
-            NotFound: the caller's token is bound to other streams, whether or not this one exists.
+            NotAllowed: the role isn't sufficient, or tokens bound to streams don't allow the operation.
+            NotFound: the caller's token is bound to other streams, whether or not this stream exists.
         """
         role, scoped = operation.role, operation.is_of_subscriber and subscriber is not None
         if role is None:
@@ -330,7 +336,7 @@ class Caller:
         other = ", or a token of access.broker_tokens" if operation.is_of_broker else other
         raise NotAllowed(
             f"{self.name} has {own}, this needs {role.name.lower()}{other}",
-            hint="ask the operator for a token of that role",
+            hint="ask the operator for a token with that role",
         )
 
     def _require_in_scope(self, operation: Operation, stream: str | None, is_own_subscriber: bool) -> None:
@@ -339,11 +345,11 @@ class Caller:
         scopes = ", ".join(sorted(self.streams))
         if not operation.is_of_streams and not is_own_subscriber:
             raise NotAllowed(
-                f"{self.name} is bound to {scopes}: it may look and read there, and nothing else",
-                hint="ask the operator for a token of access.read_tokens, or of a higher role",
+                f"{self.name} is bound to {scopes} and allows only to view and read there",
+                hint="ask the operator for a token of access.read_tokens or with a higher role",
             )
         if stream is not None and not self.sees(stream):
-            raise NotFound(f"there is no stream {stream} for {self.name}", hint=f"it is bound to {scopes}")
+            raise NotFound(f"stream {stream} doesn't exist for {self.name}", hint=f"its token is bound to {scopes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,11 +357,11 @@ class Operation:
     """An operation of the API.
 
     Attributes:
-        role: required; ``None``: none.
+        role: required role; ``None``: none required.
         is_of_subscriber: a token bound to the subscriber concerned is sufficient.
         is_of_broker: a broker's token is sufficient.
-        is_of_streams: a token bound to streams is sufficient, in those; answers about several streams have no others.
-        flight: names of actions, and of the protocol's calls.
+        is_of_streams: a token bound to streams is sufficient for these streams; lists contain only these streams.
+        flight: names of Flight actions and calls.
     """
 
     about: str
@@ -385,11 +391,9 @@ _OF_STREAM = ("segments", "ledgers", "timeline", "retention", "decisions", "subs
 _OF_PROCESS = ("openapi.json", "overview", "status", "errors", "decisions", "orphans", "streams")
 
 OPERATIONS: Mapping[str, Operation] = {
-    "probe": Operation(
-        about="ask whether the process lives and is ready", role=None, http=("GET /healthz", "GET /readyz")
-    ),
+    "probe": Operation(about="query liveness and readiness", role=None, http=("GET /healthz", "GET /readyz")),
     "look": Operation(
-        about="look at everything but secrets and settings",
+        about="view status, streams and metrics",
         role=Role.READ,
         is_of_streams=True,
         http=(
@@ -407,35 +411,36 @@ OPERATIONS: Mapping[str, Operation] = {
         http=(f"GET {_STREAM}/entries",),
         flight=("DoGet",),
     ),
-    "look-at-settings": Operation(about="look at the settings", role=Role.READ, http=("GET /v1/config",)),
-    "append": Operation(about="bring entries", role=Role.WRITE, flight=("DoPut",)),
+    "look-at-settings": Operation(about="view the settings", role=Role.READ, http=("GET /v1/config",)),
+    "append": Operation(about="append entries", role=Role.WRITE, flight=("DoPut",)),
     "close-ledger": Operation(about="close an open ledger", role=Role.WRITE, flight=("close-ledger",)),
     "offload": Operation(
-        about="offload now, and wait for it", role=Role.WRITE, http=(f"POST {_STREAM}/offload",), flight=("offload",)
+        about="offload now, and wait for the commit",
+        role=Role.WRITE,
+        http=(f"POST {_STREAM}/offload",),
+        flight=("offload",),
     ),
     "pause": Operation(
-        about="pause and resume", role=Role.WRITE, http=(f"POST {_STREAM}/pause", f"POST {_STREAM}/resume")
+        about="pause and resume offloading", role=Role.WRITE, http=(f"POST {_STREAM}/pause", f"POST {_STREAM}/resume")
     ),
     "subscribe": Operation(
-        about="register a subscriber, raise its generation",
+        about="register a subscriber, or raise its generation",
         role=Role.ADMIN,
         is_of_subscriber=True,
         http=(f"PUT {_SUBSCRIBER}",),
         flight=("subscribe",),
     ),
     "publish": Operation(
-        about="publish what a subscriber has consumed",
+        about="publish a subscriber's position",
         role=Role.ADMIN,
         is_of_subscriber=True,
         http=(f"PUT {_SUBSCRIBER}/position",),
         flight=("publish",),
     ),
-    "unsubscribe": Operation(about="forget a subscriber", role=Role.ADMIN, http=(f"DELETE {_SUBSCRIBER}",)),
-    "look-at-groups": Operation(
-        about="look at reader groups", role=Role.READ, http=("GET /v1/groups", f"GET {_GROUP}")
-    ),
+    "unsubscribe": Operation(about="remove a subscriber", role=Role.ADMIN, http=(f"DELETE {_SUBSCRIBER}",)),
+    "look-at-groups": Operation(about="view reader groups", role=Role.READ, http=("GET /v1/groups", f"GET {_GROUP}")),
     "change-group": Operation(
-        about="make, change and remove reader groups, start and publish their checkpoints",
+        about="create, change and remove reader groups, start and publish their checkpoints",
         role=Role.ADMIN,
         http=(
             f"PUT {_GROUP}",
@@ -451,7 +456,7 @@ OPERATIONS: Mapping[str, Operation] = {
         http=(f"GET {_LEDGER}", f"GET {_LEDGER}/entries"),
     ),
     "offload-ledger": Operation(
-        about="have a closed ledger offloaded, bring what readers aren't given, say that an attempt is over",
+        about="request the offload of a closed ledger, send entries that readers do not receive, end an attempt",
         role=Role.ADMIN,
         is_of_broker=True,
         http=(f"POST {_LEDGER}/offload", f"PUT {_LEDGER}/missing", f"DELETE {_LEDGER}"),
@@ -460,7 +465,10 @@ OPERATIONS: Mapping[str, Operation] = {
         about="approve a cleanup of more than half of a stream", role=Role.ADMIN, http=(f"POST {_STREAM}/cleanup",)
     ),
     "truncate": Operation(
-        about="let a stream begin later", role=Role.ADMIN, http=(f"POST {_STREAM}/truncate",), flight=("truncate",)
+        about="move a stream's start position forward",
+        role=Role.ADMIN,
+        http=(f"POST {_STREAM}/truncate",),
+        flight=("truncate",),
     ),
 }
 #: ``POST /v1/streams/{stream}/pause`` -> the operation.
@@ -469,7 +477,7 @@ OPERATION_OF_ROUTE: Mapping[str, Operation] = {route: each for each in OPERATION
 OPERATION_OF_ACTION: Mapping[str, Operation] = {name: each for each in OPERATIONS.values() for name in each.flight}
 
 
-#: Maximum of a process; a caller's token is compared with each.
+#: Maximum number of tokens of a process; a caller's token is compared with each of them.
 TOKENS_MAX = 64
 #: In ``certificates``: any certificate signed by the configured authorities.
 ANY_CERTIFICATE = "*"
@@ -479,18 +487,18 @@ class Credentials:
     """The tokens and certificates of a process, shared by its listeners. Thread-safe.
 
     Args:
-        tokens: role -> its tokens' sources: ``file:PATH`` or ``env:NAME``.
-        broker_tokens: sources of the tokens of brokers; a token with a role may be one too.
-        stream_tokens: scope of streams (``covers``) -> the source of the tokens that are bound to it. Such a token has
-            the role read there; it may have several scopes, and subscribers, and nothing else.
-        subscriber_tokens: subscriber -> the source of its token. A token with a role may also have subscribers.
-        certificates: common name or DNS name of a client's certificate -> what it grants, without a name; ``*``: the
-            role of any that the listener's authorities signed and whose name grants no role.
+        tokens: role -> sources of its tokens: ``file:PATH`` or ``env:NAME``.
+        broker_tokens: sources of broker tokens. A token may have a role and also be a broker token.
+        stream_tokens: scope of streams (``covers``) -> source of the tokens that are bound to it. Such a token has
+            the role read for these streams; it may have several scopes, and subscribers, but no other role.
+        subscriber_tokens: subscriber -> source of its token. A token with a role may also have subscribers.
+        certificates: common name or DNS name of a client certificate -> the granted permissions, without a name;
+            ``*``: the role of signed certificates whose names grant no role.
         environ: environment variables; default: the process's.
 
     Raises:
-        InvalidCall: another kind of source; a token that is too short, too long, invalid, or of two roles; an empty
-            source. All problems at once; never contains a token.
+        InvalidCall: another kind of source; a token that is too short, too long, invalid, or has two roles; an empty
+            source. The message lists all problems and never contains a token.
         AccessDenied: a file that can't be read.
     """
 
@@ -506,7 +514,7 @@ class Credentials:
     ) -> None:
         for scope in stream_tokens or {}:
             _require_scope(scope)
-        #: Place of tokens, and what each of them grants; the name is made from the place.
+        #: Token sources, and the permissions that each grants; the caller's name is derived from the source.
         self._sources: Sequence[tuple[str, Caller]] = [
             *((source, Caller("", role)) for role, sources in (tokens or {}).items() for source in sources),
             *((source, Caller("", Role.READ, streams=frozenset({s}))) for s, source in (stream_tokens or {}).items()),
@@ -521,7 +529,7 @@ class Credentials:
 
     def read(self) -> Callable[[], None]:
         """Reads the tokens again; the returned function activates them and can't fail. Raises ``InvalidCall``,
-        ``AccessDenied``: as the constructor."""
+        ``AccessDenied``: like the constructor."""
         known: dict[bytes, Caller] = {}
         problems: list[str] = []
         denied = False
@@ -538,10 +546,11 @@ class Credentials:
                     problems.append(f"{other.name} and of {source}: {why}")
                 known[digest] = _merged(other, grant)
         if len(known) > TOKENS_MAX:
-            problems.append(f"{len(known)} tokens are above {TOKENS_MAX}")
+            problems.append(f"{len(known)} tokens exceed the limit of {TOKENS_MAX}")
         if problems:
             raise (AccessDenied if denied else InvalidCall)(
-                "; ".join(problems), hint="one token a line, of at least 16 letters and digits; nothing was changed"
+                "; ".join(problems),
+                hint="write one token per line, of at least 16 letters and digits; nothing was changed",
             )
         return partial(setattr, self, "_known", known)
 
@@ -558,15 +567,15 @@ class Credentials:
         """The token's caller. Constant time for wrong and right tokens. Raises ``NotAuthenticated``: an unknown
         token."""
         digest = digest_of(token)
-        # Compare with all of them: timing must not reveal a near match.
+        # Compare with all tokens: timing must not reveal a near match.
         found = [caller for known, caller in self._known.items() if hmac.compare_digest(known, digest)]
         if not found:
-            raise NotAuthenticated("the token isn't known here", hint="it may have been replaced: get the new one")
+            raise NotAuthenticated("unknown token", hint="it may have been replaced: get the new one")
         return found[0]
 
     def of_certificate(self, names: Collection[str]) -> Caller:
-        """The certificate's caller, by its names; the transport has checked the signature. Raises ``NotAuthenticated``:
-        none of its names is configured."""
+        """The certificate's caller, by its names; the transport has verified the signature. Raises
+        ``NotAuthenticated``: none of the names is configured."""
         known = {
             each: self._certificates[each] for each in names if each != ANY_CERTIFICATE and each in self._certificates
         }
@@ -578,7 +587,7 @@ class Credentials:
             subscribers = frozenset[str]().union(*(each.subscribers for each in known.values()))
             return Caller(f"certificate {name}", role, subscribers, any(each.is_broker for each in known.values()))
         raise NotAuthenticated(
-            "the client certificate's name isn't known here", hint="name it with a role in access.certificates"
+            "the client certificate has no configured name", hint="add its name with a role to access.certificates"
         )
 
     def __repr__(self) -> str:
@@ -588,21 +597,21 @@ class Credentials:
         return f"{len(self._known)} tokens, {len(self._certificates)} certificates"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("credentials stay in their process")
+        raise TypeError("credentials can't be pickled")
 
 
 def _require_scope(scope: str) -> None:
-    """Raises ``InvalidCall``: neither a stream's name nor the beginning of one, up to a slash."""
+    """Raises ``InvalidCall``: neither a stream name nor a prefix of stream names that ends with a slash."""
     try:
         require_stream_name(scope.removesuffix("/"))
     except InvalidCall as error:
         raise InvalidCall(
-            f"access.stream_tokens: {error.message}", hint='"public/default/" is every stream below it'
+            f"access.stream_tokens: {error.message}", hint='"public/default/" stands for every stream below it'
         ) from error
 
 
 def _contradiction(other: Caller, grant: Caller) -> str:
-    """Why one token can't have both; empty: it can."""
+    """The reason why one token can't have both grants; empty: it can."""
     both = (other, grant)
     if None not in (other.role, grant.role) and other.role != grant.role:
         return "one token with two roles"
@@ -628,18 +637,18 @@ class Guard:
     """Authentication of one listener.
 
     Attributes:
-        anonymous: the role without credentials; ``None``: none. ``guard_for`` decides when that is safe.
+        anonymous: the role of callers without credentials; ``None``: none. ``guard_for`` decides whether that is safe.
     """
 
     credentials: Credentials
     anonymous: Role | None = None
 
     def caller(self, authorization: str | None, certificate_names: Collection[str] | None = None) -> Caller:
-        """The caller. A wrong token is refused even where none is required: its sender relies on it.
+        """The caller of a request. A wrong token is refused even if none is required, because its sender relies on it.
 
         Args:
-            authorization: the header of that name, as sent; ``None``: absent.
-            certificate_names: of the client's certificate, checked by the transport; ``None``: absent.
+            authorization: value of the header Authorization; ``None``: absent.
+            certificate_names: names of the client certificate, verified by the transport; ``None``: absent.
 
         Raises:
             NotAuthenticated: an unknown token or certificate, or another kind of authentication.
@@ -652,7 +661,7 @@ class Guard:
 
 
 def bearer_token(authorization: str) -> str:
-    """The token of a header ``Bearer TOKEN``. Raises ``NotAuthenticated``: another kind, or an invalid token."""
+    """The token of a header ``Bearer TOKEN``. Raises ``NotAuthenticated``: another scheme, or an invalid token."""
     kind, _, token = authorization.partition(" ")
     token = token.strip()
     if kind.lower() != "bearer" or len(token) > TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
@@ -661,8 +670,8 @@ def bearer_token(authorization: str) -> str:
 
 
 def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None = None) -> Credentials:
-    """The tokens and certificates in a process's settings. Raises ``InvalidCall``, ``AccessDenied``: as
-    ``Credentials``; a certificate with an unknown role."""
+    """The tokens and certificates in a process's settings. Raises ``InvalidCall``, ``AccessDenied``: like
+    ``Credentials``, and for a certificate with an unknown role."""
     return Credentials(
         tokens={
             Role.READ: settings.read_tokens,
@@ -678,7 +687,7 @@ def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None
 
 
 def _certificate_grant(name: str, granted: str) -> Caller:
-    """What ``read broker subscriber:NAME`` grants. Raises ``InvalidCall``: a word that is no role."""
+    """The permissions that ``read broker subscriber:NAME`` grants. Raises ``InvalidCall``: an unknown role."""
     given, _, subscriber = granted.partition(SUBSCRIBER_SCOPE)
     words, is_any = given.split(), name == ANY_CERTIFICATE
     subscribers = frozenset({subscriber.strip()} - {""} if not is_any else ())
@@ -697,16 +706,16 @@ def guard_for(
     has_tls: bool,
     setting: str = "listen",
 ) -> Guard:
-    """The guard of a listener at ``address``, if that is safe.
+    """The guard of a listener at ``address``, if the listener is safe.
 
     On loopback without tokens and certificates every caller has every permission, unless ``access.anonymous`` is set.
 
     Args:
-        settings: ``anonymous`` and ``tokens_without_tls`` permit explicitly.
-        setting: of the address, for the error.
+        settings: ``anonymous`` and ``tokens_without_tls`` explicitly permit unsafe listeners.
+        setting: name of the address's setting, for the error.
 
     Raises:
-        InvalidCall: other machines could connect without authentication, or tokens would cross the network readable.
+        InvalidCall: other machines could connect without authentication, or tokens would be sent unencrypted.
     """
     anonymous = None if settings.anonymous == "loopback" else Role.of(settings.anonymous)
     is_open = anonymous is None and not (credentials.has_tokens or credentials.has_certificates)
@@ -718,14 +727,14 @@ def guard_for(
     if not address.is_loopback:
         if is_open:
             raise InvalidCall(
-                f"{setting} {address} can be reached from other machines, and nobody would be asked who they are",
+                f"{setting} {address} can be reached from other machines without authentication",
                 hint="set access.read_tokens, write_tokens, admin_tokens or certificates, or listen on 127.0.0.1; "
-                "access.anonymous lets anyone in by name",
+                "access.anonymous explicitly permits unauthenticated callers",
             )
         if credentials.has_tokens and not has_tls and not settings.tokens_without_tls:
             raise InvalidCall(
-                f"{setting} {address}: tokens would cross the network readable",
-                hint="set access.certificate_file and access.key_file, or access.tokens_without_tls = true where "
-                "something else encrypts",
+                f"{setting} {address}: tokens would be sent over the network unencrypted",
+                hint="set access.certificate_file and access.key_file, or access.tokens_without_tls = true if "
+                "something else encrypts the traffic",
             )
     return Guard(credentials, Role.ADMIN if is_open else anonymous)

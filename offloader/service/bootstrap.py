@@ -1,4 +1,4 @@
-"""Builds a serving process from a settings file, and checks the settings first."""
+"""Validates the settings of a serving process and builds the process from them."""
 
 from __future__ import annotations
 
@@ -45,24 +45,23 @@ from offloader.write.offloader import LedgerOffloader
 
 
 def require_sound(settings: Settings, *, read_only: bool = False) -> None:
-    """Refuses unusable process settings, with all problems at once. Does no network I/O, but reads tokens and
-    certificates.
+    """Checks the process settings. Does no network I/O, but reads tokens and certificates.
 
     Args:
-        read_only: whether the process only answers questions about the store.
+        read_only: whether the process only answers queries about the store.
 
     Raises:
-        InvalidCall, AccessDenied: one part per problem.
+        InvalidCall, AccessDenied: unusable settings; the message lists every problem.
     """
     _require(*_purpose(settings, read_only=read_only), *_values(settings), *_machine(settings))
 
 
 def require_valid(settings: Settings) -> None:
-    """Refuses process settings that ``serve`` refuses by the settings file alone: on any machine, and with or without
-    ``--read-only``. A file that names no store is one for other commands.
+    """Checks the process settings without access to this machine's files: ``serve`` refuses them on any machine, with
+    or without ``--read-only``. A file without a store is valid, because other commands may use it.
 
     Raises:
-        InvalidCall: as ``require_sound``.
+        InvalidCall: like ``require_sound``.
     """
     only_answers = bool(settings.http.listen) and not has_feed(settings) and not settings.serve.maintenance
     purpose = _purpose(settings, read_only=only_answers) if settings.serve.store else []
@@ -70,7 +69,7 @@ def require_valid(settings: Settings) -> None:
 
 
 def _require(*checks: Callable[[], object]) -> None:
-    """Raises the one error of all checks, or one that names each."""
+    """Raises the error of the failed check, or one error that lists the messages of all failed checks."""
     found: list[OffloaderError] = []
     for check in checks:
         try:
@@ -90,21 +89,23 @@ def has_feed(settings: Settings) -> bool:
 
 
 def _purpose(settings: Settings, *, read_only: bool) -> list[Callable[[], object]]:
-    """Whether the process has a store, and anything to do."""
+    """Checks that the process has a store and a task."""
 
     def require_store() -> None:
         if not settings.serve.store:
-            raise InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file')
+            raise InvalidCall(
+                "serve.store is not set", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file'
+            )
 
     def require_work() -> None:
         if read_only and not settings.http.listen:
             raise InvalidCall(
-                "with --read-only the process does nothing but answer over HTTP, and it listens nowhere",
+                "with --read-only the process only serves HTTP, and http.listen is not set",
                 hint='set http.listen = "ADDRESS:PORT"',
             )
         if not read_only and not (has_feed(settings) or settings.serve.maintenance):
             raise InvalidCall(
-                "there is nothing to do: no feed of streams, and no maintenance",
+                "the process has no task: no feed of streams, and no maintenance",
                 hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true",
             )
 
@@ -112,7 +113,7 @@ def _purpose(settings: Settings, *, read_only: bool) -> list[Callable[[], object
 
 
 def _values(settings: Settings) -> list[Callable[[], object]]:
-    """Names and addresses."""
+    """Checks of names and addresses."""
     serve, pulsar = settings.serve, settings.pulsar
     return [
         lambda: TopicPatterns.of(pulsar.topics, pulsar.exclude),
@@ -123,7 +124,7 @@ def _values(settings: Settings) -> list[Callable[[], object]]:
 
 
 def _machine(settings: Settings) -> list[Callable[[], object]]:
-    """Packages, tokens and certificates of this machine."""
+    """Checks of this machine's packages, tokens and certificates."""
     checks: list[Callable[[], object]] = [lambda: _require_packages(settings)]
     if _listens(settings):
         checks.append(lambda: [*_guarded(settings, open_credentials(settings.access), server_tls(settings.access))])
@@ -144,23 +145,23 @@ def _require_packages(settings: Settings) -> None:
 
 
 def check_access(settings: Settings) -> Iterator[Finding]:
-    """Doctor's findings on the listeners: who may reach them. Raises ``OffloaderError``: the credentials or the
-    certificate can't be used, or a listener isn't safe."""
+    """Doctor's findings about access to the listeners. Raises ``OffloaderError``: the credentials or the certificate
+    can't be used, or a listener isn't safe."""
     if not _listens(settings):
         return
     _require_packages(settings)
     credentials = open_credentials(settings.access)
     tls = server_tls(settings.access)
-    yield fine("access", f"known: {credentials}" + ("; TLS" if tls else ""))
+    yield fine("access", f"configured: {credentials}" + ("; TLS" if tls else ""))
     for setting, address, guard in _guarded(settings, credentials, tls):
         if guard.anonymous is not None and not address.is_loopback:
             yield warning(
                 setting,
-                f"anyone who reaches {address} may {guard.anonymous.name.lower()}",
-                "access.anonymous says so",
+                f"unauthenticated callers that reach {address} have the role {guard.anonymous.name.lower()}",
+                "set by access.anonymous",
             )
         else:
-            yield fine(setting, f"{address} may be opened")
+            yield fine(setting, f"{address} is safe to open")
 
 
 def _listens(settings: Settings) -> dict[str, str]:
@@ -172,7 +173,7 @@ def _listens(settings: Settings) -> dict[str, str]:
 def _guarded(
     settings: Settings, credentials: Credentials, tls: ssl.SSLContext | None
 ) -> Iterator[tuple[str, ListenAddress, Guard]]:
-    """Setting, address and guard of each listener. Raises as ``guard_for`` where it wouldn't be safe."""
+    """Setting, address and guard of each listener. Raises like ``guard_for`` for an unsafe listener."""
     for setting, text in _listens(settings).items():
         address = parse_listen(text, setting=setting)
         guard = guard_for(address, credentials, settings.access, has_tls=tls is not None, setting=setting)
@@ -181,12 +182,12 @@ def _guarded(
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A process that isn't started, and the parts of its providers and listeners.
+    """A process that isn't started, with the components that its providers and listeners use.
 
     Attributes:
         view: answers queries; ``control``: executes commands; ``ledgers``: serves brokers.
-        settings: of the process.
-        store: of the streams, open for writing.
+        settings: the process settings.
+        store: the streams' store, open for writing.
         credentials: of the listeners; the process reloads them.
     """
 
@@ -210,14 +211,14 @@ def assemble(
     feeds: Callable[[Assembled], Sequence[StreamProvider]] | None = None,
     read_only: bool = False,
 ) -> Assembled:
-    """Makes a process, not started.
+    """Builds a process without starting it.
 
     Args:
         file: the settings, which ``require_sound`` accepts.
         recent: log handler for recent errors; the caller adds it to the logger.
-        store: instead of ``serve.store``; without a recorder it isn't measured, and nothing probes it.
-        feeds: instead of the settings' providers; nothing probes what they read.
-        read_only: it only answers over HTTP: it has no streams and no maintenance, and writes nothing.
+        store: replaces ``serve.store``; it isn't probed, and without a recorder it isn't measured.
+        feeds: replaces the providers of the settings; their sources aren't probed.
+        read_only: the process only answers over HTTP: it has no streams and no maintenance, and writes nothing.
 
     Raises:
         InvalidCall: an unsafe listener.
@@ -272,7 +273,7 @@ def assemble(
 
 
 def _offloader(store: ObjectStore, settings: Settings, clock: Clock, *, read_only: bool) -> LedgerOffloader:
-    # Two writers that both "win" would lose entries: check before the first write.
+    # Without conditional puts two writers could both succeed and lose entries: check before the first write.
     single_writer = settings.store.single_writer
     problems = () if read_only else require_conditional_puts(store, single_writer=single_writer).problems
     url = settings.serve.url or listening_url(settings)
@@ -293,7 +294,7 @@ def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only
 
 
 def _store_probe(settings: Settings, clock: Clock, watch: StoreWatch) -> Probe:
-    """Asks the store over a connection that nothing else uses, without limits of the rate."""
+    """A probe of the store over a separate connection, without rate limits."""
     store = open_store(
         settings.serve.store,
         endpoint_url=settings.serve.endpoint_url,
@@ -308,28 +309,30 @@ def _store_probe(settings: Settings, clock: Clock, watch: StoreWatch) -> Probe:
         "the store",
         partial(ask_store, store, watch.see),
         clock=clock,
-        hint="look at the server, the network and the credentials; nothing is lost: it is asked again, and all goes on",
+        hint="check the server, the network and the credentials; nothing is lost: requests are retried until it "
+        "responds",
         end=store.close,
     )
 
 
 def _broker_probe(process: ServingProcess, settings: Settings, clock: Clock) -> Probe:
     client = probe_client(settings.pulsar, clock)
-    rest = "topics wait; nothing is lost, and it is tried again until it answers"
+    rest = "topics wait; nothing is lost: the connection is retried until the broker responds"
     return Probe(
         "source",
         f"feed {PulsarProvider.name}",
         f"the broker {client.service_url}",
         partial(ask_broker, client),
         clock=clock,
-        hint="start the broker, or look at pulsar.service_url and the network; nothing is lost: it is tried again",
+        hint="start the broker, or check pulsar.service_url and the network; nothing is lost: the connection is "
+        "retried",
         touched=lambda: f"{len(process.streams.all())} {rest}",
         end=client.close,
     )
 
 
 def listening_url(settings: Settings) -> str:
-    """The HTTP address for other machines; empty: not served, or at a port not yet known."""
+    """The HTTP URL for other machines; empty: HTTP is not served, or the port is not known yet."""
     if not settings.http.listen:
         return ""
     address = parse_listen(settings.http.listen, setting="http.listen")
@@ -341,7 +344,7 @@ def listening_url(settings: Settings) -> str:
 
 
 def _http(parts: Assembled) -> HttpListener:
-    # Imported late: a process without HTTP needs none of its packages.
+    # Imported here, so that a process without HTTP doesn't need its packages.
     from offloader.service.http.server import OffloadHttp
 
     return OffloadHttp(
@@ -357,7 +360,7 @@ def _http(parts: Assembled) -> HttpListener:
 
 
 def providers_of(parts: Assembled) -> list[StreamProvider]:
-    """The providers in the settings."""
+    """The providers configured in the settings."""
     settings, store, clock = parts.settings, parts.store, parts.clock
     found: list[StreamProvider] = []
     if settings.serve.ledgers:

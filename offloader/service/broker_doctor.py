@@ -1,6 +1,6 @@
-"""Doctor's findings on what a broker's plugin meets: the address that it asks, the token, ledgers that it would read.
+"""Doctor's checks of the broker plugin's requests: the service address, the token, and the ledgers to read.
 
-Asks as the plugin does, and reads plans only: nothing is written.
+Sends the plugin's requests, but only reads plans and writes nothing.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ with needs_extra("cli", "the check of a broker's plugin"):
 
 _CHECK = "plugin's way here"
 _LEDGERS = "plugin's ledgers"
-#: Topics, and offloaded ledgers of each, whose plans are asked for.
+#: Topics to check, and offloaded ledgers of each whose plans are requested.
 TOPICS_MAX, LEDGERS_MAX = 20, 4
 _ANSWER_S = 20.0
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-#: No attempt has it: whoever knows the route refuses it, and looks at no stream.
+#: An invalid attempt: a server with the route refuses it without reading the stream.
 _NO_UUID = "?uuid=doctor"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status, and the body's document; empty: it isn't one."""
+    """Status and JSON document of a response; the document is empty if the body has none."""
 
     status: int
     document: Mapping[str, Any]
 
     @property
     def said(self) -> str:
-        """In words, without anything secret."""
+        """The response as text, without secrets."""
         detail = str(self.document.get("detail", ""))[:300]
-        return f"it answers {self.status}{f': {detail}' if detail else ''}"
+        return f"response {self.status}{f': {detail}' if detail else ''}"
 
 
 class PluginsWay:
@@ -69,7 +69,7 @@ class PluginsWay:
     Args:
         url: ``http://host:port``.
         token: of the role broker; empty: none is sent.
-        authorities: file of certificates that are trusted too; empty: none.
+        authorities: file of additional trusted certificates; empty: none.
         source: the cluster's name.
 
     Raises:
@@ -85,15 +85,15 @@ class PluginsWay:
         )
 
     def get(self, stream: str, ledger_id: int, query: str = "") -> Answer:
-        """The answer of a ledger's route.
+        """The response of a ledger's route.
 
         Raises:
-            InvalidCall: no HTTP address. AccessDenied: the certificate isn't good. StoreUnavailable: no answer.
+            InvalidCall: not an HTTP URL. AccessDenied: certificate verification failed. StoreUnavailable: no response.
         """
         name = quote(managed_ledger_of_stream(stream), safe="")
         where = f"{self.url}/v1/streams/{name}/ledgers/{ledger_id}{query}"
         if not self.url.startswith(("http://", "https://")):
-            raise InvalidCall(f"{self.url[:200]!r} is no HTTP address", hint="give http://host:8750 or https://...")
+            raise InvalidCall(f"{self.url[:200]!r} is not an HTTP URL", hint="give http://host:8750 or https://...")
         try:
             answer = self._pool.request("GET", where, headers=self._headers, redirect=False, preload_content=False)
             body = answer.read(_ANSWER_BYTES_MAX)
@@ -111,17 +111,17 @@ def _unanswered(url: str, cause: urllib3.exceptions.HTTPError) -> OffloaderError
     if "CERTIFICATE_VERIFY_FAILED" in str(cause):
         why = reason.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or reason
         return AccessDenied(
-            f"{url} shows a certificate that isn't good: {why}",
-            hint=f"renew it, or name its authority in {CA_VARIABLE} and in ca_file of the plugin",
+            f"{url}: certificate verification failed: {why}",
+            hint=f"renew the certificate, or add its authority to {CA_VARIABLE} and to ca_file of the plugin",
         )
     return StoreUnavailable(
-        f"nobody answers at {url}: {reason}",
-        hint="is that the address of `offloader serve`, and is it running? The plugin's endpoints name it",
+        f"no response from {url}: {reason}",
+        hint="check that `offloader serve` is running at this address, which the plugin's endpoints must name",
     )
 
 
 def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Checks the address that brokers ask, as the broker reports it, else ``serve.url``, else ``http.listen``; and
+    """Checks the address that brokers use (reported by the broker, else ``serve.url``, else ``http.listen``), and
     ledgers of some topics.
 
     Raises:
@@ -135,7 +135,8 @@ def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, 
         if not url:
             yield warning(
                 _CHECK,
-                "neither the broker nor serve.url nor http.listen says where the plugin asks: nothing was asked there",
+                "the plugin's service address is unknown, and was not checked: neither the broker reports it, nor are "
+                "serve.url or http.listen set",
                 "set serve.url to the address in the plugin's endpoints",
             )
             return
@@ -154,14 +155,14 @@ def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, 
 
 
 def may_have_token(url: str, settings: Settings) -> bool:
-    """Whether the host is this machine, this service's own, or one of those to which tokens are sent."""
+    """Whether the host is this machine, the host of ``serve.url``, or in ``access.owner_hosts``."""
     host, own = (host_of(each) for each in (url, settings.serve.url))
     return bool(host) and host in {*_LOOPBACK, own, *map(str.lower, settings.access.owner_hosts)}
 
 
 def _endpoint(cluster: PulsarCluster) -> str:
-    """As the broker reports it; empty: it doesn't."""
-    with suppress(OffloaderError):  # another check says why
+    """The address that the broker reports; empty: none."""
+    with suppress(OffloaderError):  # another check reports it
         found = cluster.admin.broker_settings().get("managedLedgerOffloadServiceEndpoint", "").strip()
         return "" if found == "null" else found
     return ""
@@ -170,18 +171,18 @@ def _endpoint(cluster: PulsarCluster) -> str:
 def _require_route(way: PluginsWay, stream: str, *, has_token: bool) -> None:
     answer = way.get(stream, 0, _NO_UUID)
     if answer.status in (401, 403):
-        wrong = "refuses the token of access.broker_tokens" if has_token else "wants a token, and none was sent"
+        wrong = "refuses the token of access.broker_tokens" if has_token else "requires a token, and none was sent"
         raise AccessDenied(
             f"{way.url} {wrong}: {answer.said}",
-            hint="name the token's file in access.broker_tokens, there and here, and in token_file of the plugin; "
-            "access.owner_hosts names hosts to which it is sent",
+            hint="set the token's file in access.broker_tokens of both processes and in token_file of the plugin; add "
+            "hosts that may receive the token to access.owner_hosts",
         )
     if answer.status == 409 and answer.document.get("kind") == "source_mismatch":
-        raise SourceMismatch(f"{way.url}: {answer.said}", hint="correct broker.source, there or here")
+        raise SourceMismatch(f"{way.url}: {answer.said}", hint="correct broker.source in one of the two settings files")
     if (answer.status, answer.document.get("kind")) != (400, "invalid_request"):
         raise Unsupported(
             f"{way.url} has no routes for brokers: {answer.said}",
-            hint="it is an older version, which is to be updated, or another server: correct the plugin's endpoints",
+            hint="update the server if it is an older version, else correct the plugin's endpoints",
         )
 
 
@@ -192,7 +193,7 @@ def _ledgers(cluster: PulsarCluster, way: PluginsWay, topics: list[str]) -> Iter
             listed = [each for each in cluster.admin.ledgers(topic).ledgers if each.offloaded]
         except NotFound:
             continue  # deleted since, or an unused partition
-        # The oldest ones, which retention reaches first, and the newest one.
+        # The oldest ledgers, which retention deletes first, and the newest one.
         for ledger in listed if len(listed) <= LEDGERS_MAX else [*listed[: LEDGERS_MAX - 1], listed[-1]]:
             asked += 1
             try:
@@ -213,19 +214,21 @@ def _require_readable(way: PluginsWay, topic: str, ledger: TopicLedger) -> None:
         if entries != ledger.entries:
             raise SourceMismatch(
                 f"{where} with {ledger.entries} entries, and the cold tier has {entries}",
-                hint="does this store belong to another cluster?",
+                hint="check whether this store belongs to another cluster",
             )
     elif answer.status == 410:
         raise Trimmed(
             f"{where}, and it was deleted from the cold tier on purpose: {answer.said}",
-            hint="trim the topic, or its consumers stand still there; with pulsar.broker_plugin none goes any more",
+            hint="trim the topic, otherwise its consumers stop there; pulsar.broker_plugin = true prevents such "
+            "deletions",
         )
     elif answer.status == 409 and answer.document.get("kind") == "source_mismatch":
         raise SourceMismatch(f"{where}: {answer.said}", hint="does this store belong to another cluster?")
     elif answer.status == 404:
         raise NotFound(
-            f"{where}, and the cold tier doesn't know it: {answer.said}",
-            hint="another driver offloaded it: `offloader adopt` imports it; or the store is another cluster's",
+            f"{where}, and it isn't in the cold tier: {answer.said}",
+            hint="import it with `offloader adopt` if another driver offloaded it, or check whether this store "
+            "belongs to another cluster",
         )
     else:
         raise StoreUnavailable(f"{where}, and it can't be read now: {answer.said}")

@@ -1,8 +1,9 @@
-"""Whole ledgers for brokers whose plugin reads the cold tier: plans, entries, offloads and what readers aren't given.
+"""Whole ledgers for brokers whose plugin reads the cold tier: plans, entries, offload requests, and fills of entries
+that readers do not receive.
 
-Reads through any process: a view of the manifest decides, and one that isn't new is read anew before anything is
-refused. Of a plan that is older than a deletion an object is gone: its reader asks for the entries, and
-learns from the newest manifest that the ledger was deleted.
+Any process can serve reads. Decisions use a cached view of the manifest; the view is refreshed before a request is
+refused. If a plan is older than a deletion, its objects are missing. The reader then requests the entries, and the
+newest manifest tells it that the ledger was deleted.
 """
 
 from __future__ import annotations
@@ -71,21 +72,21 @@ from offloader.write.upload import verify_objects
 
 _log = logging.getLogger("offloader.service.broker")
 
-#: Oldest view of a manifest with which a closed ledger is read: its objects stay, or the reader learns that they don't.
+#: Maximum age of a manifest view for reading a closed ledger; a reader of deleted objects gets an error.
 VIEW_AGE_S_MAX = 30.0
-#: Oldest one that serves requests while it is read anew after that age, so that they don't wait for the store.
+#: Maximum age of a view that serves requests while it is refreshed, so that requests don't wait for the store.
 VIEW_STALE_S_MAX = 600.0
-#: Longest wait of one request for a ledger's offload.
+#: Maximum wait of one request for a ledger's offload.
 WAIT_S_MAX = 25.0
-#: First and longest wait between two looks at the manifest while a ledger isn't complete; doubles.
+#: First and maximum delay between two checks of the manifest while a ledger is incomplete; doubles.
 AGAIN_S, AGAIN_S_MAX = 0.1, 4.0
-#: Longest wait of one forwarded request: between two this process notices that it ends.
+#: Maximum wait of one forwarded request; between two of them this process checks whether it is closing.
 FORWARDED_S_MAX = 5.0
-#: Missing ranges in one answer.
+#: Maximum number of missing ranges in one response.
 MISSING_MAX = 1000
-#: One ranged GET of an answer with entries, of which several are in memory.
+#: Size of one ranged GET for a response with entries; several are in memory.
 REQUEST_BYTES_MAX = CHUNK_BYTES
-#: Brokers with metrics of their own; further ones count together.
+#: Maximum number of brokers with separate metrics; further ones are counted together.
 BROKERS_NAMED_MAX = 64
 OTHER_BROKER = "other"
 
@@ -96,14 +97,14 @@ _OUTDATED = (NotFound, Trimmed, BeyondEnd, ObjectMissing, LedgerIncomplete, Ledg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerCaller:
-    """Who asks.
+    """The caller of a broker request.
 
     Attributes:
         name: for the log.
         address: of the broker, for metrics.
-        token: what it presented; empty: none.
-        source: the cluster's name, as the broker gave it; empty: it didn't.
-        is_forwarded: whether another process passed the request on.
+        token: the presented token; empty: none.
+        source: the cluster's name sent by the broker; empty: none.
+        is_forwarded: whether another process forwarded the request.
     """
 
     name: str
@@ -119,9 +120,9 @@ class BrokerLedgers:
     Args:
         store: of the streams.
         settings: of the process.
-        control: offloads streams of this process; ``None``: it has none, and writes nothing.
-        environ: may have a file of authorities for the owners' certificates, and hosts.
-        settings_of: those of a stream, which a reload may change; default: those of the process.
+        control: offloads streams of this process; ``None``: the process has no streams and writes nothing.
+        environ: may name certificate authorities for the owners' certificates, and hosts.
+        settings_of: settings of a stream, which a reload may change; default: the process settings.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class BrokerLedgers:
         self._fetcher = Fetcher(store, self._read, cache=self._cache)
         self._settings_of = settings_of or (lambda _: settings)
         self._entries = LedgerEntries(store, self._read, self._cache, self._relocate_of)
-        #: Streams whose ledgers brokers are refused.
+        #: Refused offload requests of brokers.
         self.refusals = BrokerRefusals(clock)
         self._unwatch = recorder.watch(self.refusals.readings)
         self._closing = threading.Event()
@@ -165,12 +166,12 @@ class BrokerLedgers:
         self._views.close()
 
     def require_source(self, source: str, stream: str, ledger_id: int) -> None:
-        """Raises ``LedgerMismatch``: the broker belongs to another cluster than the settings say."""
+        """Raises ``LedgerMismatch``: the broker's cluster differs from the setting ``broker.source``."""
         own = self._settings.broker.source
         if own and source and own != source:
             error = LedgerMismatch(
                 f"the broker's cluster is {source[:200]!r}, and broker.source is {own!r}",
-                hint="ask the sidecar of that cluster, or correct one of the two settings",
+                hint="send the request to the sidecar of that cluster, or correct one of the two settings",
             )
             self.refusals.refused(stream, ledger_id, error)
             raise error
@@ -178,11 +179,11 @@ class BrokerLedgers:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def plan(self, stream: str, ledger_id: int, *, uuid: UUID | None, caller: BrokerCaller) -> dict[str, Any]:
-        """How to read a ledger: its chunks, and URLs of the objects that hold them.
+        """The plan for reading a ledger: its chunks, and URLs of the objects that contain them.
 
         Raises:
-            NotFound: the cold tier has nothing of it; LedgerTrimmed: it was deleted on purpose.
-            LedgerMismatch: it is another ledger than the broker's.
+            NotFound: the ledger isn't in the cold tier; LedgerTrimmed: it was deleted on purpose.
+            LedgerMismatch: it differs from the broker's ledger.
             LedgerIncomplete: entries are missing.
             OffloaderError: the store's errors.
         """
@@ -193,9 +194,9 @@ class BrokerLedgers:
             require_whole(stream, standing)
             if not standing.is_closed:
                 raise LedgerIncomplete(
-                    f"stream {stream}, ledger {ledger_id}: entries up to {standing.last} are in the cold tier, and it "
-                    "isn't known where it ends",
-                    hint="an offload by the broker completes it",
+                    f"stream {stream}, ledger {ledger_id}: entries up to {standing.last} are in the cold tier, and "
+                    "its last entry is unknown",
+                    hint="an offload request of the broker completes it",
                 )
             expires_ms = self._clock.now_ms() + int(self._settings.broker.url_seconds * 1000)
             objects = [objects_of(stream, each, self._store, self._relocate_of(stream)) for each in standing.records]
@@ -224,14 +225,16 @@ class BrokerLedgers:
     def entries(
         self, stream: str, ledger_id: int, first: int, last: int, *, uuid: UUID | None, caller: BrokerCaller
     ) -> Generator[Buffer, None, None]:
-        """Frames of entries ``first`` to ``last``, in pieces, and an end mark; the first piece is there on return.
+        """Frames of entries ``first`` to ``last``, in pieces, and an end mark. The first piece is computed before
+        return.
 
-        Raises: as ``plan``; also for the later pieces, after which there is no end mark.
-            InvalidCall: no range. BeyondEnd: the ledger ends before ``last``.
+        Raises: like ``plan``. An error of a later piece ends the iteration without an end mark.
+            InvalidCall: invalid range. BeyondEnd: the ledger ends before ``last``.
         """
         if last < first or first < 0:
             raise InvalidCall(
-                f"stream {stream}, ledger {ledger_id}: entries {first}..{last} are no range", hint="from is at most to"
+                f"stream {stream}, ledger {ledger_id}: invalid range of entries {first}..{last}",
+                hint="from must not exceed to",
             )
         started_s, broker = self._clock.monotonic_s(), self._broker(caller)
         on_hits = partial(self._recorder.add, "broker_cache_hits_total", label=broker)
@@ -241,7 +244,7 @@ class BrokerLedgers:
             self._require_inside(state, standing, first, last)
             batches = self._entries.batches(state, standing, first, last, on_hits=on_hits)
             pieces = encode_frames(self._counted(batches, broker, started_s))
-            return _after(next(pieces), pieces)  # the first one is made here: its errors are raised now
+            return _after(next(pieces), pieces)  # compute the first piece now, to raise its errors
 
         return self._with_view(stream, ledger_id, begin)
 
@@ -249,15 +252,15 @@ class BrokerLedgers:
         where = f"stream {state.stream}, ledger {standing.ledger_id}"
         if last > standing.last:
             raise BeyondEnd(
-                f"{where}: entry {last} is beyond the last one, {standing.last}",
+                f"{where}: entry {last} is beyond the last entry {standing.last}",
                 last_available=Position(standing.ledger_id, standing.last),
-                hint=f"ask up to {standing.last}",
+                hint=f"request entries up to {standing.last}",
             )
         if first < standing.first:
             raise LedgerTrimmed(
                 f"{where}: entries before {standing.first} were truncated on purpose",
                 first_available=state.first_position(),
-                hint=f"ask from {standing.first} on",
+                hint=f"request entries from {standing.first}",
             )
         if any(run[0] <= last and run[1] >= first for run in (*standing.holes, *standing.missing)):
             require_whole(state.stream, standing)
@@ -279,13 +282,13 @@ class BrokerLedgers:
     def _with_view(
         self, stream: str, ledger_id: int, work: Callable[[ManifestState, LedgerStanding], _Found]
     ) -> _Found:
-        """What ``work`` finds with a recent view, or with the newest one where that isn't enough."""
+        """The result of ``work`` with a recent view, or with the newest view if the recent one is outdated."""
         asked_s = self._clock.monotonic_s()
 
         def attempt(view: View) -> _Found:
             standing = ledger_standing(view.state, ledger_id)
             if not standing.is_closed and view.at_s < asked_s:
-                raise LedgerIncomplete(f"stream {stream}, ledger {ledger_id} may have got entries meanwhile")
+                raise LedgerIncomplete(f"stream {stream}, ledger {ledger_id} may have new entries")
             return work(view.state, standing)
 
         view = self._views.get(stream, age_s_max=VIEW_AGE_S_MAX, stale_s_max=VIEW_STALE_S_MAX)
@@ -298,24 +301,24 @@ class BrokerLedgers:
             return attempt(self._views.get(stream))
         except LedgerTrimmed:
             raise
-        except Trimmed as error:  # while it was read: the next request finds what the manifest says
-            raise LedgerIncomplete(error.message, hint="ask again") from error
+        except Trimmed as error:  # truncated during the read: the next request sees it in the manifest
+            raise LedgerIncomplete(error.message, hint="retry the request") from error
 
     # --- offloading ----------------------------------------------------------------------------------------------
 
     def offload(
         self, stream: str, ledger_id: int, facts: BrokerFacts, *, wait_s: float, caller: BrokerCaller
     ) -> dict[str, Any]:
-        """Waits until a closed ledger is in the cold tier; completes the current segment for that.
+        """Waits until a closed ledger is in the cold tier; completes the current segment if necessary.
 
         Returns:
-            ``committed``: whether every entry is there and equals the broker's in number and length; else ``missing``:
-            ranges that readers aren't given and the broker has to send, if that is all that is missing.
+            ``committed``: whether the ledger is complete and equals the broker's in entries and length; otherwise
+            ``missing``: ranges that readers do not receive and the broker has to send, if nothing else is missing.
 
         Raises:
             NotFound: no such stream; LedgerTrimmed: the ledger was deleted from it.
-            LedgerMismatch: it is another ledger than the broker's.
-            NotOwner: another process offloads the stream, and the request isn't passed on to it.
+            LedgerMismatch: it differs from the broker's ledger.
+            NotOwner: another process offloads the stream, and the request isn't forwarded to it.
             OffloaderError: the owner's errors.
         """
         started_s = self._clock.monotonic_s()
@@ -327,7 +330,7 @@ class BrokerLedgers:
                 self.refusals.accepted(stream, ledger_id)
             return found
         except OffloaderError as error:
-            # A process that only reads has no say about streams that it doesn't know.
+            # A read-only process doesn't report unknown streams as refused.
             if is_refusal(error) and not (self._control is None and isinstance(error, NotFound)):
                 result = "refused"
                 self.refusals.refused(stream, ledger_id, error)
@@ -342,7 +345,7 @@ class BrokerLedgers:
         again_s = 0.0
         while True:
             state = self._state_if_any(stream)
-            # A process that only reads can't make sure that the records stay, on which the broker deletes its copy.
+            # A read-only process can't make the records durable on which the broker relies when it deletes its copy.
             found = None if state is None or self._control is None else self._decided(state, ledger_id, facts)
             left_s = deadline_s - self._clock.monotonic_s()
             if found is not None or left_s <= 0 or self._closing.is_set():
@@ -354,13 +357,13 @@ class BrokerLedgers:
                 if answer["committed"] or answer["missing"]:
                     return answer
             if again_s:
-                # Its end is committed and not the whole ledger: a gap at its end is found a little later. Or the owner
-                # answered at once, as it does while it ends.
+                # The last entry is committed but the ledger is incomplete: a gap before it is recorded a little later.
+                # Or the owner responded without waiting, because it is shutting down.
                 self._clock.wait(self._closing, min(again_s, left_s))
             again_s = min(2 * again_s or AGAIN_S, AGAIN_S_MAX)
 
     def _decided(self, state: ManifestState, ledger_id: int, facts: BrokerFacts) -> dict[str, Any] | None:
-        """The answer to a broker that waits for a ledger; ``None``: it isn't decided yet."""
+        """The response to a broker that waits for a ledger; ``None``: not decided yet."""
         try:
             standing = ledger_standing(state, ledger_id, last=facts.last)
         except LedgerTrimmed:
@@ -378,26 +381,28 @@ class BrokerLedgers:
         return None
 
     def _has_end(self, state: ManifestState, standing: LedgerStanding, facts: BrokerFacts) -> bool:
-        """Whether the manifest has the ledger's end, on which readers rely; records the broker's if it doesn't."""
+        """Whether the manifest has the ledger's end, on which readers rely; records the broker's end if it is
+        missing."""
         if standing.is_closed:
             return True
         end = LedgerClosed(standing.ledger_id, standing.last)
         if state.source is None and facts.created_ms is not None:
-            # No hot tier of its own knows these: a broker is the only one that can tell its ledgers apart.
+            # The stream has no hot tier, so only the broker knows the facts that distinguish its ledgers.
             end = replace(end, payload_bytes=facts.length, created_ms=facts.created_ms)
         log = ManifestLog(self._store, state.stream, clock=self._clock)
         log.load()
         try:
             log.commit_as_maintainer([end])
-        except EditRefused as error:  # the owner recorded another end meanwhile, or the stream was deleted
+        except EditRefused as error:  # the owner recorded another end, or the stream was deleted
             _log.info("ledger %d of stream %s: %s", standing.ledger_id, state.stream, error.message)
             return False
         return True
 
     def _is_kept(self, stream: str, ledger_id: int, facts: BrokerFacts) -> bool:
-        """Whether the broker may delete its copy: the records can't be lost unnoticed, and all objects are there.
+        """Whether the broker may delete its copy: the records are protected against unnoticed loss, and all objects
+        exist.
 
-        Raises: as ``verify_objects`` and ``read_fill``.
+        Raises: like ``verify_objects`` and ``read_fill``.
         """
         log = ManifestLog(self._store, stream, clock=self._clock)
         log.load()
@@ -411,15 +416,15 @@ class BrokerLedgers:
         return True
 
     def _state_if_any(self, stream: str) -> ManifestState | None:
-        """The newest manifest; ``None``: the stream has none, or not yet."""
+        """The newest manifest; ``None``: the stream has none (yet)."""
         with suppress(NotFound):
             return self._views.get(stream).state
         return None
 
     def _completed_here(self, stream: str, last: Position, wait_s: float) -> OffloaderError | None:
-        """Has this process complete its segment, if it offloads the stream; else the reason why it can't."""
+        """Completes the current segment if this process offloads the stream; otherwise returns the reason."""
         if self._control is None:
-            return NotFound(f"stream {stream} isn't in {self._store.url}, and this process only reads")
+            return NotFound(f"stream {stream} isn't in {self._store.url}, and this process is read-only")
         try:
             self._control.complete(stream, last, timeout_s=wait_s)
         except (NotFound, Fenced) as error:
@@ -437,13 +442,13 @@ class BrokerLedgers:
         caller: BrokerCaller,
         why: OffloaderError,
     ) -> dict[str, Any]:
-        """The owner's answer, if the request may be passed on with the broker's own token."""
+        """The owner's response, if the request may be forwarded with the broker's token."""
         owner = state.owner.url
         refused = NotOwner(
-            f"stream {state.stream} is offloaded by {state.owner.name or 'nobody'}"
-            f"{f' at {owner}' if owner else ''}, and not here",
+            f"stream {state.stream} is offloaded by {state.owner.name or 'no process'}"
+            f"{f' at {owner}' if owner else ''}, not by this process",
             owner=owner,
-            hint="ask that process; access.owner_hosts names hosts to which such requests are passed on",
+            hint="send the request to that process, or add its host to access.owner_hosts to have requests forwarded",
         )
         if not owner or caller.is_forwarded:
             raise refused from why
@@ -461,7 +466,7 @@ class BrokerLedgers:
         except NotOwner as error:
             raise refused from error
         except (AccessDenied, InvalidCall) as error:
-            _log.warning("a broker's request isn't passed on to %s: %s", owner, error.message)
+            _log.warning("a broker's request isn't forwarded to %s: %s", owner, error.message)
             raise refused from error
         except OwnerUnreachable as error:
             raise StoreUnavailable(error.message, hint=error.hint) from error
@@ -470,26 +475,28 @@ class BrokerLedgers:
     def fill(
         self, stream: str, ledger_id: int, first: int, last: int, body: bytes, *, caller: BrokerCaller
     ) -> dict[str, Any]:
-        """Stores entries that readers aren't given: those from ``first`` to ``last`` that are recorded as gaps.
+        """Stores entries that readers do not receive: those from ``first`` to ``last`` that are recorded as gaps.
 
         Raises:
-            InvalidCall: the body isn't frames of exactly these entries.
-            NotOwner: this process only reads.
-            As ``fill_gaps``.
+            InvalidCall: the body doesn't consist of frames of exactly these entries.
+            NotOwner: this process is read-only.
+            Like ``fill_gaps``.
         """
         where = f"stream {stream}, ledger {ledger_id}, entries {first}..{last}"
         if last < first or first < 0:
-            raise InvalidCall(f"{where}: no range", hint="first is at most last")
+            raise InvalidCall(f"{where}: invalid range", hint="first must not exceed last")
         state = self._views.get(stream).state
         if self._control is None:
             raise NotOwner(
-                f"stream {stream}: this process only reads", owner=state.owner.url, hint="ask one that offloads"
+                f"stream {stream}: this process is read-only",
+                owner=state.owner.url,
+                hint="send it to a process that offloads",
             )
         ledger_standing(state, ledger_id, last=last)
         try:
             batch = decode_frames(body, ledger_id=ledger_id)
         except FormatError as error:
-            raise InvalidCall(f"{where}: the body is no frames: {error}", hint="send it again") from error
+            raise InvalidCall(f"{where}: the body has no valid frames: {error}", hint="send it again") from error
         log = ManifestLog(self._store, stream, clock=self._clock)
         if len(batch):
             self._record_front(log, ledger_id, batch.first.entry_id)
@@ -499,7 +506,7 @@ class BrokerLedgers:
             raise LedgerMismatch(error.message, hint=error.hint) from error
         self._recorder.add("broker_filled_entries_total", stored, stream=stream)
         _log.info(
-            "%s: a broker sent %d that readers aren't given",
+            "%s: a broker sent %d entries that readers do not receive",
             where,
             stored,
             extra={
@@ -513,24 +520,24 @@ class BrokerLedgers:
         return {"stored": stored}
 
     def _record_front(self, log: ManifestLog, ledger_id: int, entry_id: int) -> None:
-        """Records the entries in front of a stream's first one as a gap, if the broker sends the first of them.
+        """Records the entries before a stream's first entry as a gap, if the broker sends the first of them.
 
-        A stream begins with the first entry that a reader was given; the broker has shown that it stores those before.
+        A stream begins with the first entry that a reader received; the request shows that earlier ones exist.
         """
         for low, high in front_run(log.load(), ledger_id):
             if low <= entry_id <= high:
-                with suppress(EditRefused):  # another request recorded it, or the head moved: the fill finds out
+                with suppress(EditRefused):  # another request recorded it, or the head moved: the fill checks it
                     log.commit_as_maintainer(
                         [Gap(Position(ledger_id, low), Position(ledger_id, high), GapReason.UNDELIVERED)]
                     )
 
     def attempt_deleted(self, stream: str, ledger_id: int, *, uuid: UUID | None, caller: BrokerCaller) -> None:
-        """Takes note that a broker forgets an attempt. All attempts share one copy: nothing is deleted."""
+        """Records that a broker ended an attempt. All attempts share one copy, so nothing is deleted."""
         self._recorder.add("broker_delete_requests_total")
-        # A broker begins and forgets an attempt for each refusal, which has a line of its own.
+        # A broker starts and ends an attempt for each refusal, which is logged separately.
         _log.log(
             logging.DEBUG if self.refusals.stands(stream) else logging.INFO,
-            "stream %s, ledger %d: a broker forgets attempt %s",
+            "stream %s, ledger %d: a broker ended attempt %s",
             stream,
             ledger_id,
             uuid,
@@ -544,7 +551,7 @@ class BrokerLedgers:
         )
 
     def _broker(self, caller: BrokerCaller) -> str:
-        """Label of a broker's metrics."""
+        """The label value of a broker in metrics."""
         name = caller.address or caller.name
         with self._lock:
             if name not in self._brokers and len(self._brokers) >= BROKERS_NAMED_MAX:
@@ -554,9 +561,9 @@ class BrokerLedgers:
 
 
 def front_run(state: ManifestState, ledger_id: int) -> list[Run]:
-    """The ids in front of the stream's first range, in the same ledger; none where something else explains them. Pure.
+    """The ids before the stream's first range in the same ledger; empty if something else explains them. Pure.
 
-    Nobody was given them, or the stream would begin with them: markers, or a transaction that was aborted.
+    No reader received these entries (markers, or an aborted transaction), otherwise the stream would begin with them.
     """
     first = first_begin(state.segments, state.gaps)
     if first is None or first.ledger_id != ledger_id or not first.entry_id or state.committed_from is not None:

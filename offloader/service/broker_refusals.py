@@ -1,7 +1,7 @@
-"""Ledgers that this process refuses brokers: problems while they last, because a broker keeps what it can't offload.
+"""Offload requests of brokers that this process refuses. They are problems, because the broker keeps the ledgers.
 
-A refusal ends when the ledger is accepted, or when no broker has asked for it for a while: the topic was deleted, or
-another process answers now.
+A refusal ends when the ledger is accepted, or when no broker has requested it for ``REFUSED_S_MAX``: the topic was
+deleted, or another process serves the requests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from offloader.telemetry.recorder import Reading
 
 _log = logging.getLogger("offloader.service.broker")
 
-#: Time without a request after which a refusal is over: three times the longest wait between two triggers.
+#: Time without a request after which a refusal ends: three times the maximum interval between two triggers.
 REFUSED_S_MAX = 1800.0
-#: A stream without a manifest may be another process's, which is about to write it: refusals count after this time.
+#: Time after which the refusal of a stream without a manifest counts: another process may be about to create it.
 UNKNOWN_S = 60.0
-#: Streams whose refusals are kept, the newest ones.
+#: Maximum number of streams with a recorded refusal; the oldest are dropped.
 STREAMS_MAX = 10_000
 
 
@@ -41,7 +41,7 @@ class _Refusal:
 
 
 def is_refusal(error: OffloaderError) -> bool:
-    """Whether a broker that asks again gets the same answer, from every process of the store."""
+    """Whether a repeated request gets the same error from every process of the store."""
     return not error.retryable and error.kind is not ErrorKind.FENCED
 
 
@@ -54,13 +54,13 @@ class BrokerRefusals:
         self._refused: dict[str, _Refusal] = {}
 
     def refused(self, stream: str, ledger_id: int, error: OffloaderError) -> None:
-        """Notes a refusal, and logs the first one of a stream and kind."""
+        """Records a refusal, and logs the first one of a stream and kind of error."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             found = self._standing().pop(stream, None)
             if found is None or type(found.error) is not type(error):
                 found = _Refusal(ledger_id, error, self._clock.now_ms(), now_s, now_s)
-            elif ledger_id < found.ledger_id:  # of several ledgers that a broker asks for, the first one is named
+            elif ledger_id < found.ledger_id:  # report the first of several ledgers
                 found.ledger_id, found.error = ledger_id, error
             found.asked_s = now_s
             self._refused[stream] = found
@@ -73,7 +73,7 @@ class BrokerRefusals:
             _log.error("stream %s: %s", stream, text, extra=extra)
 
     def accepted(self, stream: str, ledger_id: int) -> None:
-        """Notes that a ledger is in the cold tier as the broker has it."""
+        """Records that a ledger is in the cold tier, equal to the broker's."""
         with self._lock:
             if (found := self._refused.get(stream)) is not None and found.ledger_id == ledger_id:
                 del self._refused[stream]
@@ -84,7 +84,7 @@ class BrokerRefusals:
             return stream in self._standing()
 
     def problems(self) -> list[ProviderProblem]:
-        """One for each stream, up to a number; they don't block readiness."""
+        """One problem per stream, up to ``PROBLEMS_NAMED_MAX``; they don't block readiness."""
         with self._lock:
             lasting = [(name, each) for name, each in sorted(self._standing().items()) if each.lasts]
         found = [
@@ -96,14 +96,14 @@ class BrokerRefusals:
         return found
 
     def readings(self) -> Iterator[Reading]:
-        """One for each stream."""
+        """One reading per stream."""
         with self._lock:
             lasting = [name for name, each in self._standing().items() if each.lasts]
         for name in lasting:
             yield Reading("streams_broker_offloads_failing", 1.0, name, "refused")
 
     def _standing(self) -> dict[str, _Refusal]:
-        """Drops those that are over; with the lock held."""
+        """Drops refusals that ended; the lock is held."""
         after_s = self._clock.monotonic_s() - REFUSED_S_MAX
         self._refused = {name: each for name, each in self._refused.items() if each.asked_s > after_s}
         return self._refused

@@ -1,4 +1,4 @@
-"""Whether the store and the brokers answer: probes with connections of their own, and one log line an outage."""
+"""Probes that check over separate connections whether the store and the brokers respond; one log line per outage."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from offloader.store.base import ObjectStore
 
 _log = logging.getLogger("offloader.service.health")
 
-#: Wait between two probes, and how long the answer of one may take: a loss is known within the sum of both.
+#: Delay between two probes, and timeout of one. An outage is detected within the sum of both.
 PROBE_PERIOD_S, PROBE_ANSWER_S = 3.0, 5.0
-#: Probes of one target that may hang at once.
+#: Maximum number of hanging probes of one target.
 PROBES_OPEN_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Whether a target answers.
+    """Reachability of a target.
 
     Attributes:
-        is_up: ``None``: not known yet.
-        why: why it doesn't, in plain words; empty: it does.
-        since_ms: since when, ms since 1970 UTC; ``None``: not known yet.
+        is_up: whether it responds; ``None``: not known yet.
+        why: the reason of an outage as text; empty: it responds.
+        since_ms: start of this state, ms since 1970 UTC; ``None``: not known yet.
     """
 
     is_up: bool | None = None
@@ -48,7 +48,7 @@ class Reach:
 
 
 class _Attempt(threading.Thread):
-    """One probe under way, on a thread of its own that nobody waits for longer than ``PROBE_ANSWER_S``."""
+    """One probe in progress on a separate thread, which is abandoned after ``PROBE_ANSWER_S``."""
 
     def __init__(self, check: Callable[[], object]) -> None:
         super().__init__(name="offloader-probe-request", daemon=True)
@@ -59,11 +59,11 @@ class _Attempt(threading.Thread):
     def run(self) -> None:
         try:
             self._check()
-        except BaseException as error:  # nobody else would see it
+        except BaseException as error:  # reported by ``failure``
             self._error = error
 
     def failure(self, answer_s: float) -> str:
-        """Waits; why there is no answer within that time; empty: there is one."""
+        """Waits for a response; returns the reason of a failure, empty on success."""
         self.join(answer_s)
         if self.is_alive():
             return f"no answer within {answer_s:g} s"
@@ -71,17 +71,17 @@ class _Attempt(threading.Thread):
 
 
 class Probe:
-    """Asks one target again and again whether it answers. Thread-safe.
+    """Checks periodically whether a target responds. Thread-safe.
 
-    It has threads of its own and waits for no pool: neither busy workers nor a hanging request delay it.
+    It uses separate threads, so that neither busy workers nor a hanging request delay it.
 
     Args:
         kind: ``store`` or ``source``, for log events.
-        where: as ``ProviderProblem.where``.
-        target: what is asked, for people.
-        check: one request, with a connection of its own; raises what is wrong.
-        hint: the remedy while there is no answer.
-        touched: what an outage concerns, for the log line; may be empty.
+        where: as in ``ProviderProblem.where``.
+        target: name of the target for messages.
+        check: sends one request over a separate connection; raises an error on failure.
+        hint: the remedy during an outage.
+        touched: returns the effect of an outage for the log line; may be empty.
         end: closes the connections.
     """
 
@@ -109,17 +109,17 @@ class Probe:
 
     @property
     def reach(self) -> Reach:
-        """What the newest probe found."""
+        """Result of the latest probe."""
         return self._reach
 
     @property
     def outage(self) -> str:
-        """What doesn't answer and why, in plain words; empty: it answers, or that isn't known yet."""
+        """The target and the reason of its outage as text; empty: it responds, or its state isn't known yet."""
         found = self._reach
         return f"{self._target} doesn't answer: {found.why}" if found.is_up is False else ""
 
     def problem(self) -> ProviderProblem | None:
-        """The outage as a problem that blocks readiness; ``None``: there is none."""
+        """The outage as a problem that blocks readiness; ``None``: no outage."""
         text = self.outage
         if not text:
             return None
@@ -128,11 +128,11 @@ class Probe:
         )
 
     def start(self) -> None:
-        """Starts to ask; returns at once."""
+        """Starts the periodic checks without waiting for the first."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it and its connections; doesn't wait for a request that hangs. Idempotent."""
+        """Stops the checks and closes the connections, without waiting for a hanging request. Idempotent."""
         self._stopped.set()
         self._end()
 
@@ -168,7 +168,7 @@ class Probe:
 
 
 def probe_settings(settings: StoreSettings) -> StoreSettings:
-    """Settings of a probe's own connections: one attempt, within the time for an answer."""
+    """Settings for a probe's connections: a single attempt within the probe's timeout."""
     return replace(
         settings,
         connect_timeout_s=min(settings.connect_timeout_s, PROBE_ANSWER_S),
@@ -182,10 +182,10 @@ def ask_store(store: ObjectStore, see: Callable[[UUID | None], object] = lambda 
     """Sends one request, a second one after a refusal.
 
     Args:
-        see: takes the store's identity where the answer has it, ``None``: there is none.
+        see: receives the store's identity if the response has it; ``None``: the store has none.
 
     Raises:
-        OffloaderError: the store can't be worked with.
+        OffloaderError: the store can't be used.
     """
     with suppress(Throttled, Corrupt, Unsupported):
         try:
@@ -193,12 +193,12 @@ def ask_store(store: ObjectStore, see: Callable[[UUID | None], object] = lambda 
         except NotFound:
             see(None)
         except AccessDenied:
-            # Without the permission to list, S3 refuses to say that a key isn't there; its text says what is missing.
+            # Without the permission to list, S3 refuses requests for missing keys; a list request returns the reason.
             store.list(STORE_IDENTITY_KEY, limit=1)
 
 
 def probe_client(settings: PulsarSettings, clock: Clock) -> PulsarClient:
-    """A client for ``ask_broker``: one attempt a request, at once, within the time for an answer."""
+    """A client for ``ask_broker``: a single attempt per request, without delay, within the probe's timeout."""
     return PulsarClient(
         settings.service_url,
         security=security_of(settings),
@@ -215,24 +215,24 @@ def probe_client(settings: PulsarSettings, clock: Clock) -> PulsarClient:
 
 
 def ask_broker(client: PulsarClient) -> None:
-    """Sends one request, a second one over a new connection where that is lost. Raises ``OffloaderError``: no broker of
-    the client's lets us in."""
+    """Sends one request, and a second one over a new connection if the first one is lost. Raises ``OffloaderError``: no
+    broker of the client accepts the request."""
     with suppress(StoreUnavailable):
         client.ping()
         return
-    # A broker that was started again closed the connection: that alone is no outage.
+    # A restarted broker closed the connection: that alone isn't an outage.
     client.ping()
 
 
-#: Events of what fails again and again in an outage, which has a line of its own.
+#: Events that repeat during an outage, which is logged separately.
 _FOLLOWING = frozenset({"stream_restarts", "feed_failed", "retention_failed", "cleanup_failed", "orphans_failed"})
 
 
 class OutageFilter(logging.Filter):
-    """Passes one line an outage: attempts that are repeated aren't told one by one, ``TroubleLog`` groups them.
+    """Suppresses log lines of repeated attempts, which ``TroubleLog`` groups, and of failures caused by an outage.
 
     Args:
-        is_out: whether the store or a source doesn't answer now.
+        is_out: returns whether the store or a source is currently unreachable.
     """
 
     def __init__(self, is_out: Callable[[], bool]) -> None:
@@ -245,9 +245,9 @@ class OutageFilter(logging.Filter):
         return event != "retry" and not (event in _FOLLOWING and self._is_out())
 
 
-#: A stream's trouble is logged when it lasts this long and no outage explains it: longer than the wait for an attempt.
+#: Time after which a stream's problem is logged if no outage explains it; longer than the delay between two attempts.
 TOLD_AFTER_S = 60.0
-#: Names in one line; of further ones only the number.
+#: Maximum number of names in one line; further ones are only counted.
 NAMES_MAX = 3
 
 
@@ -259,10 +259,11 @@ class _Trouble:
 
 
 class TroubleLog:
-    """Makes lines of what is wrong with streams: one for all with the same reason, one when it ends. Not thread-safe.
+    """Log lines about problems of streams: one for all streams with the same reason, one when they end. Not
+    thread-safe.
 
     Args:
-        told_after_s: seconds that a problem lasts before it is logged.
+        told_after_s: seconds after which a problem is logged.
     """
 
     def __init__(self, *, told_after_s: float = TOLD_AFTER_S) -> None:
@@ -270,7 +271,7 @@ class TroubleLog:
         self._troubles: dict[str, _Trouble] = {}
 
     def wait(self) -> None:
-        """Starts the time of what isn't told anew: an outage explains it."""
+        """Restarts the delay of problems that aren't logged yet, because an outage explains them."""
         self._troubles = {name: each for name, each in self._troubles.items() if each.is_told}
 
     def look(self, now_s: float, whys: Mapping[str, str]) -> list[str]:
@@ -278,7 +279,7 @@ class TroubleLog:
 
         Args:
             now_s: of a monotonic clock.
-            whys: name -> what is wrong with it now.
+            whys: stream -> its current problem.
         """
         before = self._troubles
         self._troubles = {

@@ -1,4 +1,4 @@
-"""Positions and cuts as requests name them."""
+"""Positions and cuts in requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from formats.entries import Position
 from offloader.errors import InvalidCall
 from offloader.retention.subscribers import CutLike, StreamRetention
 
-#: Instead of a position: the current end.
+#: Stands for the current end of a stream.
 LATEST = "latest"
 _PARTITION_DIGITS_MAX = 10
 
@@ -40,5 +40,5 @@ def position_of(text: str, what: str) -> Position:
 def _partition(number: object, what: str) -> int:
     text = str(number)
     if not text.isascii() or not text.isdecimal() or len(text) > _PARTITION_DIGITS_MAX:
-        raise InvalidCall(f"{what}: {ascii(text)[:40]} is no partition's number", hint='{"3": "7:12"}')
+        raise InvalidCall(f"{what}: {ascii(text)[:40]} is not a partition number", hint='{"3": "7:12"}')
     return int(text)

@@ -1,4 +1,4 @@
-"""The serving process: its store, streams, providers, maintenance and listeners; reloads its settings."""
+"""The serving process: its store, streams, providers, maintenance and listeners, and the reload of its settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, Setti
 from offloader.telemetry.recorder import LastHour, Reading
 from offloader.write.offloader import LedgerOffloader
 
-#: Process settings that are read at every use.
+#: Process settings that are read at every use, so that a reload applies them.
 ASKED_EACH_TIME = frozenset(
     {
         "ledgers.poll_interval_s",
@@ -42,7 +42,7 @@ ASKED_EACH_TIME = frozenset(
         "serve.streams_max",
     }
 )
-#: Stream sections that are read only when a long-lived resource is opened.
+#: Sections of stream settings that are read only when a long-lived resource is opened.
 FIXED_SECTIONS = frozenset({"ledgers"})
 
 
@@ -51,9 +51,9 @@ class Reloaded:
     """Result of a reload.
 
     Attributes:
-        file: the settings in force: the new ones, except those that can't change.
+        file: the settings in force: the new settings, except those that need a restart.
         changed: the changes, ``[topic a/b/c] offload.codec``.
-        needs_restart: changes that need a restart, likewise.
+        needs_restart: changes that need a restart, in the same form.
     """
 
     file: SettingsFile
@@ -62,10 +62,10 @@ class Reloaded:
 
 
 def reloaded(old: SettingsFile, new: SettingsFile) -> Reloaded:
-    """Applies ``new`` to a process that runs with ``old``.
+    """The result of applying ``new`` to a process that runs with ``old``.
 
     Raises:
-        InvalidCall: the changes contradict old values that only a restart replaces.
+        InvalidCall: the changes contradict old values that need a restart.
     """
     changed: list[str] = []
     fixed: list[str] = []
@@ -84,7 +84,7 @@ def reloaded(old: SettingsFile, new: SettingsFile) -> Reloaded:
     if problems := "; ".join(conflicts(mixed)):
         raise InvalidCall(
             f"{new.name}: {problems}: not in force before a restart: {', '.join(fixed)}",
-            hint="nothing was changed; restart the process, or give values that fit the old ones",
+            hint="nothing was changed; restart the process, or set values that are valid with the old ones",
         )
     return Reloaded(mixed, tuple(changed), tuple(fixed))
 
@@ -102,16 +102,16 @@ def _place(scope: str, name: str) -> str:
 
 _log = logging.getLogger("offloader.service")
 
-#: Distinct messages kept; above it the least recent is evicted.
+#: Maximum number of distinct messages; above it the least recent is evicted.
 ERRORS_KEPT = 200
-#: Longest text of a message.
+#: Maximum length of a message.
 TEXT_CHARS_MAX = 2000
 _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TroubleSeen:
-    """One message.
+    """One distinct message.
 
     Attributes:
         first_ms, last_ms: first and last occurrence, ms since 1970 UTC.
@@ -145,7 +145,7 @@ class RecentErrors(logging.Handler):
         self._guard = threading.Lock()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes one record; never raises."""
+        """Records one log record; never raises."""
         try:
             self._keep(record)
         except Exception:
@@ -177,7 +177,7 @@ class RecentErrors(logging.Handler):
                 self._seen.popitem(last=False)
 
     def newest(self, limit: int = ERRORS_KEPT, *, stream: str | None = None) -> list[TroubleSeen]:
-        """The newest first; ``stream``: only of that stream."""
+        """The messages, the newest first; ``stream``: only those of this stream."""
         with self._guard:
             found = [each for each in reversed(self._seen.values()) if stream is None or each.stream == stream]
         return found[:limit]
@@ -185,18 +185,18 @@ class RecentErrors(logging.Handler):
 
 #: Maximum age of the status document in a response.
 DOCUMENT_AGE_S_MAX = 1.0
-#: Maximum wait of a request for a newer one.
+#: Maximum wait of a request for a newer status document.
 LOOK_WAIT_S_MAX = 2.0
 #: Seconds for a provider or listener to end.
 CLOSE_S = 5.0
-#: First and longest wait before a provider that couldn't be started is started again; doubles.
+#: First and maximum delay before a failed start of a provider is retried; doubles.
 FEED_RETRY_S, FEED_RETRY_S_MAX = 1.0, 60.0
-#: Time between two looks at what is wrong with streams, for the log.
+#: Interval between two checks of stream problems for the log.
 TROUBLES_S = 5.0
-#: Of a process that only maintains the store, which may be meant and often isn't.
+#: Warning of a process without a feed: often a configuration error.
 NO_FEED = (
-    "no feed of streams is set: this process offloads nothing, it only applies retention and cleanup to what is in the "
-    "store; pulsar.topics, serve.ledgers or flight.listen is a feed"
+    "no feed of streams is set: this process offloads nothing and only applies retention and cleanup to the store; set "
+    "pulsar.topics, serve.ledgers or flight.listen to add a feed"
 )
 #: Stalled streams listed one by one among the problems.
 STALLED_NAMED_MAX = 20
@@ -206,34 +206,34 @@ class HttpListener(Protocol):
     """A listener of the HTTP interface."""
 
     def start(self) -> None:
-        """Starts to serve. Raises ``OffloaderError``: it can't listen there."""
+        """Starts serving. Raises ``OffloaderError``: the address can't be listened on."""
 
     def stop(self, within_s: float) -> None:
-        """Stops serving; current requests have ``within_s`` seconds. Never raises."""
+        """Stops serving; requests in progress have ``within_s`` seconds to end. Never raises."""
 
     def prepare_reload(self) -> Callable[[], None]:
-        """Reads its certificates again; the returned function puts them in force and can't fail. Raises
-        ``OffloaderError``: invalid ones; the old ones stay."""
+        """Reads the certificates again; the returned function puts them in force and can't fail. Raises
+        ``OffloaderError``: invalid certificates; the old ones remain in force."""
 
 
 class ServingProcess:
-    """Made once, started once, stopped once. Thread-safe.
+    """The process; started and stopped once. Thread-safe.
 
     Serves the view and the commands of ``offloader.service.queries``.
 
     Args:
-        offloader: writes to the store, which the maker of the process opens and closes.
-        upkeep: ``None``: another process does it.
-        last_hour: what it offloads, by stream.
+        offloader: writes to the store, which the caller opens and closes.
+        upkeep: maintenance; ``None``: done by another process.
+        last_hour: bytes offloaded, by stream.
         recent: log handler for recent errors.
 
     Attributes:
         doors: listeners, started and stopped with the process; complete before ``start``.
-        more_problems: of parts that aren't its own, fast and without I/O.
-        looks: calls of such parts, made every ``TROUBLES_S``.
-        probes: by the feed that needs the target, ``""`` of the store; started and closed likewise.
+        more_problems: problems of other components, computed without I/O.
+        looks: functions of other components, called every ``TROUBLES_S``.
+        probes: by the feed that needs the target, ``""`` for the store; started and closed with the process.
         history: records pauses in the manifest.
-        started_ms: when it was made, ms since 1970 UTC.
+        started_ms: creation time, ms since 1970 UTC.
     """
 
     def __init__(
@@ -266,16 +266,14 @@ class ServingProcess:
         self._waiting: dict[str, ProviderProblem] = {}
         self._reload_problem: ProviderProblem | None = None
         self._stopping = False
-        # Held while a provider starts: none starts after ``stop`` has begun, which would never be stopped.
+        # Held while a provider starts, so that none starts after ``stop`` has begun and is never stopped.
         self._starting = threading.RLock()
         offloader.observation.complete_with(self._complete, self._outage_of)
 
     def add_feed(self, feed: StreamProvider) -> None:
         """Adds a provider, started and stopped with the process; before ``start``."""
         self._feeds.append(feed)
-        self._waiting[feed.name] = ProviderProblem(
-            where=f"feed {feed.name}", what="isn't started yet", blocks_ready=True
-        )
+        self._waiting[feed.name] = ProviderProblem(where=f"feed {feed.name}", what="not started yet", blocks_ready=True)
 
     def start(self) -> None:
         """Starts the listeners, then maintenance and the providers. Raises ``OffloaderError``: a listener can't start,
@@ -337,7 +335,7 @@ class ServingProcess:
         ``OffloaderError``: tokens, a certificate, a pattern or the mixture of settings are invalid; nothing was
         changed."""
         found = reloaded(self.streams.file, new)
-        # Check everything before anything is in force.
+        # Validate everything before any change takes effect.
         pulsar = found.file.settings_of("").pulsar
         TopicPatterns.of(pulsar.topics, pulsar.exclude)
         for put_in_force in [self._credentials.read(), *(door.prepare_reload() for door in self.doors)]:
@@ -346,7 +344,7 @@ class ServingProcess:
         problem = ProviderProblem(
             where=f"settings {new.name}",
             what=f"not in force before a restart: {', '.join(found.needs_restart)}",
-            hint="restart the process, or put the old values back",
+            hint="restart the process, or restore the old values",
             since_ms=self._clock.now_ms(),
         )
         with self._lock:
@@ -354,7 +352,7 @@ class ServingProcess:
         return found
 
     def refused_reload(self, error: OffloaderError) -> None:
-        """Reports an invalid settings file; the old one stays in force."""
+        """Reports an invalid settings file; the old settings remain in force."""
         with self._lock:
             self._reload_problem = ProviderProblem.of("settings", error, self._clock.now_ms())
 
@@ -370,7 +368,7 @@ class ServingProcess:
         if must and error.kind is ErrorKind.INVALID_REQUEST:
             raise error
         _log.warning(
-            "feed %s can't be started: %s; again in %.0f s",
+            "feed %s can't be started: %s; retrying in %.0f s",
             feed.name,
             error,
             wait_s,
@@ -388,13 +386,13 @@ class ServingProcess:
         try:
             end()
         except Exception:
-            # The next one has to end too.
-            _log.exception("%s didn't end in order", what)
+            # Continue with the next component.
+            _log.exception("%s failed to stop", what)
 
     def document(self) -> Mapping[str, Any]:
         """The status document, at most ``DOCUMENT_AGE_S_MAX`` old; older if a source doesn't respond soon. Its stream
         rows also have ``feed``, ``active`` and ``method``."""
-        # The first one is waited for.
+        # Wait without a deadline for the first document.
         deadline_s = None if self._documents.kept("") is None else self._clock.monotonic_s() + LOOK_WAIT_S_MAX
         return self._documents.get("", self._offloader.status, age_s_max=DOCUMENT_AGE_S_MAX, deadline_s=deadline_s)
 
@@ -417,8 +415,8 @@ class ServingProcess:
         return found
 
     def health(self) -> Mapping[str, Any]:
-        """Whether the store and the feeds' sources answer: ``{"store": {"up", "why", "since_ms"}, "sources": {FEED: the
-        same}}``; ``up`` is ``None`` where that isn't known, and ``store`` where nothing asks."""
+        """Reachability of the store and the feeds' sources: ``{"store": {"up", "why", "since_ms"}, "sources": {FEED:
+        the same}}``; ``up`` is ``None`` if not known, ``store`` is ``None`` without a probe."""
         store = self.probes.get("")
         return {
             "store": None if store is None else store.reach.as_json(),
@@ -426,14 +424,14 @@ class ServingProcess:
         }
 
     def _reach_of(self, feed: StreamProvider) -> Reach:
-        """Whether a feed's source answers; without a probe the feed's own blocking problem says so."""
+        """Reachability of a feed's source; without a probe it is derived from the feed's blocking problem."""
         if feed.name in self.probes:
             return self.probes[feed.name].reach
         blocking = next((each for each in feed.problems() if each.blocks_ready), None)
         return Reach(True) if blocking is None else Reach(False, blocking.what, blocking.since_ms)
 
     def readings(self) -> Iterator[Reading]:
-        """Whether the store and the sources answer, and gauges of streams without a ``StreamOffload``: standbys."""
+        """Gauges of the reachability of store and sources, and of streams without a ``StreamOffload`` (standbys)."""
         store = self.probes.get("")
         if store is not None and store.reach.is_up is not None:
             yield Reading("store_up", float(store.reach.is_up))
@@ -451,11 +449,11 @@ class ServingProcess:
 
     @property
     def is_out(self) -> bool:
-        """Whether the store or a source is known not to answer."""
+        """Whether the store or a source is known to be unreachable."""
         return any(probe.reach.is_up is False for probe in self.probes.values())
 
     def _outage_of(self, name: str) -> Outage:
-        """What can't be reached of what a stream needs."""
+        """The outages that affect a stream."""
         stream, store = self.streams.get(name), self.probes.get("")
         source = ""
         if stream is not None:
@@ -464,12 +462,12 @@ class ServingProcess:
         return Outage(source=source, store="" if store is None else store.outage)
 
     def _with_outage(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row of a stream without a ``StreamOffload``, with its source's outage."""
+        """The status row of a stream without a ``StreamOffload``, with its source's outage."""
         away = self._outage_of(row["stream"]).source
         return {**row, "mode": mode_of(row["mode"], disconnected=away), "disconnected": away or None}
 
     def _tell_troubles(self) -> None:
-        """Logs what is wrong with streams and lasts, and isn't explained by an outage: that has a line of its own."""
+        """Logs lasting problems of streams that no outage explains; an outage is logged separately."""
         if self.is_out:
             self._troubles.wait()
         else:
@@ -481,7 +479,7 @@ class ServingProcess:
             self._workers.call_after(TROUBLES_S, self._tell_troubles)
 
     def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows of the status document, with each stream's provider, and streams that aren't being offloaded."""
+        """The rows of the status document, with each stream's provider, and the streams that aren't being offloaded."""
         labels: dict[str, dict[str, Any]] = {
             each.name: {
                 "feed": each.feed,
@@ -492,5 +490,5 @@ class ServingProcess:
             for each in self.streams.all()
         }
         found = {row["stream"]: row for row in [*map(self._with_outage, self.streams.documents()), *rows]}
-        # A removed stream may be listed for a while.
+        # A removed stream may still be listed for a short time.
         return [{**row, **labels[name]} for name, row in sorted(found.items()) if name in labels]

@@ -1,4 +1,5 @@
-"""What HTTP, the dashboard and Arrow Flight ask of a process: read-only views of it and its store, and commands."""
+"""Queries and commands behind HTTP, the dashboard and Arrow Flight: read-only views of a process and its store, and
+operations on its streams."""
 
 from __future__ import annotations
 
@@ -67,9 +68,9 @@ class Page(Generic[_Item]):
     """One page of a list.
 
     Attributes:
-        items: at most as many as requested.
-        next_after: start of the next page; ``None``: this is the last one.
-        total: current number on all pages.
+        items: the items, at most as many as requested.
+        next_after: start of the next page; ``None``: this is the last page.
+        total: current number of items on all pages.
     """
 
     items: tuple[_Item, ...]
@@ -100,10 +101,10 @@ def page_of(
     Args:
         rows: of a status document, in any order.
         after: ``next_after`` of the previous page; empty: the first page.
-        limit: most rows of the page, at least 1.
+        limit: maximum number of rows, at least 1.
 
     Raises:
-        InvalidCall: ``after`` is no place in this order.
+        InvalidCall: ``after`` is not valid for this order.
     """
     place = _place(after, order)
     rest = rows if place is None else [row for row in rows if _key(row, order) > place]
@@ -132,35 +133,35 @@ def _place(after: str, order: StreamOrder) -> _Key | None:
         given, trouble, seconds, size_bytes, name = json.loads(after)
         if given == order.value and isinstance(name, str):
             return int(trouble), float(seconds), int(size_bytes), name
-    raise InvalidCall(f"{after[:100]!r} is no place in the order {order.value}", hint="begin with the first page")
+    raise InvalidCall(f"{after[:100]!r} is not a place in the order {order.value}", hint="start with the first page")
 
 
 def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
-    """Index of the first segment after a place; if its segment is gone, the first that begins there.
+    """Index of the first segment after a place; if the place's segment is gone, the first one that begins there.
 
     Args:
         segments: in the stream's order.
         after: a segment's begin and uuid, separated by a space; empty: the beginning.
 
     Raises:
-        InvalidCall: ``after`` is no place.
+        InvalidCall: ``after`` is not a valid place.
     """
     if not after:
         return 0
     begin, _, uuid = after.partition(" ")
-    with parsing(f"{ascii(after)[:100]} is no place among segments", hint="begin with the first page"):
+    with parsing(f"{ascii(after)[:100]} is not a place among segments", hint="start with the first page"):
         position = Position.parse(begin)
     start, stop = (side(segments, position, key=lambda record: record.begin) for side in (bisect_left, bisect_right))
     return next((number + 1 for number in range(start, stop) if str(segments[number].uuid) == uuid), start)
 
 
-#: Longest number of a partition from a client.
+#: Maximum number of digits of a partition number from a client.
 _PARTITION_DIGITS_MAX = 10
-#: Most items of one page.
+#: Maximum number of items of one page.
 LIMIT_MAX = 500
 #: Maximum age of the cached list of the store's streams.
 NAMES_AGE_S_MAX = 10.0
-#: The same for a manifest's status of a stream in a list, and of a single one.
+#: Maximum age of a manifest's cached status, for a stream in a list and for a single stream.
 ROW_AGE_S_MAX = 30.0
 ONE_AGE_S_MAX = 3.0
 
@@ -170,7 +171,7 @@ class Readiness:
     """Readiness of the process, with its problems.
 
     Attributes:
-        ready: whether no problem blocks it.
+        ready: whether no problem blocks readiness.
         problems: all of them, blocking ones first.
     """
 
@@ -183,10 +184,10 @@ class ServiceView:
 
     Args:
         store: of the streams; only read.
-        last_hour: what the process offloaded; default: nothing.
+        last_hour: bytes offloaded by the process; default: none.
     """
 
-    #: Whether a stream is shown where several are; ``None``: all are.
+    #: Filter for streams in answers about several streams; ``None``: no filter.
     sees: Callable[[str], bool] | None = None
     told: Callable[[Any], Any] = staticmethod(lambda answer: answer)
 
@@ -204,7 +205,8 @@ class ServiceView:
         )
 
     def limited(self, sees: Callable[[str], bool]) -> ServiceView:
-        """This view with only the streams that ``sees`` is true of. A query about one is checked by its caller."""
+        """This view limited to the streams that ``sees`` accepts. Queries about a single stream are checked by the
+        caller."""
         found = copy(self)
         found.sees, found.told = sees, without_places
         return found
@@ -214,7 +216,7 @@ class ServiceView:
 
     def overview(self) -> dict[str, Any]:
         """Overview of the process: version, times, store, buffer, limits, streams by mode, the last hour, and cleanups
-        that need approval. From memory: the store isn't asked."""
+        that need approval. From memory, without a store request."""
         document = self.status()
         rows: Sequence[Mapping[str, Any]] = document["streams"]
         lags = [row["lag"]["seconds"] for row in rows if row["lag"] and row["lag"]["seconds"] is not None]
@@ -253,7 +255,7 @@ class ServiceView:
     def readiness(self) -> Readiness:
         """Current problems of the process, its providers and streams."""
         found = sorted(self._process.problems(), key=lambda each: not each.blocks_ready)
-        # Other problems than a stream's own may name any stream.
+        # A problem of another component may name any stream.
         shown = [each for each in found if self._shows(each.where.partition("stream ")[2])]
         problems = tuple(replace(each, what=self.told(each.what), hint=self.told(each.hint)) for each in shown)
         return Readiness(not any(each.blocks_ready for each in found), problems)
@@ -270,7 +272,7 @@ class ServiceView:
         document = self._process.document()
         if self.sees is None:
             return document
-        # The settings name topics and places of tokens.
+        # The settings contain topics and sources of tokens.
         rows = [row for row in document["streams"] if self._shows(row["stream"])]
         found: Mapping[str, Any] = self.told({**document, "settings": {}, "streams": rows})
         return found
@@ -289,15 +291,15 @@ class ServiceView:
         limit: int = 100,
         served_only: bool = False,
     ) -> Page[dict[str, Any]]:
-        """A page of the streams as status documents, including those that only the store has.
+        """A page of the streams as status documents, including streams that only the store has.
 
         Args:
             contains: only names with this substring, case-insensitive; also of a topic's name, ``persistent://...``.
             after: ``next_after`` of the previous page.
-            served_only: only those of this process, from memory: the store isn't asked.
+            served_only: only streams of this process, from memory, without a store request.
 
         Raises:
-            InvalidCall: ``after`` isn't one of this order.
+            InvalidCall: ``after`` is not valid for this order.
         """
         deadline_s = self._clock.monotonic_s() + STORE_WAIT_S_MAX
         served = {row["stream"]: dict(row) for row in self.status()["streams"]}
@@ -319,10 +321,10 @@ class ServiceView:
 
     def stream(self, name: str, *, served_only: bool = False) -> dict[str, Any]:
         """One stream's status document, with its manifest's recent state; with ``store_error`` if the store doesn't
-        respond for a stream that is served here. Of a topic with partitions: ``topic_row``.
+        respond for a stream that is served here. For a topic with partitions: ``topic_row``.
 
         Args:
-            served_only: only what this process knows, from memory: the store isn't asked.
+            served_only: only the status in this process, from memory, without a store request.
 
         Raises:
             NotFound: neither served here nor, unless ``served_only``, in the store.
@@ -345,20 +347,22 @@ class ServiceView:
     def _one_stream(self, name: str, served: Mapping[str, Any] | None, *, served_only: bool) -> dict[str, Any]:
         if served_only:
             if served is None:
-                raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask for all of its streams")
+                raise NotFound(
+                    f"stream {name} isn't offloaded by this process", hint="list the streams of this process"
+                )
             return self._remembered(served)
         try:
             manifest = self._stored(name, self._clock.monotonic_s() + STORE_WAIT_S_MAX, age_s_max=ONE_AGE_S_MAX)
         except OffloaderError as error:
             if served is None:
                 raise
-            # The process's own status matters most while the store doesn't respond.
+            # The process's status matters most while the store doesn't respond.
             unknown = {} if isinstance(error, NotFound) else {"store_error": error.message}
             return self._labelled({**served, **unknown})
         return self._labelled(manifest if served is None else with_manifest(served, manifest))
 
     def _named(self, name: str) -> NamedStreams:
-        """What a name means here. Raises ``InvalidCall``: more partitions than an answer is of."""
+        """The streams of a name. Raises ``InvalidCall``: too many partitions for one answer."""
         named = named_streams(self._store, name)
         if len(named.partitions) > PARTITIONS_MAX:
             named.require_one(f"an answer is of at most {PARTITIONS_MAX}")
@@ -375,10 +379,10 @@ class ServiceView:
             InvalidCall: ``after`` isn't a place among segments, or a topic has more than ``PARTITIONS_MAX`` partitions.
         """
         named = self._named(name)
-        # The number of its partition precedes a place.
+        # For a topic the place is preceded by the partition's number.
         at, _, place = after.partition(" ") if named.partitions and after else ("0", "", after)
         if not at.isdecimal() or len(at) > _PARTITION_DIGITS_MAX:
-            raise InvalidCall(f"{ascii(after)[:100]} is no place among segments", hint="begin with the first page")
+            raise InvalidCall(f"{ascii(after)[:100]} is not a place among segments", hint="start with the first page")
         rows: list[dict[str, Any]] = []
         wanted, total, left, last = max(min(limit, LIMIT_MAX), 1), 0, 0, ""
         states = at_once(partial(load_stream, self._store), named.streams)
@@ -403,7 +407,7 @@ class ServiceView:
         """A page of entries, of the hot tier too if the stream is served here; and the place of the next page.
 
         Args:
-            first: a position; from_time, to_time: as on the command line; empty: not given.
+            first: a position; from_time, to_time: in the forms of the command line; empty: not given.
             after: place of the page; empty: the first one.
 
         Raises: as ``entry_page`` and ``time_ms_of``.
@@ -486,7 +490,7 @@ class ServiceView:
         ]
 
     def subscribers(self, name: str) -> list[dict[str, object]]:
-        """A stream's subscribers, with their positions and whether they hold data back."""
+        """A stream's subscribers, with their positions and whether they hold back deletion."""
         timeout_ms = int(self._streams.settings_of(name).retention.subscriber_timeout_minutes * 60_000) or None
         retention = open_retention(self._store, name, source_of=self._streams.source_of, clock=self._clock)
         return [each.as_json() for each in retention.subscribers(timeout_ms=timeout_ms)]
@@ -531,7 +535,7 @@ class ServiceView:
     def orphans(self) -> dict[str, Any]:
         """Orphans that this process's newest search left, by owner, and the ends of the last cleanup and search."""
         upkeep = self._process.upkeep
-        if upkeep is None or self.sees is not None:  # the numbers are of the whole store
+        if upkeep is None or self.sees is not None:  # the numbers cover the whole store
             return {"left": None, "jobs": {}}
         return {
             "left": {owner: asdict(left) for owner, left in upkeep.leftovers.items()},
@@ -591,7 +595,7 @@ class ServiceView:
 
 
 def _manifest_of(store: ObjectStore, name: str) -> dict[str, Any] | NotFound:
-    # That there is none is kept too: a page asks for all of its idle topics again and again.
+    # Cache "not found" too, because a page requests all of its idle topics repeatedly.
     try:
         return manifest_document(load_stream(store, name))
     except NotFound as error:
@@ -600,7 +604,7 @@ def _manifest_of(store: ObjectStore, name: str) -> dict[str, Any] | NotFound:
 
 _log = logging.getLogger("offloader.service.commands")
 
-#: What one round of cleanup did, in numbers.
+#: Counters of one cleanup round.
 _SWEPT = ("retired", "released", "purged", "deleted_objects", "deleted_bytes")
 
 
@@ -622,7 +626,7 @@ class ServiceControl:
             by: the caller, for the log.
 
         Raises:
-            InvalidCall: ``until`` is no position.
+            InvalidCall: ``until`` is not a position.
             NotFound: no such stream is served here.
             As ``StreamSupervisor.offload``.
         """
@@ -644,11 +648,11 @@ class ServiceControl:
         return {"stream": name, "committed": None, "partitions": rows} if named.partitions else rows[0]
 
     def complete(self, name: str, until: Position, *, timeout_s: float) -> None:
-        """As ``offload``, for callers that ask often: it isn't logged."""
+        """Like ``offload``, but not logged, for frequent calls."""
         self._process.streams.require(name).offload(until, timeout_s=timeout_s)
 
     def pause(self, name: str, *, reason: str = "", by: str) -> dict[str, Any]:
-        """Assigns no further segment of a stream, or of each partition of a topic, until ``resume``.
+        """Pauses offloading of a stream, or of each partition of a topic, until ``resume``.
 
         Raises ``NotFound``: no such stream; Fenced: it was deleted. Partitions before the one that failed are paused.
         """
@@ -659,18 +663,20 @@ class ServiceControl:
         return self._each(name, "resume", lambda runs, each: runs.resume(each), by)
 
     def clean(self, name: str, *, plan: str, by: str) -> dict[str, Any]:
-        """One round of cleanup for a stream, or each partition of a topic, although it retires more than half of it.
+        """Runs an approved cleanup that retires more than half of a stream, or of partitions of a topic.
 
         Args:
             plan: ``plan`` of the ``cleanup_plan`` that was approved.
 
         Raises:
-            InvalidCall: the plan is another one by now, the process doesn't clean up, or ``cleanup.delete`` is off.
+            InvalidCall: the plan has changed, the process runs no maintenance, or ``cleanup.delete`` is off.
             As ``cleanup_stream``.
         """
         upkeep = self._process.upkeep
         if upkeep is None:
-            raise InvalidCall("this process doesn't clean up", hint="ask the one with serve.maintenance = true")
+            raise InvalidCall(
+                "this process runs no maintenance", hint="send the request to a process with serve.maintenance = true"
+            )
         named = named_streams(self._store, name)
         if not named.partitions:
             return self._clean(upkeep, name, plan, by)
@@ -724,10 +730,11 @@ class ServiceControl:
         return {"stream": name, **found.as_json()}
 
     def unsubscribe(self, name: str, subscriber: str, *, generation: int | None = None, by: str) -> dict[str, Any]:
-        """Removes a subscriber: it holds nothing back any more. Raises ``NotFound``: no such stream or subscriber."""
+        """Removes a subscriber, which then no longer holds back deletion. Raises ``NotFound``: no such stream or
+        subscriber."""
         retention = self._retention(name)
         if subscriber not in retention.registry().subscribers:
-            raise NotFound(f"nobody called {subscriber} subscribes to stream {name}", hint="list its subscribers")
+            raise NotFound(f"stream {name} has no subscriber {subscriber}", hint="list the stream's subscribers")
         removed = retention.remove(subscriber, generation=generation)
         _tell("unsubscribe", name, by, subscriber)
         return {"stream": name, "subscriber": subscriber, "removed": removed}
@@ -738,7 +745,7 @@ class ServiceControl:
         return truncate(self._store, name, before, clock=self._clock, streams=self._process.streams, by=by)
 
     def _each(self, name: str, what: str, change: Callable[[BackfillService, str], bool], by: str) -> dict[str, Any]:
-        """The record of one stream, or the sum of a topic's, with each in ``partitions``."""
+        """The result for one stream, or the sum for a topic with each partition in ``partitions``."""
         named = named_streams(self._store, name)
         rows = [self._record(each, what, change, by) for each in named.streams]
         if not named.partitions:
@@ -773,4 +780,4 @@ class ServiceControl:
 
 def _tell(what: str, stream: str, by: str, subscriber: str = "") -> None:
     extra = {"event": "asked", "stream": stream, "command": what, "by": by, "subscriber": subscriber}
-    _log.info("%s of stream %s, asked by %s", what, stream, by, extra=extra)
+    _log.info("%s of stream %s, requested by %s", what, stream, by, extra=extra)

@@ -1,4 +1,4 @@
-"""Doctor's finding on streams that close small segments by age: their requests, and the settings against them."""
+"""Doctor's finding about streams that close small segments by age: their cost in requests, and the remedy."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from offloader.runtime.clock import Clock
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 
-#: PUT requests of a segment that is closed by age: two manifest records, its data and its index.
+#: PUT requests per segment closed by age: two manifest records, the data object and the index object.
 PUTS_OF_A_SEGMENT = 4
 #: Payload bytes below which a segment counts as small.
 SMALL_BYTES = 1024 * 1024
-#: Streams whose manifests are read, and the newest segments of each that are looked at.
+#: Maximum number of streams whose manifests are read, and of their newest segments that are checked.
 STREAMS_MAX, SEGMENTS_MAX = 500, 100
-#: PUT requests an hour, of all streams together, from which on they are worth a finding.
+#: PUT requests per hour of all streams from which on the finding is reported.
 PUTS_AN_HOUR_MIN = 100
 _HOUR_MS = 3_600_000
 
 
 def check_small_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
-    """Counts the small segments of the last hour; says nothing where there are few."""
+    """Counts the small segments of the last hour, and yields a finding if there are many."""
     since_ms = clock.now_ms() - _HOUR_MS
     found = {
         name: count for name in islice(list_streams(store), STREAMS_MAX) if (count := _count(store, name, since_ms))
@@ -40,8 +40,8 @@ def check_small_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> 
         "small topics",
         f"{len(found)} streams offloaded {sum(found.values())} segments of less than 1 MiB within the last hour, which "
         f"took about {puts:,} PUT requests; {len(without)} of these streams have no offload.segment_size_min",
-        "set offload.segment_size_min, so that small segments gather until offload.segment_age_limit, and merge what "
-        "is there with `offloader compact`",
+        "set offload.segment_size_min, so that small segments are closed at offload.segment_age_limit, and merge "
+        "existing segments with `offloader compact`",
     )
 
 
@@ -52,7 +52,7 @@ def _count(store: ObjectStore, stream: str, since_ms: int) -> int:
 
 
 def small_segments(state: ManifestState, since_ms: int) -> int:
-    """The small ones among a stream's newest segments that were offloaded then or later."""
+    """Number of small segments among a stream's newest ones that were offloaded at ``since_ms`` or later."""
     newest = islice(reversed(state.offloaded()), SEGMENTS_MAX)
     recent = takewhile(lambda each: (each.offloaded_ms or 0) >= since_ms, newest)
     return sum(each.content.payload_bytes < SMALL_BYTES for each in recent)

@@ -1,7 +1,8 @@
-"""Notices that the store of a running process is another one: by its identity, which the store's probe reads.
+"""Detects that a different store is mounted under a running process, by the store identity that the store's probe
+reads.
 
-Two comparisons: with the identity that the process read first, and with the one that each stream's hot tier noted. Both
-only name the difference; what may be written is decided by the manifests (``offloader.manifest.noted``).
+The identity is compared with the first one that the process read, and with the one recorded by each stream's hot tier.
+Differences are only reported; the manifests decide whether writing is allowed (``offloader.manifest.noted``).
 """
 
 from __future__ import annotations
@@ -36,18 +37,19 @@ class StoreWatch:
         self._is_seen = False
         self._first: UUID | None = None
         self._newest: UUID | None = None
-        #: What the hot tier of a stream noted.
+        #: Stream -> store identity recorded by its hot tier.
         self._noted: dict[str, UUID] = {}
         self._problems: dict[str, ProviderProblem] = {}
 
     def see(self, identity: UUID | None) -> None:
-        """Takes the identity that the store has now, ``None``: none."""
+        """Records the current identity of the store; ``None``: it has none."""
         with self._lock:
             self._is_seen, self._newest = True, identity
             self._first = self._first or identity
 
     def look(self) -> None:
-        """Compares, and logs each difference once; asks hot tiers only that are new or differed before."""
+        """Compares the identities and logs each difference once. Queries only hot tiers that are new or differed
+        before."""
         with self._lock:
             is_seen, first, newest, noted = self._is_seen, self._first, self._newest, self._noted
         if not is_seen:
@@ -73,7 +75,9 @@ class StoreWatch:
                 key: ProviderProblem(
                     where=f"store {self._url}",
                     what=text,
-                    hint=IDENTITY_HINT if key else "is it mounted, and the right one? If it is, restart the process",
+                    hint=IDENTITY_HINT
+                    if key
+                    else "check that the right store is mounted; if it is, restart the process",
                     since_ms=before[key].since_ms if key in before else now_ms,
                     blocks_ready=not key and newest is not None,
                 )
@@ -85,12 +89,12 @@ class StoreWatch:
             _log.error("%s: %s", each.where, each.what, extra={"event": "store_identity_differs"})
 
     def problems(self) -> list[ProviderProblem]:
-        """Without I/O. Another identity than the process began with blocks readiness."""
+        """Current differences, without I/O. A difference from the process's first identity blocks readiness."""
         with self._lock:
             return list(self._problems.values())
 
     def readings(self) -> Iterator[Reading]:
-        """Nothing before the store was asked."""
+        """The gauge of differences; empty before the first identity is read."""
         with self._lock:
             is_seen, differs = self._is_seen, bool(self._problems)
         if is_seen:
@@ -98,7 +102,7 @@ class StoreWatch:
 
 
 def _noted_by(source: LedgerSource, name: str) -> UUID | None:
-    """``None``: nothing, or the hot tier doesn't answer, which is named elsewhere."""
+    """The recorded identity; ``None``: none, or the hot tier doesn't respond, which is reported elsewhere."""
     found: list[UUID | None] = []
     notes = noting(source)
     if notes is not None:

@@ -38,9 +38,9 @@ from offloader.write.stream_state import StreamStatus
 
 _log = logging.getLogger("offloader.service")
 
-#: First wait before a stream that failed is restarted; it doubles.
+#: First delay before a failed stream is restarted; doubles.
 RESTART_S_MIN = 1.0
-#: A stream that ran this long before it failed restarts with the first wait.
+#: Running time after which a failed stream restarts with the first delay.
 RAN_WELL_S = 600.0
 
 
@@ -50,7 +50,7 @@ class ProviderProblem:
 
     Attributes:
         where: ``feed pulsar``, ``stream a/b/persistent/c``, ``store s3://bucket/root``.
-        what: one line, without a secret.
+        what: the problem in one line, without secrets.
         hint: the remedy, one line; may be empty.
         since_ms: its start, ms since 1970 UTC; ``None``: unknown.
         blocks_ready: whether the process isn't ready while it lasts.
@@ -70,7 +70,7 @@ class ProviderProblem:
         return cls(where=where, what=error.message, hint=error.hint, since_ms=since_ms, blocks_ready=blocks_ready)
 
 
-#: Problems of streams listed one by one; of further ones only the number.
+#: Maximum number of stream problems listed individually; further ones are only counted.
 PROBLEMS_NAMED_MAX = 20
 
 
@@ -83,8 +83,8 @@ def stream_problems(failing: Sequence[tuple[str, OffloaderError]], where: str, r
 
 
 def error_of(run: Callable[[], object], what: str, **facts: str) -> OffloaderError | None:
-    """Does something for one provider or stream, and returns its error. A bug is logged as the failure of ``what``,
-    with ``facts``: it must not affect the others."""
+    """Runs a step for one provider or stream, and returns its error. A bug is logged as the failure of ``what``, with
+    ``facts``, because it must not affect the others."""
     try:
         run()
     except OffloaderError as error:
@@ -96,18 +96,18 @@ def error_of(run: Callable[[], object], what: str, **facts: str) -> OffloaderErr
 
 
 class StreamSupervisor:
-    """One stream: what its provider wants of it, and what is running. Thread-safe; no call of its provider but
+    """One stream: the state wanted by its provider, and the actual state. Thread-safe; of the provider's calls only
     ``offload`` waits for the store.
 
     Args:
-        adjust: the provider's changes to its settings, these and later ones.
-        workers: start and stop streams; not those that offload.
-        restart_s_max: longest wait before a restart.
-        active: whether it is offloaded at once; ``None``: the leader isn't known yet, so it waits.
+        adjust: the provider's changes to its settings, also after a reload.
+        workers: start and stop streams; separate from the workers that offload.
+        restart_s_max: maximum delay before a restart.
+        active: whether it is offloaded immediately; ``None``: the leader isn't known yet, so it waits.
 
     Attributes:
         settings: the effective ones.
-        error: why it isn't offloaded although it should be.
+        error: the reason why it isn't offloaded although it should be.
     """
 
     def __init__(
@@ -156,13 +156,13 @@ class StreamSupervisor:
 
     @property
     def source_outage(self) -> str:
-        """Why its source can't be reached; empty: it can, or has no connection that might be lost."""
+        """The reason why its source is unreachable; empty: reachable, or the source has no connection."""
         problem = getattr(self.source, "problem", None)
         return problem.message if isinstance(problem, StoreUnavailable) else ""
 
     @property
     def trouble(self) -> str:
-        """Why it makes no progress now, in words; empty: nothing is known to be wrong. For the log."""
+        """The reason why it makes no progress, as text for the log; empty: no known problem."""
         status = self.status()
         error = self.error or getattr(self.source, "problem", None)
         if error is not None:
@@ -202,18 +202,21 @@ class StreamSupervisor:
         if self._wanted is None:
             raise StoreUnavailable(
                 f"stream {self.name}: it isn't known yet which process is the leader for it",
-                hint="ask again in a moment; if it stays so, look at the problems in /readyz",
+                hint="retry later; if it persists, check the problems in /readyz",
             )
         if not self.is_active:
-            raise Fenced(f"stream {self.name} stands by here: another process offloads it", hint="ask that one")
+            raise Fenced(
+                f"stream {self.name} is on standby here: another process offloads it",
+                hint="send the request to that process",
+            )
         if self.settings.offload.method == "none":
             raise InvalidCall(f"stream {self.name} isn't offloaded: its method is none", hint="set another method")
-        raise self.error or StoreUnavailable(f"stream {self.name} is being started", hint="ask again")
+        raise self.error or StoreUnavailable(f"stream {self.name} is being started", hint="retry later")
 
     def _offload_all(self, offload: StreamOffload, until: Position | None, timeout_s: float | None) -> Position | None:
         wait_s = self.settings.offload.drain_seconds_max if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + wait_s
-        # Offload the notified entries at once, even if the others fail.
+        # Offload the notified entries immediately, even if the others fail.
         offload.request_offload(until)
         newest = newest_given(self.source.ledgers())
         wanted = newest if until is None or newest is None else min(until, newest)
@@ -221,8 +224,8 @@ class StreamSupervisor:
             wanted, within_s=max(deadline_s - self._clock.monotonic_s(), 0.0)
         ):
             raise StoreUnavailable(
-                f"stream {self.name}: the hot tier has {wanted}, and hasn't given it within {wait_s:g} s",
-                hint="nothing is lost: it is offloaded as soon as it comes; look at the stream's problems",
+                f"stream {self.name}: the hot tier has {wanted} but didn't deliver it within {wait_s:g} s",
+                hint="nothing is lost: it is offloaded once it is delivered; check the stream's problems",
             )
         return offload.offload(until, timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))
 
@@ -345,7 +348,7 @@ class StreamSupervisor:
         for each in (self._offload, self._trigger, self._hot_release):
             if each is not None:
                 each.stop()
-        # ``end`` and the task may stop it at once.
+        # ``end`` and the task may stop it concurrently.
         if (offload := self._offload) is not None:
             self._offloader.observation.remove(offload)
         self._offload = self._trigger = self._hot_release = self._running = None
@@ -373,7 +376,7 @@ class StreamSupervisor:
         if not self._ended:
             self._workers.call_after(wait_s, self._task.schedule)
         _log.warning(
-            "stream %s isn't offloaded: %s; again in %.0f s",
+            "stream %s isn't offloaded: %s; retrying in %.0f s",
             self.name,
             error,
             wait_s,
@@ -421,11 +424,11 @@ class ServedStreams:
         adjust: Callable[[Settings], Settings] = lambda settings: settings,
         active: bool | None = True,
     ) -> StreamSupervisor:
-        """Offloads a stream from now on, by its method; returns at once; errors are retried and reported.
+        """Starts offloading a stream by its method, without waiting; errors are retried and reported.
 
         Args:
             source: its hot tier; the provider owns it, and closes it after ``remove``.
-            feed: the provider's name, for people.
+            feed: the provider's name, for messages.
             adjust: the provider's changes to ``settings_of(name)``, now and after a reload.
             active: False: stands by until ``StreamSupervisor.activate``; ``None``: likewise, and reports that the
                 leader isn't known yet, until ``activate`` or ``stand_by``.
@@ -453,11 +456,13 @@ class ServedStreams:
             if self._closed:
                 raise Closed("the process is stopping")
             if (there := self._streams.get(name)) is not None:
-                raise InvalidCall(f"stream {name} is there already: feed {there.feed} brought it", hint="name it once")
+                raise InvalidCall(
+                    f"stream {name} already exists: added by feed {there.feed}", hint="configure it in one feed only"
+                )
             self._require_own_level(name)
             if len(self._streams) >= serve.streams_max:
                 raise LimitReached(
-                    f"stream {name} isn't offloaded: there are {len(self._streams)} already",
+                    f"stream {name} isn't offloaded: the process has {len(self._streams)} streams already",
                     hint="raise serve.streams_max, or spread the streams over several processes",
                 )
             self._streams[name] = stream
@@ -466,9 +471,9 @@ class ServedStreams:
         return stream
 
     def remove(self, name: str, *, drain: bool = True) -> bool:
-        """Winds a stream down; deletes nothing. False: no such stream.
+        """Stops offloading a stream and removes it; deletes nothing. False: no such stream.
 
-        The next start offloads what isn't committed then: that is logged, not raised.
+        A failure to drain is logged, not raised; the next start offloads the uncommitted entries.
 
         Args:
             drain: first complete the current segment, within ``offload.drain_seconds_max``.
@@ -499,7 +504,10 @@ class ServedStreams:
     def require(self, name: str) -> StreamSupervisor:
         """The stream of that name. Raises ``NotFound``: it isn't served here."""
         if (found := self.get(name)) is None:
-            raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask the process that offloads it")
+            raise NotFound(
+                f"stream {name} isn't offloaded by this process",
+                hint="send the request to the process that offloads it",
+            )
         return found
 
     def all(self) -> list[StreamSupervisor]:
@@ -508,31 +516,32 @@ class ServedStreams:
             return list(self._streams.values())
 
     def source_of(self, name: str) -> LedgerSource | None:
-        """The hot tier of a stream that is served here, if it is."""
+        """The hot tier of a stream that is served here; ``None``: it isn't."""
         stream = self.get(name)
         return None if stream is None else stream.source
 
     def use(self, file: SettingsFile) -> None:
-        """Replaces the settings; streams with changes of their own apply them soon."""
+        """Replaces the settings; streams whose settings changed apply them soon."""
         self.file = file
         for stream in self.all():
             stream.use(file.settings_of(stream.name))
 
     def documents(self) -> list[dict[str, Any]]:
-        """Rows of the streams without one of a ``StreamOffload``."""
+        """Status rows of the streams without a ``StreamOffload``."""
         return [row for stream in self.all() if (row := stream.document()) is not None]
 
     def troubles(self) -> dict[str, str]:
-        """Stream -> what is wrong with it now."""
+        """Stream -> its current problem."""
         return {each.name: each.trouble for each in self.all() if each.trouble}
 
     def problems(self) -> list[ProviderProblem]:
-        """Streams that aren't offloaded although they should be; they don't block readiness: others are."""
+        """Streams that aren't offloaded although they should be; they don't block readiness, because other streams
+        are."""
         failing = [(each.name, error) for each in self.all() if (error := each.error) is not None]
         return stream_problems(failing, "streams", "aren't offloaded although they should be")
 
     def close(self, *, drain: bool) -> int:
-        """Accepts no further stream, completes all current segments within the longest of their ``drain_seconds_max``,
+        """Accepts no further streams, completes all current segments within the maximum of their ``drain_seconds_max``,
         and ends every stream. Idempotent.
 
         Returns:
@@ -583,18 +592,18 @@ class StreamProvider(Protocol):
     name: str
 
     def start(self, streams: ServedStreams) -> None:
-        """Starts to add streams, on its own threads or timers; returns at once. Transient errors are retried and
-        reported by ``problems``; only permanent ones (settings) raise, and end the start."""
+        """Starts to add streams, on separate threads or timers, without waiting. Transient errors are retried and
+        reported by ``problems``; only permanent errors (settings) are raised, and end the start."""
 
     def stop(self, within_s: float) -> None:
-        """Adds and removes no further streams. The added ones stay: the process winds them down next. Never raises.
+        """Adds and removes no further streams. The process stops the added streams next. Never raises.
 
         Args:
-            within_s: seconds it may take.
+            within_s: time limit in seconds.
         """
 
     def close(self) -> None:
-        """Closes everything it opened, including the sources, after all streams are wound down. Never raises."""
+        """Closes everything it opened, including the sources, after all streams have stopped. Never raises."""
 
     def problems(self) -> Sequence[ProviderProblem]:
         """Current problems; fast, without I/O."""

@@ -1,4 +1,4 @@
-"""Doctor's findings on topics whose ledgers or streams nothing offloads any more: terminated and deleted ones."""
+"""Doctor's findings about topics that are no longer offloaded: terminated and deleted topics."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from offloader.settings import PulsarSettings
 from offloader.store.base import ObjectStore
 
 _TERMINATED, _DELETED = "terminated topics", "deleted topics"
-#: Names in one finding; of further ones only the number.
+#: Maximum number of names in one finding; further ones are only counted.
 NAMES_MAX = 5
 
 
 def check_topics(store: ObjectStore, settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
-    """Checks the selected topics, and the streams of those that were deleted; says nothing where there is none.
+    """Checks the selected topics, and the streams of deleted topics; yields nothing if there are none.
 
-    A namespace that can't be listed is left out: ``check_pulsar`` says why.
+    A namespace that can't be listed is skipped: ``check_pulsar`` reports it.
     """
     settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
     patterns = TopicPatterns.of(settings.topics, settings.exclude)
     with PulsarCluster(settings, clock=clock) as cluster:
-        # In this order: the topic of a stream that is there is listed, unless it was deleted.
+        # List streams before topics: the topic of every listed stream is then listed, unless it was deleted.
         streams = list(list_streams(store))
         look, _ = survey(cluster.admin, patterns)
         if settings.broker_plugin:
@@ -52,10 +52,10 @@ def _terminated(cluster: PulsarCluster, look: Look) -> Iterator[Finding]:
     if kept:
         yield warning(
             _TERMINATED,
-            f"the last ledger of {_named(kept)} is not offloaded by the broker: Pulsar never does that of a terminated "
-            "topic, and BookKeeper keeps it",
-            "its entries are in the cold tier as soon as they are committed; BookKeeper's copy goes when the topic is "
-            "deleted",
+            f"the last ledger of {_named(kept)} is not offloaded by the broker: Pulsar never offloads the last ledger "
+            f"of a terminated topic, and BookKeeper keeps it",
+            "its entries are in the cold tier as soon as they are committed; BookKeeper's copy is deleted with the "
+            "topic",
         )
 
 
@@ -65,7 +65,7 @@ def kept_ledger(internals: TopicInternals) -> int | None:
     if not internals.is_terminated or not listed or internals.ledgers.ledgers[-1].offloaded:
         return None
     ledger_id, entries = listed[-1]
-    # Until it is unloaded, the broker lists a terminated topic's last ledger without its entries.
+    # Until the topic is unloaded, the broker lists a terminated topic's last ledger without its entries.
     has_entries = entries or (last is not None and last >= Position(ledger_id, 0))
     return ledger_id if has_entries else None
 
@@ -75,10 +75,11 @@ def _deleted(streams: list[str], look: Look, patterns: TopicPatterns) -> Iterato
     if gone:
         yield warning(
             _DELETED,
-            f"the cluster has no topic of {_named(gone)}: nothing more is offloaded, and the store keeps its objects",
-            "if the topic was deleted on purpose and nobody reads the stream: "
+            f"the cluster has no topic of {_named(gone)}: no further entries are offloaded, and the store keeps its "
+            f"objects",
+            "if the topic was deleted on purpose and the stream has no readers: "
             f"`offloader delete-stream {gone[0]} --yes` deletes its objects, and `offloader cleanup run` its tombstone "
-            "when that is as old as manifest.orphan_age_min; else look whether pulsar.admin_url is the right cluster",
+            "after manifest.orphan_age_min; otherwise check that pulsar.admin_url names the right cluster",
         )
 
 

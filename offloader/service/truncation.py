@@ -1,4 +1,4 @@
-"""Truncation that a client of the HTTP service asks for."""
+"""Truncation requested over HTTP."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from offloader.store.base import ObjectStore
 def truncate(
     store: ObjectStore, name: str, before: object, *, clock: Clock, streams: ServedStreams, by: str
 ) -> dict[str, Any]:
-    """Moves the start position of a stream, or of the named partitions of a topic, and says what lies before it.
+    """Moves the start position of a stream, or of the named partitions of a topic, and returns the truncated segments.
 
-    Nothing is forced: entries that aren't offloaded and ledgers that a broker lists refuse it.
+    Refused if entries before the position aren't offloaded, or if a broker lists a ledger there.
 
     Args:
-        before: the first position that stays, or by partition.
-        streams: what this process serves: their hot ledgers before the position go too.
+        before: the new start position, or positions by partition.
+        streams: streams of this process, whose hot ledgers before the position are deleted too.
         by: the caller, for display.
 
     Raises:
-        InvalidCall: ``before`` is no position, or a topic's partition isn't there.
-        As ``truncate_stream``, ``truncate_topic``, ``first_listed``.
+        InvalidCall: ``before`` is not a position, or a partition doesn't exist.
+        Like ``truncate_stream``, ``truncate_topic``, ``first_listed``.
     """
     wanted = positions_of(before, "before")
     scope = find_scope(store, name)

@@ -1,4 +1,4 @@
-"""Documents for a view: pages of entries of both tiers, a timeline, and a topic made of its partitions."""
+"""Documents for the views: pages of entries of both tiers, timelines, and topics as sums of their partitions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import ReadSettings, Settings
 from offloader.store.base import ObjectStore
 
-#: Bars of ledgers, and of segments; above it neighbours are merged.
+#: Maximum number of bars of ledgers, and of segments; above it neighbours are merged.
 BARS_MAX = 400
 #: Points of entries over time.
 POINTS_MAX = 800
@@ -36,8 +36,9 @@ GAPS_MAX = 200
 def timeline_document(shape: StreamTimeline) -> dict[str, Any]:
     """``{"ledgers", "segments", "timeline", "gaps", "ledgers_total", "segments_total", "is_thinned"}``.
 
-    A span is ``{"name", "start", "stop", "size_bytes"}`` in entries of the stream; ``timeline`` is pairs of entries
-    before and publish time in ms (-1: unknown), ``gaps`` of entries before and what is missing there.
+    A span is ``{"name", "start", "stop", "size_bytes"}`` in entries of the stream; ``timeline`` has pairs of the
+    number of entries before a point and its publish time in ms (-1: unknown), ``gaps`` the number of entries before
+    and in each gap.
     """
     ledgers, segments = thinned(shape.ledgers, BARS_MAX), thinned(shape.segments, BARS_MAX)
     step = -(-len(shape.timeline) // POINTS_MAX) or 1
@@ -69,7 +70,7 @@ def numbered(partitions: Mapping[int, str], answers: Iterable[_Row]) -> list[dic
 def topic_row(topic: str, rows: Sequence[_Row]) -> dict[str, Any]:
     """A topic's status document: sums of its partitions' documents, and these in ``partitions``.
 
-    What isn't known of each partition isn't known of the topic; a mode is the topic's if all partitions have it.
+    A value unknown for one partition is unknown for the topic. The topic has a mode if all partitions have it.
     """
     lags = [row["lag"] for row in rows]
     buffers = [row["buffer"] for row in rows if row.get("buffer")]
@@ -111,10 +112,10 @@ def topic_row(topic: str, rows: Sequence[_Row]) -> dict[str, Any]:
 
 
 def topic_plan(topic: str, plans: Sequence[_Row], *, limit: int) -> dict[str, Any]:
-    """A topic's plan of cleanup: sums of its partitions' plans, and these in ``partitions``.
+    """A topic's cleanup plan: sums of its partitions' plans, and these in ``partitions``.
 
     Args:
-        limit: most lines of all plans together; each has its ``stream``.
+        limit: maximum number of lines of all plans; each has its ``stream``.
     """
     lines = [{**line, "stream": plan["stream"]} for plan in plans for line in plan["lines"]]
     return {
@@ -135,30 +136,30 @@ def topic_plan(topic: str, plans: Sequence[_Row], *, limit: int) -> dict[str, An
 
 
 def joint_plan(plans: Mapping[str, str | None]) -> str | None:
-    """The identity of a topic's plan, of its partitions' plans by stream; ``None``: nothing is planned in any."""
+    """The identity of a topic's plan, derived from its partitions' plans; ``None``: no partition has a plan."""
     known = sorted((stream, plan) for stream, plan in plans.items() if plan is not None)
     return hashlib.sha256(repr(known).encode()).hexdigest()[:32] if known else None
 
 
 def _same(values: Iterable[Any]) -> Any:
-    """The value that all of them are; ``None``: they differ."""
+    """The common value; ``None``: the values differ."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """``None``: one of them isn't known."""
+    """The sum; ``None``: one value is unknown."""
     known = list(values)
     return None if None in known else sum(each for each in known if each is not None)
 
 
-#: Payload bytes that end a page; a larger entry is a page of its own.
+#: Maximum payload bytes of a page; a larger entry gets a separate page.
 PAGE_BYTES_MAX = 512 * 1024
-#: Partitions of a page's topic: its cursor has a place in each, and is part of a request's first line.
+#: Maximum number of partitions of a page's topic: the cursor in the request line has a position in each.
 PARTITIONS_MAX = 1000
-#: Partitions that are open at once for a page: each holds what about two requests bring.
+#: Maximum number of partitions open concurrently for a page; each holds the data of about two requests.
 PARTITIONS_OPEN_MAX = 32
-#: Readers of one page have one small request in flight each.
+#: Settings of a page's readers: one small request in flight each.
 _SETTINGS = ReadSettings(request_bytes=1024 * 1024, requests_in_flight_max=1, batch_bytes=PAGE_BYTES_MAX)
 
 
@@ -174,14 +175,14 @@ def entry_page(
     after: str,
     limit: int,
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """A page's rows, and the place of the next page; ``None``: there is nothing more now.
+    """A page's rows, and the place of the next page; ``None``: no further entries at present.
 
     Args:
         settings_of: a stream's settings, for its relocated buckets.
-        first: of one stream; ``None``: by ``from_ms``, else the first there is.
+        first: start position in one stream; ``None``: by ``from_ms``, else the first entry.
         from_ms, to_ms: publish times, the end excluded; ``None``: no bound.
         after: place of the page; empty: the first page.
-        limit: most entries.
+        limit: maximum number of entries.
 
     Raises:
         NotFound: no such stream and no such topic.
@@ -192,12 +193,12 @@ def entry_page(
     if named.partitions and first is not None:
         raise InvalidCall(
             f"{named.name} has {len(named.partitions)} partitions, and a position is of one",
-            hint=f"give from_time, or ask for one of them: {named.streams[0]}",
+            hint=f"give from_time, or request one partition: {named.streams[0]}",
         )
     if first is not None and from_ms is not None:
-        raise InvalidCall("from and from_time both say where to begin", hint="leave one of them out")
+        raise InvalidCall("from and from_time exclude each other", hint="leave one of them out")
     if len(named.partitions) > PARTITIONS_MAX:
-        raise InvalidCall(f"{named.name} has more than {PARTITIONS_MAX} partitions", hint="ask for one of them")
+        raise InvalidCall(f"{named.name} has more than {PARTITIONS_MAX} partitions", hint="request one of them")
     asked = _Asked(store, source_of, settings_of, first, from_ms, to_ms, _places(after))
     streams = list(enumerate(zip(named.partitions or [None], named.streams, strict=True)))
     begins: list[Position | None] = []
@@ -205,7 +206,7 @@ def entry_page(
     is_cut = False
     with ExitStack() as whole:
         threads = whole.enter_context(ThreadPoolExecutor(IN_FLIGHT_MAX)) if named.partitions else None
-        # What is first of all partitions is first of its group too, so no other entry has to be kept.
+        # The first entries of all partitions are also the first of their group, so no other entry has to be kept.
         for start in range(0, len(streams), PARTITIONS_OPEN_MAX):
             with ExitStack() as stack:
                 group = streams[start : start + PARTITIONS_OPEN_MAX]
@@ -235,7 +236,7 @@ class _PageEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A page that is asked for: see ``entry_page``; ``places``: where the partitions go on."""
+    """The parameters of ``entry_page``; ``places``: the positions at which the partitions continue."""
 
     store: ObjectStore
     source_of: Callable[[str], LedgerSource | None]
@@ -248,7 +249,8 @@ class _Asked:
     def open(
         self, stack: ExitStack, threads: Executor | None, given: tuple[int, tuple[int | None, str]]
     ) -> tuple[Position | None, Iterable[_PageEntry]]:
-        """Where a stream begins, and its entries, of which the first are fetched; ``stack`` closes its reader."""
+        """The start position of a stream, and its entries, of which the first is fetched; ``stack`` closes the
+        reader."""
         at, (number, stream) = given
         settings = replace(_SETTINGS, relocate=self.settings_of(stream).read.relocate)
         reader = stack.enter_context(
@@ -287,7 +289,7 @@ def _first_page(entries: Iterable[_PageEntry], limit: int) -> tuple[list[_PageEn
 def _range(
     reader: Reader, begin: Position | None, first: Position | None, from_ms: int | None, to_ms: int | None
 ) -> tuple[Position | None, Position | None] | None:
-    """First and last position; ``None``: nothing of the stream is wanted."""
+    """First and last position; ``None``: no entry of the stream is selected."""
     last = reader.last_position
     if last is None or (begin is None and from_ms is not None):
         return None
@@ -309,14 +311,14 @@ def _place_text(reached: Mapping[int | None, Position | None]) -> str:
 
 
 def _places(after: str) -> Mapping[int | None, Position]:
-    """Partition's number, or ``None`` -> where it goes on."""
+    """Partition number, or ``None`` -> position at which it continues."""
     if not after:
         return {}
     try:
         known = zip(*json.loads(after), strict=True)
         return {number: Position.parse(f"{ledger}:{entry}") for number, ledger, entry in known}
     except (ValueError, AttributeError, TypeError, RecursionError) as cause:
-        raise InvalidCall("cursor: no place in this list", hint="take next_cursor of the page before") from cause
+        raise InvalidCall("cursor: not a cursor of this list", hint="use next_cursor of the previous page") from cause
 
 
 def _row(stream: str, number: int | None, entry: Entry) -> dict[str, Any]:

@@ -104,16 +104,20 @@ def test_first_signal_completes_the_open_segment(place: Place) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
-        ("", 2, "no store is named"),
+        ("", 2, "serve.store is not set"),
         ("a = = b", 2, "isn't TOML"),
         ('[serve]\nstore = 3\nstreams = "x"\n[offload]\nx = 1', 2, "serve.store: 3 is not a text; serve.streams"),
-        ('[serve]\nstore = "memory://x"\nmaintenance = false', 2, "there is nothing to do"),
+        ('[serve]\nstore = "memory://x"\nmaintenance = false', 2, "the process has no task"),
         ('[serve]\nstore = "memory://x"\nledgers = "postgres://x"', 2, "not the URL of an embedded ledger database"),
-        ('[serve]\nstore = "memory://x"\n[http]\nlisten = ":8750"', 2, "nobody would be asked who they are"),
+        (
+            '[serve]\nstore = "memory://x"\n[http]\nlisten = ":8750"',
+            2,
+            "can be reached from other machines without authentication",
+        ),
         (
             '[serve]\nmaintenance = false\nledgers = "x://"\n[http]\nlisten = "x"\n[pulsar]\ntopics = ["a"]',
             2,
-            "no store is named; pulsar.topics: 'a' is not a topic name or pattern; ledgers 'x://': not the URL of an",
+            "serve.store is not set; pulsar.topics: 'a' is not a topic name or pattern; ledgers 'x://': not the URL",
         ),
         ('[serve]\nstore = "file:///proc/nowhere"', 3, "/proc/nowhere"),
     ],

@@ -67,16 +67,16 @@ def test_only_unambiguous_loopback_addresses_are_loopback(text: str, host: str, 
     "text", ["", "8080", "127.0.0.1", "a:65536", "a:b", "::1:80", "[:::1]:8", "a b:1", "é:1", "a:-1"]
 )
 def test_invalid_address_is_refused_with_the_setting_name(text: str) -> None:
-    with pytest.raises(InvalidCall, match=r"http\.listen: .* is no "):
+    with pytest.raises(InvalidCall, match=r"http\.listen: .* is not a valid "):
         parse_listen(text, setting="http.listen")
 
 
 def test_listening_off_loopback_needs_authentication_or_anonymous_access() -> None:
     nothing = Credentials()
     for address in (EVERYWHERE, parse_listen("[::]:1"), parse_listen("broker:1")):
-        with pytest.raises(InvalidCall, match="nobody would be asked who they are"):
+        with pytest.raises(InvalidCall, match="can be reached from other machines without authentication"):
             guard_for(address, nothing, AccessSettings(), has_tls=True)
-        with pytest.raises(InvalidCall, match="tokens would cross the network readable"):
+        with pytest.raises(InvalidCall, match="tokens would be sent over the network unencrypted"):
             guard_for(address, credentials(), AccessSettings(), has_tls=False)
         assert guard_for(address, credentials(), BY_NAME, has_tls=False).caller(None).role is None
         assert guard_for(address, credentials(), AccessSettings(), has_tls=True).caller(None).role is None
@@ -99,7 +99,7 @@ def test_each_role_includes_the_lower_ones() -> None:
         for token in (READ, WRITE, ADMIN)
     }
     assert may == {READ: [Role.READ], WRITE: [Role.READ, Role.WRITE], ADMIN: list(Role)}
-    with pytest.raises(NotAuthenticated, match="needs a token"):
+    with pytest.raises(NotAuthenticated, match="a token or a client certificate is required"):
         guard.caller(None).may(needing(Role.READ))
     with pytest.raises(NotAllowed, match="token of env:READ has the role read, this needs admin"):
         guard.caller(f"Bearer {READ}").may(needing(Role.ADMIN))
@@ -127,7 +127,7 @@ def test_malformed_bearer_token_is_refused_even_where_none_is_needed(header: str
 
 
 def test_a_wrong_token_is_refused_even_where_none_is_needed() -> None:
-    with pytest.raises(NotAuthenticated, match="isn't known here"):
+    with pytest.raises(NotAuthenticated, match="unknown token"):
         guard_for(HERE, Credentials(), AccessSettings(), has_tls=False).caller("Bearer something-else-0123")
     assert bearer_token("bearer  abc==") == "abc=="
 
@@ -220,13 +220,13 @@ def test_tokens_appear_in_no_representation_and_cannot_be_pickled() -> None:
     shown = repr(known) + str(known) + repr(guard) + repr(caller) + repr(vars(guard)) + repr(known._known)
     assert not [token for token in ENVIRON.values() if token in shown]
     for keep in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(TypeError, match="stay in their process"):
+        with pytest.raises(TypeError, match="can't be pickled"):
             keep(guard)
 
 
 def test_there_are_not_more_tokens_than_a_caller_is_compared_with() -> None:
     environ = {f"T{number}": f"token-number-{number:06}" for number in range(TOKENS_MAX + 1)}
-    with pytest.raises(InvalidCall, match=f"{TOKENS_MAX + 1} tokens are above {TOKENS_MAX}"):
+    with pytest.raises(InvalidCall, match=f"{TOKENS_MAX + 1} tokens exceed the limit of {TOKENS_MAX}"):
         Credentials(tokens={Role.READ: [f"env:{name}" for name in environ]}, environ=environ)
 
 
@@ -234,7 +234,7 @@ def test_a_certificate_has_the_role_of_its_name() -> None:
     named = Credentials(certificates={"prometheus": Caller("", Role.READ), "ops": Caller("", Role.ADMIN)})
     assert Guard(named).caller(None, ["prometheus", "ops"]) == Caller("certificate ops", Role.ADMIN)
     for names in (["stranger"], [], ["*"]):
-        with pytest.raises(NotAuthenticated, match="name isn't known here"):
+        with pytest.raises(NotAuthenticated, match="has no configured name"):
             Guard(named).caller(None, names)
     anyone = Guard(Credentials(certificates={"*": Caller("", Role.READ), "ops": Caller("", Role.ADMIN)}))
     assert anyone.caller(None, ["stranger"]) == Caller("certificate stranger", Role.READ)
@@ -246,7 +246,7 @@ def test_a_certificate_has_the_role_of_its_name() -> None:
 
 def test_roles_are_known_by_name() -> None:
     assert [Role.of(name) for name in ("read", "WRITE", "admin")] == list(Role)
-    with pytest.raises(InvalidCall, match="'root' is no role"):
+    with pytest.raises(InvalidCall, match="'root' is not a role"):
         Role.of("root")
 
 
@@ -264,5 +264,5 @@ def test_the_settings_name_places_and_never_a_token() -> None:
         with pytest.raises(InvalidCall, match=r"access\.read_tokens: not a list of secret sources") as raised:
             Settings.of({"access": {"read_tokens": wrong}})
         assert READ not in str(raised.value)
-    with pytest.raises(InvalidCall, match="'root' is no role"):
+    with pytest.raises(InvalidCall, match="'root' is not a role"):
         open_credentials(AccessSettings(certificates=Pairs({"a": "root"})))

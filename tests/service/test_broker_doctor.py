@@ -86,9 +86,9 @@ def problems(found: list[Finding]) -> list[tuple[str, str, ErrorKind | None]]:
 def test_wrong_addresses_are_named(bench: PulsarBench) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     [(what, hint, kind)] = problems(asked(bench, nobody))
-    assert (f"nobody answers at {nobody}" in what, "endpoints" in hint, kind) == (True, True, ErrorKind.RETRY_LATER)
+    assert (f"no response from {nobody}" in what, "endpoints" in hint, kind) == (True, True, ErrorKind.RETRY_LATER)
     [(what, _, kind)] = problems(asked(bench, "sidecar:8750"))
-    assert ("'sidecar:8750' is no HTTP address" in what, kind) == (True, ErrorKind.INVALID_REQUEST)
+    assert ("'sidecar:8750' is not an HTTP URL" in what, kind) == (True, ErrorKind.INVALID_REQUEST)
     [(what, hint, _)] = problems(asked(bench, ""))
     assert ("nothing was asked" in what, "serve.url" in hint) == (True, True)
 
@@ -98,13 +98,13 @@ def test_listening_address_is_asked_where_nothing_else_is_named(bench: PulsarBen
     """As with the settings of docs/how-to/consumers.md."""
     address = f"127.0.0.1:{free_port()}"
     [(what, _, kind)] = problems(asked(bench, "", http={"listen": address}))
-    assert (f"nobody answers at http://{address}" in what, kind) == (True, ErrorKind.RETRY_LATER)
+    assert (f"no response from http://{address}" in what, kind) == (True, ErrorKind.RETRY_LATER)
 
 
 def test_service_without_routes_for_brokers_is_named_as_older(bench: PulsarBench) -> None:
     url = bench.admin.url  # any server that doesn't know them
     [(what, hint, _)] = problems(asked(bench, url))
-    assert f"{url} has no routes for brokers: it answers 404" in what
+    assert f"{url} has no routes for brokers: response 404" in what
     assert "an older version" in hint
 
 
@@ -137,7 +137,7 @@ def test_expired_certificate_is_named(bench: PulsarBench, tmp_path: Path) -> Non
         with http_process(tmp_path, access, streams=()) as (http, _):
             found = problems(asked(bench, http.url, environ))
             unknown = problems(asked(bench, http.url))
-        assert "shows a certificate that isn't good" in unknown[0][0]
+        assert "certificate verification failed" in unknown[0][0]
         if not expired:
             assert found == []
             continue
@@ -180,7 +180,7 @@ def test_unknown_ledgers_and_another_clusters_are_named(bench: PulsarBench, stor
     assert "another cluster" in hint
     with http_process(tmp_path, streams=()) as (http, _):
         [(what, hint, _)] = problems(asked(bench, http.url))
-    assert "the cold tier doesn't know it" in what
+    assert "it isn't in the cold tier" in what
     assert "offloader adopt" in hint
 
 
@@ -201,7 +201,7 @@ def test_doctor_command_asks_the_plugins_way(
         f'admin_url = "{bench.admin.url}"\ntopics = ["public/default"]\nbroker_plugin = true\n'
     )
     assert main(["doctor", "--config", str(config)]) == ErrorKind.RETRY_LATER.value
-    assert "nobody answers at" in " ".join(capsys.readouterr().out.split())
+    assert "no response from" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

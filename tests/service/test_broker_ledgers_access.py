@@ -116,7 +116,7 @@ def test_certificate_may_be_a_brokers() -> None:
     alone = open_credentials(AccessSettings(certificates=Pairs({"broker-1": "broker"})), {})
     assert alone.of_certificate(["broker-1"]).role is None
     alone.of_certificate(["broker-1"]).may(operation)
-    with pytest.raises(InvalidCall, match="is no role"):
+    with pytest.raises(InvalidCall, match="is not a role"):
         open_credentials(AccessSettings(certificates=Pairs({"*": "broker"})), {})
 
 
@@ -184,7 +184,7 @@ def test_damage_in_the_middle_breaks_the_answer_off(
         # The whole range at once: an error before anything is sent.
         single = Broker(http.url).entries(7, 399, 399)
         assert (single.status, single.json()["kind"]) == (500, "data_corruption")
-    assert "the answer broke off" in caplog.text
+    assert "the response was aborted" in caplog.text
 
 
 def config(folder: Path, port: int, *, listen: bool = True) -> Path:

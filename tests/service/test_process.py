@@ -137,13 +137,13 @@ def test_standby_stream_takes_over_when_activated_and_fences_the_other_process(
         working.offload(timeout_s=PATIENCE_S)
         epoch = load_manifest(store, ORDERS).epoch
         assert second.view.stream(ORDERS)["mode"] == "standby"
-        with pytest.raises(Fenced, match="stands by here"):
+        with pytest.raises(Fenced, match="is on standby here"):
             waiting.offload(timeout_s=1)
         undecided = feeds[1].streams.add(f"{ORDERS}-2", source, feed="held", active=None)
         with pytest.raises(StoreUnavailable, match="isn't known yet which process"):
             undecided.offload(timeout_s=1)
         undecided.stand_by()
-        with pytest.raises(Fenced, match="stands by here"):
+        with pytest.raises(Fenced, match="is on standby here"):
             undecided.offload(timeout_s=1)
 
         waiting.activate()

@@ -79,7 +79,7 @@ def test_pages_contain_each_stream_once_while_streams_come_and_go(
     "after", ["x", "[]", '["lag", 0, 0, 0, "a"]', '["name", null, 0, 0, "a"]', '["name", 0, 0, 0, 5]']
 )
 def test_invalid_cursor_is_refused(after: str) -> None:
-    with pytest.raises(InvalidCall, match="no place in the order name"):
+    with pytest.raises(InvalidCall, match="not a place in the order name"):
         page_of([], StreamOrder.NAME, after=after, limit=1)
 
 

@@ -39,7 +39,7 @@ def test_cursor_of_the_most_partitions_is_taken_back() -> None:
     assert len(cursor) <= CURSOR_CHARS_MAX
     assert place_of(cursor, "entries", TOPIC) == place
     for wrong in (cursor[:-40], f"{cursor[:200]}AAAA{cursor[204:]}"):
-        with pytest.raises(InvalidCall, match="no place in this list"):
+        with pytest.raises(InvalidCall, match="not a cursor of this list"):
             place_of(wrong, "entries", TOPIC)
-    with pytest.raises(InvalidCall, match="no place in this list"):
+    with pytest.raises(InvalidCall, match="not a cursor of this list"):
         place_of(cursor, "entries", "another")

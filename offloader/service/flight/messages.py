@@ -1,4 +1,4 @@
-"""What is sent through Arrow Flight: documents, batches of entries, and errors."""
+"""Messages of the Arrow Flight service: documents, batches of entries, and errors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from offloader.ledgers.sqlite.chunks import require_times
 from offloader.manifest.names import stream_name
 from offloader.service.auth import NotAuthenticated
 
-#: Longest descriptor, ticket or note.
+#: Maximum size of a descriptor, ticket or note.
 DOCUMENT_BYTES_MAX = 64 * 1024
-#: Most ledgers closed with one batch.
+#: Maximum number of ledgers closed with one batch.
 ENDS_MAX = 1024
-#: Longest name of a producer.
+#: Maximum length of a producer's name.
 PRODUCER_CHARS_MAX = 200
 _INT64_MAX = 2**63 - 1
 _Value = TypeVar("_Value")
@@ -36,7 +36,7 @@ _Number = TypeVar("_Number", bound=float)
 
 
 class Fields:
-    """The fields of one document, each taken once."""
+    """The fields of one document, each read once."""
 
     def __init__(self, values: Mapping[str, Any], what: str) -> None:
         self._values, self._what = dict(values), what
@@ -70,7 +70,7 @@ class Fields:
         return self._values.pop(name, None)
 
     def end(self) -> None:
-        """Raises ``InvalidCall`` when a field is left."""
+        """Raises ``InvalidCall`` if unknown fields remain."""
         if self._values:
             raise InvalidCall(
                 f"{self._what}: no such field: {ascii(min(self._values))[:80]}",
@@ -102,13 +102,13 @@ def fields_of(body: bytes, what: str) -> Fields:
     """A JSON document's fields; no bytes are a document without fields. Raises ``InvalidCall``: too long, or not a JSON
     object."""
     if len(body) > DOCUMENT_BYTES_MAX:
-        raise InvalidCall(f"{what}: {len(body)} bytes are above {DOCUMENT_BYTES_MAX}")
+        raise InvalidCall(f"{what}: {len(body)} bytes exceed the limit of {DOCUMENT_BYTES_MAX}")
     try:
         values = json.loads(body) if body else {}
     except (ValueError, RecursionError) as error:
-        raise InvalidCall(f"{what} is no JSON", hint="docs/reference/flight.md has examples") from error
+        raise InvalidCall(f"{what} is not valid JSON", hint="docs/reference/flight.md has examples") from error
     if not isinstance(values, dict):
-        raise InvalidCall(f"{what} is no JSON object", hint="docs/reference/flight.md has examples")
+        raise InvalidCall(f"{what} is not a JSON object", hint="docs/reference/flight.md has examples")
     return Fields(values, what)
 
 
@@ -122,9 +122,9 @@ class PutRequest:
     """Descriptor of a DoPut.
 
     Attributes:
-        mode: ``push``: the broker has ledgers and assigns positions; ``append``: the sidecar has them.
-        producer: its name, so that it can reconnect before its last call ends; may be empty.
-        source: push: id of the entries' log, made with it; ``None``: unknown.
+        mode: ``push``: the broker owns the ledgers and assigns positions; ``append``: the sidecar does.
+        producer: name of the producer, with which it can reconnect before its last call ends; may be empty.
+        source: push: id of the entries' log, created with the log; ``None``: unknown.
         last, crc32: push: the newest entry acknowledged to the producer as durable, and its payload's CRC-32 (zlib's).
     """
 
@@ -142,7 +142,7 @@ def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
     if path is not None:
         if len(path) != 1:
             raise InvalidCall(
-                "descriptor: a path has one element, the stream's name", hint="slashes belong to the name"
+                "descriptor: a path must have one element, the stream's name", hint="keep the slashes inside the name"
             )
         return PutRequest(Fields({"stream": path[0].decode(errors="replace")}, "descriptor").text("stream"), "push")
     fields = fields_of(command or b"", "descriptor")
@@ -153,9 +153,9 @@ def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
     if mode not in ("push", "append"):
         raise InvalidCall(f"descriptor: mode {ascii(mode)[:40]} is neither push nor append")
     if mode == "append" and (source is not None or last is not None or crc32 is not None):
-        raise InvalidCall("descriptor: source, last and crc32 are of a push: the ledgers of an append are here")
+        raise InvalidCall("descriptor: source, last and crc32 are only valid in mode push")
     if (last is None) != (crc32 is None) or (crc32 is not None and crc32 >= 2**32):
-        raise InvalidCall("descriptor: last names an entry and crc32 the CRC-32 of its payload: both, or neither")
+        raise InvalidCall("descriptor: last (an entry) and crc32 (of its payload) must be given together")
     return PutRequest(stream, "push" if mode == "push" else "append", producer, source, last, crc32)
 
 
@@ -168,7 +168,7 @@ class GetRequest:
         from_time_ms, to_time_ms: instead of ``first`` and ``last``: from the first entry published then or later, and
             before the first one of then.
         batch_bytes: payload bytes of one batch; ``None``: by the settings.
-        columns: those that are sent, in their order; empty: all.
+        columns: columns to send, in this order; empty: all.
     """
 
     stream: str
@@ -181,7 +181,7 @@ class GetRequest:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the batches that are sent."""
+        """Schema of the sent batches."""
         return pa.schema([ENTRY_SCHEMA.field(name) for name in self.columns or ENTRY_SCHEMA.names])
 
     def encode(self) -> bytes:
@@ -212,11 +212,11 @@ def get_request(ticket: bytes) -> GetRequest:
     )
     fields.end()
     if request.first is not None and request.from_time_ms is not None:
-        raise InvalidCall("ticket: from and from_time_ms: one of the two")
+        raise InvalidCall("ticket: from and from_time_ms exclude each other")
     if request.last is not None and request.to_time_ms is not None:
-        raise InvalidCall("ticket: to and to_time_ms: one of the two")
+        raise InvalidCall("ticket: to and to_time_ms exclude each other")
     if request.batch_bytes == 0:
-        raise InvalidCall("ticket: batch_bytes = 0 holds nothing")
+        raise InvalidCall("ticket: batch_bytes must be above 0")
     return request
 
 
@@ -226,7 +226,7 @@ def _columns(given: object) -> tuple[str, ...]:
     names = given if isinstance(given, list) else []
     if not names or len(set(map(str, names))) < len(names) or not set(map(str, names)) <= set(ENTRY_SCHEMA.names):
         raise InvalidCall(
-            f"ticket: columns = {ascii(given)[:80]} is no list of columns, each once",
+            f"ticket: columns = {ascii(given)[:80]} is not a list of distinct columns",
             hint=f"the columns are {', '.join(ENTRY_SCHEMA.names)}; leave the field out for all",
         )
     return tuple(map(str, names))
@@ -238,7 +238,7 @@ class BatchNote:
 
     Attributes:
         ends: push: ledgers that are closed.
-        sequence: append: the number of this batch, ascending; a repeated one is compared and passed over.
+        sequence: append: the number of this batch, ascending; a repeated batch is compared and skipped.
     """
 
     ends: tuple[LedgerEnd, ...] = ()
@@ -256,7 +256,7 @@ def batch_note(metadata: bytes | None, mode: Literal["push", "append"]) -> Batch
         return BatchNote(sequence=sequence)
     if not isinstance(closed, dict) or len(closed) > ENDS_MAX:
         raise InvalidCall(
-            f"metadata of a batch: closed is no object of up to {ENDS_MAX} ledgers", hint='{"closed": {"7": 99}}'
+            f"metadata of a batch: closed is not an object of up to {ENDS_MAX} ledgers", hint='{"closed": {"7": 99}}'
         )
     return BatchNote(tuple(_ledger_end(name, last) for name, last in closed.items()))
 
@@ -282,7 +282,7 @@ class Answer:
         durable: the newest entry that is committed in the cold tier.
         positions: append: the batch's first and last position in each ledger.
         sequence: append: the newest one of this producer that is durable in the hot tier.
-        error: why the producer should end this call and begin another; empty: no need.
+        error: the reason why the producer should end this call and start another; empty: none.
     """
 
     batch: int | None = None
@@ -330,7 +330,7 @@ def require_columns(schema: pa.Schema, mode: str) -> None:
         names = list(schema.names)
     problems = [f"{name} is missing" for name in _NEEDED[mode] if name not in names]
     problems += [f"{ascii(name)[:80]} is unknown" for name in sorted(set(names) - set(_KNOWN[mode]))]
-    problems += [f"{name} comes twice" for name in sorted(set(names)) if names.count(name) > 1]
+    problems += [f"{name} is repeated" for name in sorted(set(names)) if names.count(name) > 1]
     problems += [
         f"{name} is {schema.field(name).type}, not {ENTRY_SCHEMA.field(name).type}"
         for name in (set(names) & set(_KNOWN[mode]) if len(names) == len(set(names)) else ())
@@ -371,10 +371,10 @@ def sent_payloads(
 
 def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tuple[pa.BinaryArray, NDArray[np.int64]]:
     _require_sound(batch, full=False)
-    # Arrow reads offsets to size a batch, and a batch without rows has none.
+    # Arrow reads offsets to determine a batch's size, and a batch without rows has none.
     if len(batch) and batch.nbytes > bytes_max:
         raise LimitReached(
-            f"a batch of {batch.nbytes} bytes is above {bytes_max} (flight.batch_size_max)", hint="send smaller ones"
+            f"a batch of {batch.nbytes} bytes is above {bytes_max} (flight.batch_size_max)", hint="send smaller batches"
         )
     _require_sound(batch, full=True)
     payloads = batch.column("payload")
@@ -385,7 +385,7 @@ def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tup
         raise LimitReached(
             f"an entry of {largest} bytes is above the {entry_bytes_max} that offload.entry_size_max and "
             "offload.offload_buffer_size_max allow",
-            hint="nothing of the batch was taken",
+            hint="no entry of the batch was accepted",
         )
     return payloads, _times(batch)
 
@@ -445,7 +445,7 @@ def refusing(what: str, told: Callable[[str], str] = str) -> Iterator[None]:
 
     Args:
         what: the call, for the log.
-        told: a text of an error as the caller may know it.
+        told: filters a text of an error for the caller.
     """
     try:
         yield

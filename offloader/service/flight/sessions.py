@@ -63,11 +63,13 @@ class Proof:
         self._seen = PushNews(None, None)
 
     def begin(self, last: Position, crc32: int) -> None:
-        """Compares the newest entry acknowledged to the producer as durable. Raises ``SourceMismatch``: it isn't
-        durable, or differs."""
+        """Compares the newest entry that was acknowledged to the producer as durable. Raises ``SourceMismatch``: it
+        isn't durable, or differs."""
         durable = self._source.news().durable
         if durable is None or last > durable:
-            raise another_log(self._source.stream, f"it heard that {last} is durable, and {durable or 'nothing'} is")
+            raise another_log(
+                self._source.stream, f"the producer knows {last} as durable, and {durable or 'nothing'} is"
+            )
         for stored in self._stored(last, last):
             found = zlib.crc32(stored.payloads[0].as_buffer() or b"")
             if found != crc32:
@@ -94,8 +96,8 @@ class Proof:
                 self._proven = max(self._proven or again.last, again.last)
             if self._wanted is not None and last > self._wanted and not self._is_proven:
                 raise OutOfOrder(
-                    f"stream {self._source.stream}: {first} was pushed, and nothing shows that this log has what is "
-                    f"durable up to {self._wanted}",
+                    f"stream {self._source.stream}: {first} was pushed, but it isn't verified that this log has the "
+                    f"durable entries up to {self._wanted}",
                     hint=f"push again from after {self._proven or 'the beginning'}, or give last and crc32 of the "
                     "newest entry that was durable",
                 )
@@ -110,7 +112,7 @@ class Proof:
         """Accepted and durable positions, as far as the log is verified."""
         return self._limited(self._source.news())
 
-    def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:  # noqa: ARG002 - what was told may be limited
+    def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:  # noqa: ARG002 - the reported news may be limited
         """The news after a change since the last call, a wake-up, or ``within_s``."""
         self._seen = self._source.wait_for_news(self._seen, within_s)
         return self._limited(self._seen)
@@ -147,21 +149,22 @@ class Proof:
 def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMismatch:
     """The error for a producer whose log isn't the stored one."""
     return SourceMismatch(
-        f"stream {stream}: what is stored{'' if known is None else f' of log {known}'} isn't this producer's: {why}. "
-        "Nothing was taken",
-        hint="go on with the log that was pushed before; or push this one to another stream",
+        f"stream {stream}: the stored log{'' if known is None else f' {known}'} isn't this producer's: {why}. "
+        "Nothing was accepted",
+        hint="continue with the log that was pushed before, or push this log to another stream",
     )
 
 
-#: Producers of one stream that number their batches; the numbers are kept forever.
+#: Maximum number of producers of one stream that number their batches; the numbers are kept forever.
 PRODUCERS_MAX = 256
 #: The note of the newest numbers of all producers.
 _NOTE = "flight-producers"
-#: Batches of each producer whose checksums are kept, to tell a repetition from other entries under the same number.
+#: Batches of each producer whose checksums are kept, to distinguish a repetition from other entries with the same
+#: number.
 REPEATS_MAX = 256
 #: A batch's number and the checksum of its payloads.
 _REPEAT = struct.Struct("<QI")
-#: Longest sleep of a waiter for news between polls.
+#: Maximum sleep of a waiter between two polls for news.
 _WAIT_S_MAX = 0.5
 
 
@@ -185,12 +188,12 @@ class AppendedLedgers(TailingSource):
         #: Producer -> checksums of its newest batches; read when it sends its first one.
         self._checksums: dict[str, dict[int, int]] = {}
         self._end: Position | None = None
-        #: Whether only the database knows both: an append broke off.
+        #: Whether the state must be read from the database, because an append was aborted.
         self._in_doubt = True
         self._look_up()
 
     def sequence(self, producer: str) -> int | None:
-        """The newest durable batch number of a producer. Raises as a read of the database, where only that knows."""
+        """The newest durable batch number of a producer. Raises like a database read if the state must be read."""
         with self._appending:
             self._look_up()
             return self._sequences.get(producer)
@@ -206,8 +209,8 @@ class AppendedLedgers(TailingSource):
         Raises:
             InvalidCall: a number without a producer.
             LimitReached: too many producers.
-            SourceMismatch: the number was used for other payloads, or nothing shows that it wasn't.
-            as ``EmbeddedStream.append``.
+            SourceMismatch: the number was used for other payloads, or that can't be excluded.
+            Like ``EmbeddedStream.append``.
         """
         with self._appending:
             self._look_up()
@@ -265,7 +268,7 @@ class AppendedLedgers(TailingSource):
         self.wake()
 
     def _look_up(self) -> None:
-        """Reads what was written, if that is in doubt. Call with the lock held."""
+        """Reads the written entries from the database if the outcome is unknown. Call with the lock held."""
         if self._in_doubt:
             self._sequences = json.loads(self._stream.get_note(_NOTE) or b"{}")
             self._checksums.clear()
@@ -281,15 +284,15 @@ class AppendedLedgers(TailingSource):
 
     def _require_producer(self, producer: str) -> None:
         if not producer:
-            raise InvalidCall("a batch has a sequence, and nobody said whose", hint="the descriptor names the producer")
+            raise InvalidCall("a batch has a sequence but no producer", hint="name the producer in the descriptor")
         if producer not in self._sequences and len(self._sequences) >= PRODUCERS_MAX:
             raise LimitReached(
-                f"{PRODUCERS_MAX} producers have numbered their batches, and {producer!a} is another one",
+                f"{PRODUCERS_MAX} producers have numbered their batches, the maximum; {producer!a} is a new one",
                 hint="use the same names again, or send without a sequence",
             )
 
     def _require_same(self, producer: str, sequence: int, known: int | None, found: int) -> None:
-        """Requires that a batch under a used number is the one that was appended."""
+        """Raises an error unless a batch with a used number equals the appended one."""
         if known == found:
             return
         newest = self._sequences[producer]
@@ -301,7 +304,7 @@ class AppendedLedgers(TailingSource):
         error = SourceMismatch(
             f"stream {self._stream.stream}: producer {producer!a} sent sequence {sequence}, and its newest is "
             f"{newest}: {why}. Nothing was appended",
-            hint=f"continue with {newest + 1}; two producers need two names",
+            hint=f"continue with {newest + 1}; give each producer a different name",
         )
         _log.warning(
             "%s", error,
@@ -395,7 +398,7 @@ class ProducerSession:
         return self.stream.seat is self
 
     def trouble(self) -> str:
-        """Why the call should end; empty: it needn't."""
+        """The reason why the call should end; empty: none."""
         if not self.is_held:
             return str(self._over())
         error = self.stream.offered().error
@@ -407,7 +410,7 @@ class ProducerSession:
             raise self._over()
 
     def take_away(self, by: str) -> None:
-        """Ends the session, whatever its call still sends.
+        """Ends the session; further messages of its call are ignored.
 
         Args:
             by: the cause, for the error.
@@ -450,7 +453,7 @@ class ProducerSessions:
         #: Needs no lock: changed by single operations, and copied before a loop.
         self._held: dict[str, FlightStream] = {}
         self._opening = [threading.RLock() for _ in range(_OPENING_LOCKS)]
-        # Guards the number of streams that are being opened: they count, too.
+        # Guards the number of streams that are being opened, which count towards the limit.
         self._counting = threading.Lock()
         self._coming = 0
         self._closing = False
@@ -488,7 +491,7 @@ class ProducerSessions:
                 self._free(stream, request, peer)
                 is_new_log = request.source is not None and log is None
                 if stream.offered().error is not None or stream.mode != request.mode or is_new_log:
-                    # A stopped stream restarts from the manifest: the producer's process is the one to offload it.
+                    # A stopped stream restarts from the manifest, because the producer's process offloads it.
                     self._wind_down(stream, drain=stream.offered().error is None)
                     stream = None
             stream = stream or self._open(request)
@@ -512,14 +515,14 @@ class ProducerSessions:
         if request.source is None and not stream.is_warned:
             stream.is_warned = True
             _log.warning(
-                "stream %s: its producer doesn't name its log (source): whether a log that begins anew is another one "
-                "is only found where it pushes again what is durable", stream.name,
+                "stream %s: the producer doesn't name its log (source), so a different log is only detected when it "
+                "pushes durable entries again", stream.name,
                 extra={"event": "flight_no_source", "stream": stream.name},
             )  # fmt: skip
         return proof
 
     def open_appended(self) -> None:
-        """Opens every stream of the ledger database: entries of the last run may not be offloaded yet."""
+        """Opens every stream of the ledger database, because entries of the last run may not be offloaded yet."""
         for name in [] if self._ledgers is None else self._ledgers.streams():
             try:
                 with self._opening[hash(name) % _OPENING_LOCKS]:
@@ -544,7 +547,7 @@ class ProducerSessions:
                 self._streams.remove(stream.name, drain=False)
 
     def close(self) -> None:
-        """Closes the sources, after the streams were wound down."""
+        """Closes the sources, after the streams have stopped."""
         for stream in self.held():
             stream.source.end()
 
@@ -555,13 +558,13 @@ class ProducerSessions:
             return
         if not request.producer or seat.producer != request.producer:
             raise InvalidCall(
-                f"stream {stream.name}: {seat.producer or 'an unnamed producer'} at {seat.peer} sends it already",
-                hint="one producer sends a stream at a time; one that names itself in the descriptor may come again",
+                f"stream {stream.name}: {seat.producer or 'an unnamed producer'} at {seat.peer} is already sending it",
+                hint="only one producer at a time may send a stream; a producer named in the descriptor may reconnect",
             )
-        # Refuses another log first: that of the earlier call may be the right one.
+        # Refuse another log first, because the log of the earlier call may be the right one.
         if (proof := self._proof(stream, request)) is not None:
             proof.close()
-        seat.take_away(f"{request.producer} came again, from {peer}")
+        seat.take_away(f"{request.producer} reconnected from {peer}")
 
     def _open(self, request: PutRequest) -> FlightStream:
         with self._counting:
@@ -593,7 +596,7 @@ class ProducerSessions:
         name = request.stream
         if settings.offload.method != "streaming":
             raise InvalidCall(
-                f"stream {name}: its method is {settings.offload.method}, and what is pushed needs streaming",
+                f"stream {name}: its method is {settings.offload.method}, and pushed entries need the method streaming",
                 hint="set offload.method, or append instead of pushing",
             )
         state = load_stream(self._store, name, may_be_absent=True)
@@ -614,7 +617,8 @@ class ProducerSessions:
     def _appended(self, name: str, settings: Settings) -> AppendedLedgers:
         if self._ledgers is None:
             raise InvalidCall(
-                f"stream {name}: nothing can be appended here", hint="set flight.ledgers, or push with ids of your own"
+                f"stream {name}: appends are not supported here",
+                hint="set flight.ledgers, or push entries with your own ids",
             )
         return AppendedLedgers(self._ledgers.open_stream(name), settings.offload.tail_cache_bytes_max, self._clock)
 
@@ -622,7 +626,7 @@ class ProducerSessions:
         """Closes the stream that has been without a producer longest, of those fully committed."""
         for stream in sorted((each for each in self.held() if each.is_done), key=lambda each: each.left_s):
             opening = self._opening[hash(stream.name) % _OPENING_LOCKS]
-            # Never blocks: this thread holds another stream's lock, and the holder of this one may wait for that.
+            # Don't block: this thread holds another stream's lock, for which the holder of this lock may be waiting.
             if not opening.acquire(blocking=False):
                 continue
             try:
@@ -632,7 +636,7 @@ class ProducerSessions:
             finally:
                 opening.release()
         raise LimitReached(
-            f"{self._settings.streams_max} streams are open (flight.streams_max)", hint="end calls of others first"
+            f"{self._settings.streams_max} streams are open (flight.streams_max)", hint="end other calls first"
         )
 
     def _wind_down(self, stream: FlightStream, *, drain: bool) -> None:
@@ -646,7 +650,7 @@ def _require_log(request: PutRequest, log: UUID | None) -> None:
         raise another_log(request.stream, f"it sends log {request.source}", known=log)
 
 
-#: Longest sleep of the news thread before it checks whether the call is still open.
+#: Maximum sleep of the news thread before it checks whether the call is still open.
 _NEWS_WAIT_S_MAX = 1.0
 
 
@@ -654,7 +658,7 @@ class Answers:
     """Answers to one producer. From the first one until ``close``, a thread sends changes between the batches.
 
     Args:
-        trouble: why the producer should end its call; empty: it needn't. Sent once.
+        trouble: returns the reason why the producer should end its call; empty: none. Sent once.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Routes of brokers whose plugin reads ledgers of the cold tier. Waits and answers with entries have their own threads.
+"""Routes for brokers whose plugin reads ledgers of the cold tier. Waits and responses with entries use separate
+threads.
 
 The gate limits how many of each kind are worked on at once, so that none of them holds up another request.
 """
@@ -48,14 +49,14 @@ _Answer = TypeVar("_Answer")
 
 
 class BrokerThreads:
-    """Threads of the routes that wait, and of those that answer with entries. They start when they are needed."""
+    """Threads of the routes that wait and of those that return entries, started on demand."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.waits = ThreadPoolExecutor(settings.waits_max, thread_name_prefix="offloader-broker-wait")
         self.streams = ThreadPoolExecutor(settings.streams_max, thread_name_prefix="offloader-broker-read")
 
     def close(self) -> None:
-        """Starts nothing further; what is under way ends by itself. Idempotent."""
+        """Accepts no further work; work in progress ends by itself. Idempotent."""
         for pool in (self.waits, self.streams):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -78,7 +79,7 @@ def _broker(
 
 
 def uuid_of(
-    uuid: Annotated[str, Query(max_length=100, description="Of the broker's attempt to offload it.")] = "",
+    uuid: Annotated[str, Query(max_length=100, description="UUID of the broker's attempt to offload the ledger.")] = "",
 ) -> UUID | None:
     """The uuid of an attempt; ``None``: none was given. Raises ``InvalidCall``: another text."""
     with parsing(f"uuid: {ascii(uuid)[:100]} is none", hint="give the attempt's, or none"):
@@ -120,7 +121,8 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
 
     @router.get("", response_class=JSONResponse, responses={200: {"model": LedgerPlan}})
     def plan(broker: Broker, name: BrokerStream, ledger: LedgerId, uuid: AttemptId) -> Response:
-        """How a broker reads a ledger: chunks, and URLs of the objects. 410: it was deleted on purpose."""
+        """Return the plan for reading a ledger: chunks, and URLs of the objects. 410: the ledger was deleted on
+        purpose."""
         return JSONResponse(ledgers.plan(name, ledger, uuid=uuid, caller=broker))
 
     @router.get("/entries", response_class=StreamingResponse, responses={200: {"content": {FRAMES: {}}}})
@@ -132,7 +134,8 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
         first: Annotated[int, Query(alias="from", ge=0, le=_ID_MAX)],
         last: Annotated[int, Query(alias="to", ge=0, le=_ID_MAX)],
     ) -> Response:
-        """Entries of a ledger as frames, and an end mark: what has none is incomplete."""
+        """Return entries of a ledger as frames, followed by an end mark. A response without the end mark is
+        incomplete."""
         pieces = await _in(
             threads.streams, partial(ledgers.entries, name, ledger, first, last, uuid=uuid, caller=broker)
         )
@@ -142,7 +145,7 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
     async def offload(
         broker: Broker, name: BrokerStream, ledger: LedgerId, body: LedgerOffloadRequest
     ) -> LedgerOffloaded:
-        """Wait until a closed ledger is in the cold tier, as the broker has it. 421: another process offloads it."""
+        """Wait until a closed ledger is in the cold tier and equals the broker's. 421: another process offloads it."""
         facts = BrokerFacts(
             uuid=uuid_of(body.uuid),
             last=body.last,
@@ -165,12 +168,12 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
         last: Annotated[int, Query(ge=0, le=_ID_MAX)],
         body: Frames,
     ) -> LedgerFilled:
-        """Store entries that readers aren't given: frames of each one between the two that is missing."""
+        """Store entries that readers do not receive: the frames of all missing entries of a range."""
         return shown(LedgerFilled, ledgers.fill(name, ledger, first, last, body, caller=broker))
 
     @router.delete("", status_code=202)
     def attempt_deleted(broker: Broker, name: BrokerStream, ledger: LedgerId, uuid: AttemptId) -> dict[str, Any]:
-        """Say that the broker forgets an attempt. A hint: nothing is deleted because of it."""
+        """Report that the broker ended an attempt. Nothing is deleted."""
         ledgers.attempt_deleted(name, ledger, uuid=uuid, caller=broker)
         return {}
 
@@ -184,7 +187,7 @@ async def _in(pool: ThreadPoolExecutor, call: Callable[[], _Answer]) -> _Answer:
 async def _sent(
     pool: ThreadPoolExecutor, pieces: Generator[Buffer, None, None], what: str
 ) -> AsyncIterator[memoryview]:
-    """The pieces, each made in the pool; ends the work on them when the client has gone."""
+    """The pieces, each computed in the pool; stops when the client disconnects."""
     step: Future[Buffer | None] = Future()
     step.set_result(None)
     try:
@@ -195,9 +198,9 @@ async def _sent(
                 return
             yield byte_array(piece).data
     except OffloaderError as error:
-        # The answer has begun: without its end mark it counts as incomplete.
+        # The response has started; without the end mark it counts as incomplete.
         _log.warning(
-            "entries of stream %s: the answer broke off: %s", what, error, extra={"event": "broker_read_failed"}
+            "entries of stream %s: the response was aborted: %s", what, error, extra={"event": "broker_read_failed"}
         )
         raise
     finally:
@@ -205,6 +208,6 @@ async def _sent(
 
 
 def _closed(pool: ThreadPoolExecutor, pieces: Generator[Buffer, None, None], _: object) -> None:
-    """Closes a generator on a thread that may wait: requests under way have to end."""
+    """Closes a generator on a thread that may block until requests in progress end."""
     with contextlib.suppress(RuntimeError):  # the pool was closed
         pool.submit(pieces.close)

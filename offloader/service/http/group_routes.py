@@ -35,22 +35,22 @@ GroupName = Annotated[str, Depends(_group_name)]
 
 
 def group_routes(control: ServiceControl) -> APIRouter:
-    """Routes of reader groups. Readers use the library or the command line: entries of a group aren't served here."""
+    """Routes of reader groups. Readers use the library or the command line: HTTP doesn't serve a group's entries."""
     router = APIRouter(prefix="/v1/groups", tags=["groups"])
 
     @router.get("", response_model_exclude_unset=True)
     def listed() -> Items[GroupRow]:
-        """The reader groups of the store. A group whose document is damaged has `error` and nothing else."""
+        """List the reader groups of the store. A group with a damaged document has only `error`."""
         return Items[GroupRow](items=[_row(control.groups, name) for name in control.groups.names()])
 
     @router.get("/{group}", response_model_exclude_unset=True)
     def group(name: GroupName) -> GroupRow:
-        """One reader group: its streams, the share of each reader, its checkpoints, the cuts that it published."""
+        """Return one reader group: its streams, the share of each reader, its checkpoints and its published cuts."""
         return shown(GroupRow, group_facts(control.groups.get(name)))
 
     @router.put("/{group}", response_model_exclude_unset=True)
     def configure(caller: Known, name: GroupName, body: GroupRequest) -> GroupRow:
-        """Create a reader group, or change its streams, its type or its interval of checkpoints."""
+        """Create a reader group, or change its streams, type or checkpoint interval."""
         kind, period_ms = RetentionType(body.type), body.automatic_checkpoint_ms
         return _done("configure", caller.name, control.groups.configure(name, body.streams, kind, period_ms))
 
@@ -66,7 +66,7 @@ def group_routes(control: ServiceControl) -> APIRouter:
 
     @router.delete("/{group}", response_model_exclude_unset=True)
     def remove(caller: Known, name: GroupName) -> GroupRow:
-        """Remove a reader group: its readers end, and it subscribes to nothing any more."""
+        """Remove a reader group: its readers stop, and its subscriptions are removed."""
         return _done("remove", caller.name, control.groups.delete(name))
 
     return router
@@ -80,10 +80,10 @@ def _row(groups: ReaderGroups, name: str) -> GroupRow:
 
 
 def _done(what: str, by: str, outcome: GroupOutcome) -> GroupRow:
-    """The group after a change; raises the first error of a stream that couldn't be told."""
+    """The group after a change; raises the first error of a stream that couldn't be updated."""
     name = outcome.group.name
     extra: dict[str, Any] = {"event": "asked", "group": name, "command": what, "by": by}
-    _log.info("%s of reader group %s, asked by %s", what, name, by, extra=extra)
+    _log.info("%s of reader group %s, requested by %s", what, name, by, extra=extra)
     for _, error in outcome.failed:
         raise error
     refused = [{"action": row.action, "stream": row.stream, "why": why} for row, why in outcome.refused]

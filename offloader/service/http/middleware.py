@@ -41,7 +41,7 @@ from offloader.telemetry.recorder import Recorder
 #: Media type of every error.
 PROBLEM_JSON = "application/problem+json"
 
-#: The first match counts. A store that denies us access isn't the caller's fault.
+#: Status of an error; the first match counts. An access error of the store isn't the caller's fault.
 _STATUS: tuple[tuple[type[OffloaderError], int], ...] = (
     (NotAuthenticated, 401),
     (NotAllowed, 403),
@@ -71,7 +71,7 @@ _BROKER_KINDS: tuple[tuple[type[OffloaderError], str], ...] = (
     (LedgerMismatch, "source_mismatch"),
     (NotOwner, "not_owner"),
 )
-#: Of errors without a kind; others are an invalid request.
+#: Kinds of errors by status, for errors without a kind; others are invalid requests.
 _KIND_OF_STATUS = {
     **dict.fromkeys((401, 403), ErrorKind.DENIED),
     404: ErrorKind.NOT_FOUND,
@@ -86,9 +86,9 @@ def problem_document(
     """The members of a problem.
 
     Args:
-        detail: one line: what, where, why.
-        kind: the caller's remedy; default: by the status.
-        hint: the remedy in words, one line.
+        detail: one line: what failed, on which object, why.
+        kind: kind of error, which determines the remedy; default: by the status.
+        hint: the remedy as text, one line.
         more: further members.
     """
     kind = kind or _KIND_OF_STATUS.get(status, ErrorKind.INVALID_REQUEST)
@@ -109,7 +109,7 @@ PROBLEM_HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "B
 
 
 def problem_of(error: Exception) -> dict[str, Any] | None:
-    """The problem of a package error; ``None``: another error, so a bug."""
+    """The problem document of a package error; ``None``: another error, which is a bug."""
     if isinstance(error, Inconsistent) and str(error).startswith("stream name"):
         return problem_document(400, str(error), hint="`/v1/streams` lists the streams")
     if isinstance(error, FormatError):
@@ -130,7 +130,9 @@ def problem_of(error: Exception) -> dict[str, Any] | None:
 
 
 #: For an unexpected error; its details are only in the log.
-BUG = problem_document(500, "this is a bug; the process's log has it", hint="report what the log says")
+BUG = problem_document(
+    500, "internal error: this is a bug; the process's log has the details", hint="report the log lines of the error"
+)
 
 
 #: Short responses without authentication.
@@ -178,7 +180,7 @@ def is_our_host(host: str, names: Collection[str]) -> bool:
 
 
 def is_other_site(headers: Mapping[str, str]) -> bool:
-    """Whether a browser marks the request as cross-site. Other clients send no mark."""
+    """Whether a browser marks the request as cross-site. Other clients send no such header."""
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return True
     origin = headers.get("origin")
@@ -199,17 +201,17 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 CALLER = "caller"
 #: Key of the client's certificate names in a request's state; ``None`` there: it presented none.
 CERTIFICATE_NAMES = "certificate_names"
-#: Limits of monitoring requests: they have their own, so that a busy process still responds; a scrape doesn't delay the
-#: probes, which are ``SHORT``.
+#: Separate limits for monitoring requests, so that a busy process still responds to them. Scrapes don't delay probes,
+#: which are ``SHORT``.
 PROBES_MAX, SCRAPES_MAX = 4, 2
-#: Paths of brokers' requests, which have limits of their own; the last part, if any.
+#: Paths of broker requests, which have separate limits; the last part, if any.
 _LEDGER = re.compile(r"/v1/streams/[^/]+/ledgers/[^/]+(?:/(?P<what>[a-z]+))?")
-#: Longest wait of an answer with entries for others to end: a broker that reads ahead isn't refused at once.
+#: Maximum time a request for entries waits for others to end, so that a broker's read-ahead isn't refused immediately.
 STREAM_WAIT_S = 5.0
 
 
 class Work(enum.Enum):
-    """Kinds of requests, each with a limit of those that are worked on at once."""
+    """Kinds of requests, each with a limit of concurrent requests."""
 
     PROBE = "probe"
     SCRAPE = "scrape"
@@ -245,8 +247,8 @@ class Gate:
     """ASGI middleware.
 
     Args:
-        pages: paths of the page's own files, which need no authentication.
-        unsent_bytes: of all responses that clients haven't read yet.
+        pages: paths of the dashboard's files, which need no authentication.
+        unsent_bytes: returns the size of all responses that clients haven't read yet.
         names: further host names, besides IP addresses, ``localhost`` and the name in ``address``.
     """
 
@@ -268,7 +270,7 @@ class Gate:
         self._clock, self._recorder, self._unsent_bytes = clock, recorder, unsent_bytes
         self._open = SHORT.union(pages)
         self._names = frozenset(name.lower() for name in (*names, address.host) if name)
-        #: What may still be worked on at once.
+        #: Free slots by kind of request.
         self._free = {
             Work.PROBE: asyncio.Semaphore(PROBES_MAX),
             Work.SCRAPE: asyncio.Semaphore(SCRAPES_MAX),
@@ -296,12 +298,12 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         head = Head(scope)
         if problem := self._problem(head):
-            # Where the head is ambiguous, the rest of the connection is too: what follows may be no request.
+            # After an ambiguous head the rest of the connection is ambiguous too.
             await answer.problem(problem, closes=problem["status"] == HTTPStatus.BAD_REQUEST)
             return
         scope["state"][CALLER] = caller = self._caller(head, scope["state"].get(CERTIFICATE_NAMES))
         if is_frames(head):
-            caller.may(OPERATIONS["offload-ledger"])  # a long body is taken from nobody else
+            caller.may(OPERATIONS["offload-ledger"])  # only brokers may send a long body
         body = await _body(receive, self._body_bytes_max(head))
         if body is None:
             return
@@ -310,14 +312,12 @@ class Gate:
         if len(body) > self._body_bytes_max(head):
             await answer.problem(self._too_long(head))
         elif unsent or not await self._begins(work):
-            await answer.problem(
-                problem_document(503, "as much is asked for as is worked on at once", hint="come again in a second")
-            )
+            await answer.problem(problem_document(503, "too many concurrent requests", hint="retry after 1 second"))
         else:
             await self._work(scope, _replay(body, receive), answer, work)
 
     async def _begins(self, work: Work) -> bool:
-        """Whether there is room for one more of its kind, which is taken."""
+        """Takes a free slot of the kind; returns whether there was one."""
         if work is not Work.BROKER_STREAM and self._free[work].locked():
             return False
         with contextlib.suppress(TimeoutError):
@@ -326,20 +326,20 @@ class Gate:
         return False
 
     def _problem(self, head: Head) -> dict[str, Any] | None:
-        """The problem of a head; ``None``: none."""
+        """The problem of a head; ``None``: the head is valid."""
         # uvicorn checks only heads that arrive in pieces.
         if head.size_bytes > self._settings.header_bytes_max:
             return problem_document(431, f"a head of more than {self._settings.header_bytes_max} bytes")
         if head.doubled:
-            return problem_document(400, "a header is there twice that can be there once")
+            return problem_document(400, "a header is repeated that may occur only once")
         if "content-length" in head.headers and "transfer-encoding" in head.headers:
             return problem_document(400, "the body's length is said in two ways")
         if self._guard.anonymous is not None and not is_our_host(head.headers.get("host", ""), self._names):
-            # DNS rebinding: a web page whose name resolves to our address would have an anonymous caller's permissions.
+            # DNS rebinding: a web page whose name resolves to this address would get an anonymous caller's permissions.
             return problem_document(
                 421,
                 "the header Host names another server",
-                hint="ask by this process's address, or list the name in access.hosts",
+                hint="use this process's address, or add the name to access.hosts",
             )
         changes = head.method not in _READ_ONLY
         if is_other_site(head.headers) and (changes or head.path not in self._open):
@@ -357,8 +357,8 @@ class Gate:
         return problem_document(413, f"a body of more than {self._body_bytes_max(head)} bytes")
 
     async def _work(self, scope: Scope, receive: Receive, answer: _Answer, work: Work) -> None:
-        """Runs the application up to the response deadline; a thread that continues keeps its slot. An answer with
-        entries has that time for each piece."""
+        """Runs the application up to the response deadline; a thread that continues keeps its slot. For a response with
+        entries the deadline applies to each piece."""
         task = asyncio.ensure_future(self._app(scope, receive, answer))
         task.add_done_callback(lambda _: self._free[work].release())
         is_stream = work is Work.BROKER_STREAM
@@ -371,13 +371,13 @@ class Gate:
             if not is_stream or answer.pieces == before:
                 break
         if is_stream:
-            task.cancel()  # or it would go on with pieces that nobody gets
+            task.cancel()  # otherwise it would produce pieces without a receiver
         if not answer.status:
             await answer.problem(
                 problem_document(
                     504,
-                    f"no answer within {self._settings.answer_seconds_max:g} s",
-                    hint="what was begun may go on: look first",
+                    f"no response within {self._settings.answer_seconds_max:g} s",
+                    hint="the operation may still be running: check its result before you retry",
                 )
             )
         task.add_done_callback(_forget)
@@ -429,7 +429,7 @@ class _Answer:
         self.pieces += 1
 
     async def problem(self, document: Mapping[str, Any], *, closes: bool = False) -> None:
-        """Answers with a problem.
+        """Sends a problem document.
 
         Args:
             closes: the connection after it.
@@ -447,13 +447,13 @@ class _Answer:
 
 
 def is_frames(head: Head) -> bool:
-    """Whether a request brings entries as frames, which may be longer than any other body."""
+    """Whether the body has entries as frames, which may be longer than any other body."""
     found = _LEDGER.fullmatch(head.path)
     return head.method == "PUT" and found is not None and found["what"] == "missing"
 
 
 async def _body(receive: Receive, bytes_max: int) -> bytes | None:
-    """The whole body, or enough to see that it is too long; ``None``: the client disconnected."""
+    """The whole body, or a prefix that exceeds the limit; ``None``: the client disconnected."""
     found = bytearray()
     while True:
         message = await receive()
@@ -478,4 +478,4 @@ def _forget(task: asyncio.Future[None]) -> None:
     """Consumes the error of an abandoned task."""
     with contextlib.suppress(asyncio.CancelledError):
         if task.exception() is not None:
-            _log.warning("a request failed after its client was told that it takes too long: %s", task.exception())
+            _log.warning("a request failed after its deadline response was sent: %s", task.exception())

@@ -72,9 +72,9 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
 
     @router.post("/offload")
     def offload(caller: Known, name: StreamName, body: OffloadRequest | None = None) -> Committed:
-        """Close and complete the current segment now, and wait until it is committed. 503: it isn't yet, ask again.
+        """Complete the current segment now and wait for its commit. 503: not committed yet, retry.
 
-        Of a topic with partitions: of all that are offloaded here, in `partitions`.
+        For a topic with partitions: all partitions that this process offloads, in `partitions`.
         """
         asked = body or OffloadRequest()
         wait_s = min(asked.wait_seconds, answer_s * WAIT_SHARE)
@@ -82,31 +82,31 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
 
     @router.post("/pause")
     def pause(caller: Known, name: StreamName, body: PauseRequest | None = None) -> Paused:
-        """Assign no further segment until `resume`; what comes stays in the hot tier.
+        """Pause offloading until `resume`; new entries remain in the hot tier.
 
-        Of a topic with partitions: of all, in `partitions`.
+        For a topic with partitions: all partitions, in `partitions`.
         """
         return shown(Paused, control.pause(name, reason=(body or PauseRequest()).reason, by=caller.name))
 
     @router.post("/resume")
     def resume(caller: Known, name: StreamName) -> Paused:
-        """Let a paused stream go on; of a topic with partitions all, in `partitions`."""
+        """Resume offloading a paused stream; for a topic with partitions all of them, in `partitions`."""
         return shown(Paused, control.resume(name, by=caller.name))
 
     @router.post("/cleanup")
     def clean(caller: Known, name: StreamName, body: CleanupRequest) -> Cleaned:
-        """Let one round of cleanup retire more than half of the stream, as its plan says. 400: the plan has changed.
+        """Approve a cleanup plan that retires more than half of the stream, and run it. 400: the plan has changed.
 
-        Of a topic with partitions: of all, in `partitions`, as the topic's plan says.
+        For a topic with partitions: the topic's plan with all partitions, in `partitions`.
         """
         return shown(Cleaned, control.clean(name, plan=body.plan, by=caller.name))
 
     @router.post("/truncate")
     def truncate(caller: Known, name: StreamName, body: TruncateRequest) -> Truncated:
-        """Let a stream begin later; what comes before isn't readable any more, and cleanup deletes it later.
+        """Move a stream's start position forward. Earlier entries become unreadable, and cleanup deletes them later.
 
-        400: entries before the position aren't offloaded, or a broker still lists a ledger there. Of a topic with
-        partitions: of the named ones, in `partitions`.
+        400: entries before the position aren't offloaded, or a broker still lists a ledger there. For a topic with
+        partitions: the named ones, in `partitions`.
         """
         return shown(Truncated, control.truncate(name, body.before, by=caller.name))
 
@@ -130,7 +130,8 @@ def subscriber_routes(control: ServiceControl) -> APIRouter:
 
     @router.put("/subscribers/{subscriber}/position")
     def publish(caller: Known, name: StreamName, subscriber: SubscriberName, body: PublishRequest) -> Applied:
-        """Say what a subscriber has consumed, so that it may go. The same again is fine, and a sign of life."""
+        """Publish a subscriber's position, so that retention may delete earlier entries. Repeating it is safe and
+        keeps the subscriber active."""
         return shown(Applied, control.publish(name, subscriber, body.at, generation=body.generation, by=caller.name))
 
     @router.delete("/subscribers/{subscriber}")
@@ -138,16 +139,18 @@ def subscriber_routes(control: ServiceControl) -> APIRouter:
         caller: Known,
         name: StreamName,
         subscriber: SubscriberName,
-        generation: Annotated[int | None, Query(ge=0, lt=2**31, description="Leave it if it has a higher one.")] = None,
+        generation: Annotated[
+            int | None, Query(ge=0, lt=2**31, description="Do nothing if the subscriber has a higher one.")
+        ] = None,
     ) -> Removed:
-        """Forget a subscriber: it holds nothing back any more."""
+        """Remove a subscriber: it no longer holds back deletion."""
         return shown(Removed, control.unsubscribe(name, subscriber, generation=generation, by=caller.name))
 
     return router
 
 
 def _seen(view: ServiceView, caller: Caller) -> ServiceView:
-    """What a caller sees of the process: its streams only, if its token is bound to some."""
+    """The view for a caller: only its streams, if its token is bound to streams."""
     return view if caller.streams is None else view.limited(caller.sees)
 
 
@@ -160,18 +163,18 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
     """Routes of the process.
 
     Args:
-        exposition: the metrics in Prometheus' format; unless given ``None``, only those of streams that it is true of.
+        exposition: the metrics in Prometheus' format; with a filter only those of the accepted streams.
     """
     router = APIRouter(tags=["process"])
 
     @router.get("/healthz")
     async def healthz() -> Health:
-        """Whether the process answers at all."""
+        """Liveness: 200 if the process responds."""
         return Health(status="ok")
 
-    @router.get("/readyz", responses={503: {"model": Ready, "description": "Something is missing."}})
+    @router.get("/readyz", responses={503: {"model": Ready, "description": "Not ready."}})
     def readyz(caller: Known, response: Response) -> Ready:
-        """Whether the process does its work, and what is missing."""
+        """Readiness, and the current problems."""
         found = view.readiness()
         response.status_code = 200 if found.ready else 503
         is_told = caller.role is not None and caller.role >= Role.READ and caller.streams is None
@@ -179,14 +182,14 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics(caller: Known) -> Response:
-        """For Prometheus, in its text format (docs/reference/metrics.md)."""
+        """Metrics in Prometheus' text format (docs/reference/metrics.md)."""
         return Response(
             exposition(None if caller.streams is None else caller.sees), headers={"content-type": CONTENT_TYPE}
         )
 
     @router.get("/v1/overview", response_model_exclude_unset=True)
     def overview(caller: Known) -> Overview:
-        """The process in short, without a request to the store: readiness, buffer, streams by mode, the last hour."""
+        """Overview of the process, without a store request: readiness, buffer, streams by mode, the last hour."""
         return shown(Overview, {**_seen(view, caller).overview(), "may": caller.operations()})
 
     @router.get("/v1/status", response_class=JSONResponse, responses={200: {"model": dict[str, Any]}})
@@ -196,7 +199,7 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
 
     @router.get("/v1/config")
     def config(topic: NameQuery = "") -> Items[dict[str, Any]]:
-        """Every effective setting of a topic, or of the process, and where it comes from."""
+        """Every effective setting of a topic, or of the process, with its source."""
         return Items[dict[str, Any]](items=view.config(topic))
 
     @router.get("/v1/errors")
@@ -210,34 +213,37 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
 
     @router.get("/v1/decisions")
     def decisions(caller: Known, limit: Limit = 20) -> Items[dict[str, Any]]:
-        """The newest decisions of retention about any stream of this process, the newest first."""
+        """The latest retention decisions about all streams of this process, the newest first."""
         return Items[dict[str, Any]](items=_seen(view, caller).recent_decisions(limit))
 
     @router.get("/v1/orphans")
     def orphans(caller: Known) -> dict[str, Any]:
-        """What the newest search for orphans left, and when cleanup and that search ended last."""
+        """Orphans left by the latest search, and the last completion of cleanup and search."""
         return _seen(view, caller).orphans()
 
     return router
 
 
-Served = Annotated[bool, Query(description="Only what this process offloads, from its memory: no store is asked.")]
-Cursor = Annotated[str, Query(max_length=CURSOR_CHARS_MAX, description="`next_cursor` of the page before.")]
+Served = Annotated[bool, Query(description="Only streams of this process, from memory, without store requests.")]
+Cursor = Annotated[str, Query(max_length=CURSOR_CHARS_MAX, description="`next_cursor` of the previous page.")]
 _Row = dict[str, Any]
 _Page = TypeVar("_Page", bound=BaseModel)
-#: Queries of ``ServiceView`` about one stream -> the shape of their list (``None``: an object), and what they are.
+#: Query of ``ServiceView`` about one stream -> schema of its list (``None``: an object), and description.
 _OF_STREAM: Mapping[str, tuple[type[BaseModel] | None, str]] = {
     "ledgers": (
         Items[LedgerRow],
-        "The ledgers of its hot tier, if it is offloaded here; of a topic with partitions all.",
+        "Ledgers of the stream's hot tier, if this process offloads it; for a topic those of all partitions.",
     ),
     "timeline": (
         None,
-        "Readable segments against the ledgers in them and publish time, for a picture. Of a topic: `partitions`.",
+        "Readable segments with their ledgers and publish times, for a plot. For a topic: `partitions`.",
     ),
-    "retention": (None, "What the next decision would be and why, as facts and in words."),
-    "decisions": (Items[_Row], "The recorded decisions, the newest first."),
-    "subscribers": (Items[SubscriberRow], "Who consumes it, how far each is, and whether it holds data back."),
+    "retention": (None, "The next retention decision with its reasons, as facts and as text."),
+    "decisions": (Items[_Row], "The recorded retention decisions, the newest first."),
+    "subscribers": (
+        Items[SubscriberRow],
+        "Subscribers with their positions, lags, and whether they hold back deletion.",
+    ),
 }
 
 
@@ -254,7 +260,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
         cursor: Cursor = "",
         limit: Limit = 100,
     ) -> ListPage[StreamRow]:
-        """The streams of the store, those that are offloaded here with what they are doing."""
+        """List the streams of the store; streams of this process have their current status."""
         of = ("streams", order.value, contains, str(served))
         page = _seen(view, caller).streams(
             order=order, contains=contains, after=place_of(cursor, *of), limit=limit, served_only=served
@@ -263,12 +269,12 @@ def stream_routes(view: ServiceView) -> APIRouter:
 
     @router.get("/{stream}", response_model_exclude_unset=True)
     def stream(caller: Known, name: StreamName, served: Served = False) -> StreamRow:
-        """One stream: what the process and the manifest say. Of a topic: sums, and `partitions`."""
+        """One stream's status from the process and the manifest. For a topic: sums, and `partitions`."""
         return shown(StreamRow, _seen(view, caller).stream(name, served_only=served))
 
     @router.get("/{stream}/segments", response_model_exclude_unset=True)
     def segments(name: StreamName, cursor: Cursor = "", limit: Limit = 100) -> ListPage[SegmentRow]:
-        """Its segments in the stream's order; of a topic with partitions all, one partition after the other."""
+        """Segments in the stream's order; for a topic with partitions those of all, one partition after the other."""
         page = view.segments(name, after=place_of(cursor, "segments", name), limit=limit)
         return _page(ListPage[SegmentRow], page, "segments", name)
 
@@ -276,12 +282,15 @@ def stream_routes(view: ServiceView) -> APIRouter:
     def entries(
         name: StreamName,
         first: Annotated[str, Query(alias="from", max_length=50, description=f"First entry. {POSITION}")] = "",
-        from_time: Annotated[str, Query(max_length=50, description=f"Instead: {TIME_FORMS}.")] = "",
-        to_time: Annotated[str, Query(max_length=50, description="End before the earliest entry of then.")] = "",
+        from_time: Annotated[str, Query(max_length=50, description=f"Instead of `from`, a time: {TIME_FORMS}.")] = "",
+        to_time: Annotated[
+            str, Query(max_length=50, description="Stop before the first entry published at or after this time.")
+        ] = "",
         cursor: Cursor = "",
         limit: Limit = 100,
     ) -> EntryPage:
-        """Its entries, of both tiers where it is served here; of a topic with partitions all, by publish time."""
+        """Entries, of both tiers if this process serves the stream; for a topic with partitions of all, by publish
+        time."""
         place = place_of(cursor, "entries", name)
         items, after = view.entries(name, first=first, from_time=from_time, to_time=to_time, after=place, limit=limit)
         return shown(EntryPage, {"items": items, "next_cursor": write_cursor(after, "entries", name)})
@@ -298,12 +307,12 @@ def stream_routes(view: ServiceView) -> APIRouter:
 
     @router.get("/{stream}/cleanup")
     def cleanup(name: StreamName, limit: Limit = 100) -> _Row:
-        """What the next round of cleanup would do, segment by segment. Of a topic: sums, and `partitions`."""
+        """Plan of the next cleanup round, segment by segment. For a topic: sums, and `partitions`."""
         return view.cleanup_plan(name, limit=limit)
 
     @router.get("/{stream}/orphans")
     def orphans(name: StreamName, limit: Limit = 100) -> Items[_Row]:
-        """Things below the stream's name that no manifest needs, as a search finds them now; of a topic all."""
+        """Orphaned objects under the stream's prefix, from a new search; for a topic those of all partitions."""
         return Items[_Row](items=view.orphans_of(name, limit=limit))
 
     return router
@@ -330,7 +339,8 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-#: Headers of the dashboard's files. Only our own scripts, styles, images and addresses, nothing inline, no framing.
+#: Headers of the dashboard's files: only scripts, styles, images and addresses of this origin, no inline code, no
+#: framing.
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -340,7 +350,7 @@ PAGE_HEADERS: Mapping[str, str] = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Another release has other files of the same names.
+    # Another release has different files with the same names.
     "Cache-Control": "no-cache",
 }
 
@@ -394,9 +404,9 @@ def _sending(file: PageFile) -> Callable[[Request], Response]:
 #: Path of the OpenAPI description.
 DESCRIPTION = "/v1/openapi.json"
 _PROBLEMS_MAX = 20
-_ABOUT = """Looks into a serving process and asks it for things (docs/reference/http.md).
+_ABOUT = """Queries and commands of a serving process (docs/reference/http.md).
 
-Positions are `LEDGER:ENTRY`, times milliseconds since 1970 UTC. A stream's name is one part of a path, percent-encoded:
+Positions are `LEDGER:ENTRY`, times milliseconds since 1970 UTC. A stream's name is one percent-encoded path segment:
 `public%2Fdefault%2Fpersistent%2Forders`. Errors are problem details (RFC 9457)."""
 
 
@@ -455,7 +465,8 @@ def _description(app: FastAPI) -> dict[str, Any]:
     token = {
         "type": "http",
         "scheme": "bearer",
-        "description": "Roles: read, write, admin; or a broker's, or bound to a subscriber. Or a client certificate.",
+        "description": "A token with the role read, write or admin, a broker token, or a token bound to a subscriber "
+        "or streams. Alternatively a client certificate.",
     }
     found = app.openapi()
     return {
@@ -468,7 +479,7 @@ def _description(app: FastAPI) -> dict[str, Any]:
 def _http_problem(_: Request, error: Exception) -> JSONResponse:
     """Unknown path or method."""
     assert isinstance(error, HTTPException)
-    hint = f"{DESCRIPTION} describes what there is" if error.status_code in (404, 405) else ""
+    hint = f"see {DESCRIPTION} for the available routes" if error.status_code in (404, 405) else ""
     document = problem_document(error.status_code, str(error.detail), hint=hint)
     return JSONResponse(document, error.status_code, error.headers, PROBLEM_JSON)
 
@@ -482,7 +493,7 @@ def _refused(request: Request, error: Exception) -> JSONResponse:
 
 
 def _invalid(_: Request, error: Exception) -> JSONResponse:
-    """Invalid parameters or body: every problem with its place, without the values sent."""
+    """Invalid parameters or body: every problem with its location, without the values sent."""
     assert isinstance(error, RequestValidationError)
     problems: list[dict[str, Any]] = [
         {"where": ".".join(map(str, each["loc"]))[:200], "what": each["msg"]} for each in error.errors()[:_PROBLEMS_MAX]
@@ -490,7 +501,7 @@ def _invalid(_: Request, error: Exception) -> JSONResponse:
     document = problem_document(
         400,
         "; ".join(f"{each['where']}: {each['what']}" for each in problems),
-        hint=f"{DESCRIPTION} describes what there is",
+        hint=f"see {DESCRIPTION} for the parameters",
         problems=problems,
     )
     return JSONResponse(document, 400, media_type=PROBLEM_JSON)

@@ -1,4 +1,4 @@
-"""What requests and responses carry: the caller, names in the path, bodies, and page cursors."""
+"""Parts of requests and responses: the caller, path parameters, bodies, and page cursors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from offloader.service.auth import OPERATION_OF_ROUTE, Caller
 from offloader.service.http.middleware import CALLER
 from offloader.stream_names import require_stream_name
 
-#: A name in a path, percent-encoded once more than in keys.
+#: A name in a path; names in keys are percent-encoded, and in paths once more.
 _PART_CHARS_MAX = 3 * STREAM_BYTES_MAX
 
 
@@ -33,7 +33,7 @@ def caller_of(request: Request) -> Caller:
 
 def require_allowed(request: Request) -> None:
     """Checks the caller against the table of operations, by the request's path and method. Raises ``NotAuthenticated``,
-    ``NotAllowed``: the caller may not; ``NotFound``: its token is bound to other streams."""
+    ``NotAllowed``: the operation isn't allowed; ``NotFound``: its token is bound to other streams."""
     operation = OPERATION_OF_ROUTE[f"{request.method} {request.scope['route'].path}"]
     subscriber = request.path_params.get("subscriber")
     stream = request.path_params.get("stream")
@@ -48,7 +48,7 @@ Known = Annotated[Caller, Depends(caller_of)]
 
 
 def decoded(part: str, what: str) -> str:
-    """A part of a path. Raises ``InvalidCall``: it isn't UTF-8."""
+    """A decoded path segment. Raises ``InvalidCall``: it isn't UTF-8."""
     with parsing(f"the {what} in the path isn't UTF-8", hint="percent-encode its UTF-8 bytes"):
         return unquote_to_bytes(part).decode()
 
@@ -57,7 +57,7 @@ def _stream_name(
     stream: Annotated[
         str,
         Path(
-            description="The stream's name, or its topic's (`persistent://...`), percent-encoded as one part: "
+            description="The stream's name, or its topic's (`persistent://...`), percent-encoded as one path segment: "
             "`public%2Fdefault%2Fpersistent%2Forders`.",
             max_length=_PART_CHARS_MAX,
         ),
@@ -72,7 +72,7 @@ def _stream_of_broker(
     stream: Annotated[
         str,
         Path(
-            description="The managed ledger's name as the broker has it, percent-encoded as one part: "
+            description="The broker's name of the managed ledger, percent-encoded as one path segment: "
             "`public%2Fdefault%2Fpersistent%2Fmy%2Btopic`.",
             max_length=_PART_CHARS_MAX,
         ),
@@ -91,12 +91,12 @@ def _subscriber_name(
 
 
 StreamName = Annotated[str, Depends(_stream_name)]
-#: Of a managed ledger, which brokers name.
+#: The stream of a managed ledger named by a broker.
 BrokerStream = Annotated[str, Depends(_stream_of_broker)]
 SubscriberName = Annotated[str, Depends(_subscriber_name)]
 
 POSITION = "A position is LEDGER:ENTRY."
-#: Longest text from a client for people to read.
+#: Maximum length of a text from a client for display.
 TEXT_CHARS_MAX = 1000
 _At = str | dict[str, str]
 
@@ -106,47 +106,48 @@ class _Request(BaseModel):
 
 
 class OffloadRequest(_Request):
-    until: str = Field(
-        default="", max_length=50, description=f"Last entry that has to be in it; default: the newest. {POSITION}"
-    )
+    until: str = Field(default="", max_length=50, description=f"Last entry to offload; default: the newest. {POSITION}")
     wait_seconds: float = Field(
-        default=30.0, ge=0, le=3600, description="How long to wait for the commit, at most http.answer_timeout."
+        default=30.0, ge=0, le=3600, description="Seconds to wait for the commit, at most http.answer_timeout."
     )
 
 
 class LedgerOffloadRequest(_Request):
-    uuid: str = Field(default="", max_length=36, description="Of the broker's attempt.")
-    last: int = Field(ge=0, lt=2**63, description="Its last entry.")
+    uuid: str = Field(default="", max_length=36, description="UUID of the broker's attempt.")
+    last: int = Field(ge=0, lt=2**63, description="Last entry of the ledger.")
     length: int = Field(ge=0, lt=2**63, description="Payload bytes of all entries.")
     entries: int = Field(ge=1, le=2**63)
     created_ms: int | None = Field(
-        default=None, ge=0, lt=2**63, description="When it was opened, as far as the broker knows."
+        default=None,
+        ge=0,
+        lt=2**63,
+        description="Time at which the ledger was opened, if the broker knows it, ms since 1970 UTC.",
     )
-    wait_seconds: float = Field(default=25.0, ge=0, le=25, description="How long to wait for the commit.")
+    wait_seconds: float = Field(default=25.0, ge=0, le=25, description="Seconds to wait for the commit.")
 
 
 class PauseRequest(_Request):
-    reason: str = Field(default="", max_length=TEXT_CHARS_MAX, description="Why, for who reads the manifest.")
+    reason: str = Field(default="", max_length=TEXT_CHARS_MAX, description="Reason, recorded in the manifest.")
 
 
 class CleanupRequest(_Request):
-    plan: str = Field(max_length=64, description="`plan` of the plan that is approved.")
+    plan: str = Field(max_length=64, description="`plan` of the approved cleanup plan.")
 
 
 class TruncateRequest(_Request):
-    before: _At = Field(description='The first position that stays: "7:12", or of a partitioned topic {"0": "7:12"}.')
+    before: _At = Field(description='The new start position: "7:12", or for a partitioned topic {"0": "7:12"}.')
 
 
 class SubscribeRequest(_Request):
     start: _At | None = Field(
-        default=None, description='Where it begins: "7:12", "latest", or {"0": "7:12"} by partition.'
+        default=None, description='Initial position: "7:12", "latest", or by partition {"0": "7:12"}.'
     )
     generation: int = Field(default=0, ge=0, lt=2**31)
 
 
 class PublishRequest(_Request):
     at: _At = Field(
-        description='The first entry still needed: "7:12", "latest", or of a partitioned topic {"0": "7:12"}.'
+        description='The first entry still needed: "7:12", "latest", or for a partitioned topic {"0": "7:12"}.'
     )
     generation: int | None = Field(
         default=None, ge=0, lt=2**31, description="Refuse unless the subscriber has this one."
@@ -156,16 +157,18 @@ class PublishRequest(_Request):
 class GroupRequest(_Request):
     streams: list[str] = Field(min_length=1, max_length=1000, description="Names of streams or topics.")
     type: Literal["none", "manual", "automatic"] = Field(
-        default="none", description="How it holds data back: not at all, up to what is published, up to checkpoints."
+        default="none",
+        description="Effect on retention: none, hold back from published checkpoints (manual), or from automatic "
+        "checkpoints.",
     )
     automatic_checkpoint_ms: int | None = Field(
-        default=None, ge=0, lt=2**31, description="Time between two automatic checkpoints; 0: none; null: as it is."
+        default=None, ge=0, lt=2**31, description="Time between two automatic checkpoints; 0: none; null: unchanged."
     )
 
 
 class CheckpointRequest(_Request):
     name: str = Field(max_length=255, description="Unique in the group.")
-    keep: bool = Field(default=True, description="Keep it until it expires, so that it can be published.")
+    keep: bool = Field(default=True, description="Keep the checkpoint until it expires, so that it can be published.")
 
 
 class TruncationRequest(_Request):
@@ -183,54 +186,65 @@ class _Answer(BaseModel):
 
 
 class Lag(_Answer):
-    """What the hot tier has and the cold tier has not."""
+    """Entries in the hot tier that are not yet offloaded."""
 
     entries: int
     bytes: int = Field(description="Of payload.")
-    seconds: float | None = Field(description="Newest hot entry against newest committed one, by publish time.")
+    seconds: float | None = Field(
+        description="Publish time of the newest hot entry minus that of the newest committed one."
+    )
 
 
 class StreamRow(_Answer):
-    """One stream: what this process does with it, and what its manifest says."""
+    """One stream: its status in this process, and its manifest's state."""
 
     stream: str
     namespace: str
-    feed: str | None = Field(description="What brings it to this process; null: it isn't offloaded here.")
-    active: bool = Field(description="Whether this process offloads it; another one may.")
+    feed: str | None = Field(
+        description="Feed that provides the stream to this process; null: it isn't offloaded by this process."
+    )
+    active: bool = Field(description="Whether this process offloads the stream; another process may.")
     mode: str | None = Field(
         default=None,
-        description="live, catch-up, paused, stopped, standby, starting, ledger, deleted; disconnected: its hot tier "
-        "doesn't answer; stalled: entries wait in vain.",
+        description="live, catch-up, paused, stopped, standby, starting, ledger, deleted; disconnected: the hot tier "
+        "doesn't respond; stalled: a backlog without progress.",
     )
     method: str | None = Field(default=None, description="streaming, ledger or none.")
     tail: str | None = Field(default=None, description="Newest entry of the hot tier.")
     offered: str | None = Field(default=None, description="Newest entry in the current segment.")
-    committed: str | None = Field(default=None, description=f"End of what the cold tier has. {POSITION}")
+    committed: str | None = Field(default=None, description=f"End of the committed entries. {POSITION}")
     lag: Lag | None = None
     lag_known_ms: int | None = Field(
-        default=None, description="When the lag was known last; since then its seconds grow. null: it is known now."
+        default=None,
+        description="Time at which the lag was last known; its seconds grow since then. null: it is known now.",
     )
     buffer: dict[str, int] | None = Field(default=None, description="bytes, and bytes_max.")
     segments: dict[str, int | None] | None = Field(
-        default=None, description="How many are offloaded, assigned, failed."
+        default=None, description="Number of segments that are offloaded, assigned, failed."
     )
     entries_offloaded: int | None = None
     bytes_offloaded: int | None = Field(default=None, description="Of payload.")
     bytes_per_second: float | None = Field(
         default=None,
-        description="Payload that this process offloaded, mean of the last five minutes; null: it isn't served here.",
+        description="Payload offloaded by this process, mean of the last five minutes; null: not served by this "
+        "process.",
     )
     last_error: str | None = None
-    last_progress_ms: int | None = Field(default=None, description="When a segment was committed last.")
-    stalled: str | None = Field(default=None, description="Why there is no progress; null: there is, or nothing to do.")
-    disconnected: str | None = Field(default=None, description="Why its hot tier can't be asked; null: it can.")
+    last_progress_ms: int | None = Field(default=None, description="Time of the last segment commit.")
+    stalled: str | None = Field(
+        default=None, description="Reason why there is no progress; null: progress, or no backlog."
+    )
+    disconnected: str | None = Field(
+        default=None, description="Reason why the hot tier can't be reached; null: it can."
+    )
     partitions: list[dict[str, Any]] | None = Field(
-        default=None, description="Of a topic with partitions: each of them, with its `partition`; the rest are sums."
+        default=None,
+        description="For a topic with partitions: the status of each, with its `partition`; the other fields are sums.",
     )
 
 
 class SegmentRow(_Answer):
-    """One segment, as the manifest records it; sizes once it is complete."""
+    """One segment as recorded in the manifest; sizes are known once it is complete."""
 
     uuid: str
     layout: str = Field(description="V1: one ledger; V2: one or more.")
@@ -240,7 +254,7 @@ class SegmentRow(_Answer):
     ledgers: list[int]
     entries: int | None = None
     payload_bytes: int | None = None
-    object_bytes: int | None = Field(default=None, description="Of its data and its index.")
+    object_bytes: int | None = Field(default=None, description="Size of its data and index objects.")
     publish_time_min_ms: int | None = None
     publish_time_max_ms: int | None = None
     offloaded_ms: int | None
@@ -252,16 +266,16 @@ class EntryRow(_Answer):
     """One entry."""
 
     position: str = Field(description=POSITION)
-    publish_time_ms: int | None = Field(description="Null: not known.")
+    publish_time_ms: int | None = Field(description="null: not known.")
     payload_base64: str
-    stream: str | None = Field(default=None, description="Of a topic with partitions: the partition's stream.")
-    partition: int | None = Field(default=None, description="Likewise its number.")
+    stream: str | None = Field(default=None, description="For a topic with partitions: the partition's stream.")
+    partition: int | None = Field(default=None, description="For a topic with partitions: the partition's number.")
 
 
 class EntryPage(_Answer):
     items: list[EntryRow]
     next_cursor: str | None = Field(
-        description="Give it as `cursor` for the next page; null: this is all there is now."
+        description="Pass it as `cursor` to get the next page; null: no further entries at present."
     )
 
 
@@ -272,17 +286,17 @@ class LedgerRow(_Answer):
     closed: bool
     entries: int | None
     size_bytes: int | None
-    stream: str | None = Field(default=None, description="Of a topic with partitions: the partition's stream.")
-    partition: int | None = Field(default=None, description="Likewise its number.")
+    stream: str | None = Field(default=None, description="For a topic with partitions: the partition's stream.")
+    partition: int | None = Field(default=None, description="For a topic with partitions: the partition's number.")
 
 
 class SubscriberRow(_Answer):
-    """Somebody who consumes a stream."""
+    """A subscriber of a stream."""
 
     subscriber: str
     generation: int
     cut: dict[str, str] | None = Field(description="The first entries still needed, by segment of the stream.")
-    activity: str = Field(description="Whether it holds data back.")
+    activity: str = Field(description="Whether the subscriber holds back deletion.")
     lag_bytes: int
     lag_entries: int
 
@@ -294,37 +308,39 @@ class GroupRow(_Answer):
     generation: int | None = Field(default=None, description="Raised by each change of the configuration.")
     type: str | None = None
     streams: list[str] | None = None
-    readers: dict[str, int] | None = Field(default=None, description="Each reader and how many partitions it has.")
+    readers: dict[str, int] | None = Field(default=None, description="Readers with their numbers of partitions.")
     checkpoints: list[dict[str, Any]] | None = None
     published: dict[str, dict[str, str]] | None = Field(
-        default=None, description="By stream and partition the first entries that are still needed."
+        default=None, description="The first entries still needed, by stream and partition."
     )
-    owed: list[dict[str, str]] | None = Field(default=None, description="Changes that streams don't have yet.")
-    refused: list[dict[str, str]] | None = Field(default=None, description="Changes that streams refused, and why.")
-    error: str | None = Field(default=None, description="Why its document can't be read.")
+    owed: list[dict[str, str]] | None = Field(default=None, description="Changes not yet applied to streams.")
+    refused: list[dict[str, str]] | None = Field(
+        default=None, description="Changes that streams refused, with the reason."
+    )
+    error: str | None = Field(default=None, description="Reason why its document can't be read.")
 
 
 class ProblemDetails(_Answer):
-    """RFC 9457."""
+    """An error as problem details (RFC 9457)."""
 
     type: str
     title: str
     status: int
-    detail: str = Field(description="What, where, why.")
+    detail: str = Field(description="What failed, on which object, and why.")
     kind: str = Field(
-        description="What to do: invalid_request, not_found, retry_later, fenced, data_corruption, denied, bug, ...; "
-        "to brokers also trimmed, source_mismatch, not_owner"
+        description="Kind of error: invalid_request, not_found, retry_later, fenced, data_corruption, denied, bug, "
+        "...; for brokers also trimmed, source_mismatch, not_owner"
     )
-    hint: str = Field(description="What to do, in words; may be empty.")
+    hint: str = Field(description="The remedy as text; may be empty.")
     retryable: bool = Field(description="Whether the same request may succeed later.")
 
 
 class LedgerOffloaded(_Answer):
     """Whether a ledger is in the cold tier."""
 
-    committed: bool = Field(description="Every entry is there, and number and length are the broker's.")
+    committed: bool = Field(description="Whether the ledger is complete and equals the broker's in entries and length.")
     missing: list[list[int]] = Field(
-        description="First and last entry of ranges that readers aren't given: send them, then ask again."
+        description="First and last entry of ranges that readers do not receive: send them, then repeat the request."
     )
 
 
@@ -333,8 +349,8 @@ class LedgerChunk(_Answer):
 
     first: int
     last: int
-    bytes: int = Field(description="Of payload; about, in objects that Pulsar wrote.")
-    object: int = Field(description="Index into `objects`; -1: only `/entries` has them.")
+    bytes: int = Field(description="Payload bytes; approximate for objects written by Pulsar.")
+    object: int = Field(description="Index into `objects`; -1: only available from `/entries`.")
     start: int = Field(description="First byte of whole blocks in the object.")
     stop: int = Field(description="The byte after them.")
     blocks: list[tuple[int, int, int | None, int]] = Field(
@@ -343,22 +359,22 @@ class LedgerChunk(_Answer):
 
 
 class LedgerPlan(_Answer):
-    """How to read a ledger."""
+    """Plan for reading a ledger."""
 
     last: int
     length: int = Field(description="Payload bytes of all entries.")
     entries: int
-    expires_ms: int | None = Field(
-        description="When the URLs end to be valid, ms since 1970 UTC; null: there are none."
-    )
+    expires_ms: int | None = Field(description="Expiry of the URLs, ms since 1970 UTC; null: no URLs.")
     next: int | None = Field(description="The next ledger that is in the cold tier; null: none yet.")
-    uuid: str | None = Field(description="Of the attempt of Pulsar's own offloader that wrote it; null: any attempt's.")
+    uuid: str | None = Field(
+        description="UUID of the attempt of Pulsar's offloader that wrote the ledger; null: any attempt."
+    )
     objects: list[str] = Field(description="URLs for ranged GETs without further authentication.")
-    chunks: list[LedgerChunk] = Field(description="In order, without a gap; the same for everyone.")
+    chunks: list[LedgerChunk] = Field(description="In order, without gaps; equal for all callers.")
 
 
 class LedgerFilled(_Answer):
-    stored: int = Field(description="Entries that are stored now.")
+    stored: int = Field(description="Number of stored entries.")
 
 
 class Health(_Answer):
@@ -375,13 +391,15 @@ class ReadyProblem(_Answer):
 
 class Ready(_Answer):
     ready: bool
-    problems: list[ReadyProblem] | None = Field(description="What is missing; only for those who may read.")
+    problems: list[ReadyProblem] | None = Field(description="Current problems; only for callers with the role read.")
 
 
 class ListPage(_Answer, Generic[_Row]):
     items: list[_Row]
-    next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null: this was the last one.")
-    total: int = Field(description="Items on all pages, now.")
+    next_cursor: str | None = Field(
+        description="Pass it as `cursor` to get the next page; null: this is the last page."
+    )
+    total: int = Field(description="Current number of items on all pages.")
 
 
 class Items(_Answer, Generic[_Row]):
@@ -390,20 +408,20 @@ class Items(_Answer, Generic[_Row]):
 
 class Committed(_Answer):
     stream: str
-    committed: str | None = Field(description=f"End of what is readable in the cold tier. {POSITION}")
+    committed: str | None = Field(description=f"End of the entries readable in the cold tier. {POSITION}")
 
 
 class Paused(_Answer):
     stream: str
     paused: bool
-    changed: bool = Field(description="False: it was so already.")
-    assigned: int = Field(description="Segments under way; they complete.")
+    changed: bool = Field(description="false: it was in this state before.")
+    assigned: int = Field(description="Segments in progress; they will complete.")
     committed: str | None
 
 
 class Cleaned(_Answer):
     stream: str
-    retired: int = Field(description="Segments that readers don't see any more; they can be restored for a time.")
+    retired: int = Field(description="Segments hidden from readers; they can be restored until the grace period ends.")
     released: int
     purged: int
     deleted_objects: int
@@ -412,9 +430,9 @@ class Cleaned(_Answer):
 
 class Truncated(_Answer):
     stream: str
-    head: str | None = Field(description=f"Where it begins now; null: see `partitions`. {POSITION}")
-    moved: bool = Field(description="Whether it begins later than before.")
-    segments: int = Field(description="Offloaded segments before it.")
+    head: str | None = Field(description=f"The stream's start position; null: see `partitions`. {POSITION}")
+    moved: bool = Field(description="Whether the start position moved.")
+    segments: int = Field(description="Offloaded segments before the start position.")
     entries: int = Field(description="Entries in them.")
 
 
@@ -427,47 +445,48 @@ class Applied(_Answer):
 class Removed(_Answer):
     stream: str
     subscriber: str
-    removed: bool = Field(description="False: its generation is higher than the one given.")
+    removed: bool = Field(description="false: the subscriber's generation is higher than the given one.")
 
 
 class LastHour(_Answer):
-    minute_bytes: list[int] = Field(description="Offloaded by minute, the oldest first, the last one not over yet.")
+    minute_bytes: list[int] = Field(
+        description="Offloaded bytes by minute, the oldest first, including the current minute."
+    )
     bytes_per_second: float = Field(description="Mean of the last five minutes.")
 
 
 class Overview(_Answer):
-    """The process in short."""
+    """Overview of the process."""
 
     software: str
     pid: int
     now_ms: int
-    seen_ms: int = Field(description="When the process looked at its streams.")
+    seen_ms: int = Field(description="Time at which the process collected its streams' status.")
     started_ms: int
     ready: bool
     problems: list[ReadyProblem]
     store: dict[str, Any] | None
     health: dict[str, Any] = Field(
         default={},
-        description="Whether the store, and the sources by feed, answer: up (null: not known), why, since_ms.",
+        description="Reachability of the store, and of the sources by feed: up (null: not known), why, since_ms.",
     )
     buffer: dict[str, int]
     streams: dict[str, Any]
     last_hour: LastHour
     awaiting_approval: list[dict[str, Any]] = Field(
-        description="Cleanups of more than half of a stream: an admin may approve."
+        description="Cleanups of more than half of a stream that need an admin's approval."
     )
-    may: list[str] = Field(default=[], description="Names of the operations that the caller may do.")
+    may: list[str] = Field(default=[], description="Names of the operations that the caller may perform.")
 
 
 def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
-    """A document in its schema. A document that violates it is returned as it is: the data matters more than its
-    description. The log has the difference."""
+    """A document validated against its schema. A document that violates the schema is logged and returned unchanged."""
     try:
         return shape.model_validate(document)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
         _log.warning(
-            "an answer isn't as described: %s: %s",
+            "a response violates its schema: %s: %s",
             shape.__name__,
             problems,
             extra={"event": "http_shape", "shape": shape.__name__},
@@ -475,8 +494,8 @@ def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
         return shape.model_construct(**document)
 
 
-#: A place contains a stream's name, or a position in each of up to 1,000 partitions. The head of a request with it is
-#: below the default of ``http.header_size_max``.
+#: Maximum length of a cursor. It contains a stream's name, or a position in each of up to 1,000 partitions. A request
+#: with it stays below the default of ``http.header_size_max``.
 CURSOR_CHARS_MAX = 12 * 1024
 #: A longer place is compressed.
 PLACE_BYTES_MIN, PLACE_BYTES_MAX = 1024, 64 * 1024
@@ -501,13 +520,13 @@ def write_cursor(place: str | None, *of: str) -> str | None:
         raw = _check((_COMPRESSED, *of)) + compress.compress(raw) + compress.flush()
     cursor = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
     if len(cursor) > CURSOR_CHARS_MAX or len(place) > PLACE_BYTES_MAX:
-        raise LimitReached("the place of the next page is too long", hint="ask for one partition")
+        raise LimitReached("the cursor of the next page is too long", hint="request a single partition")
     return cursor
 
 
 def place_of(cursor: str, *of: str) -> str:
-    """The place where a page begins; empty for an empty cursor: the first page. Raises ``InvalidCall``: not a cursor of
-    this list."""
+    """The place at which a page begins; empty for an empty cursor (the first page). Raises ``InvalidCall``: not a
+    cursor of this list."""
     if not cursor:
         return ""
     try:
@@ -522,7 +541,7 @@ def place_of(cursor: str, *of: str) -> str:
         check, place = b"", ""
     if len(cursor) > CURSOR_CHARS_MAX or not place or not hmac.compare_digest(check, _check(of)):
         raise InvalidCall(
-            "cursor: no place in this list", hint="take next_cursor of the page before, with the same filters"
+            "cursor: not a cursor of this list", hint="use next_cursor of the previous page, with the same filters"
         )
     return place
 

@@ -1,6 +1,6 @@
-"""The HTTP server of a process, on its own thread and event loop: its connections, bounded and with deadlines.
+"""The HTTP server of a process, on a separate thread and event loop, with bounded connections and deadlines.
 
-Bounds the time to send a request and to read a response: slow clients don't keep a connection.
+The time to send a request and to read a response is bounded, so that slow clients can't occupy connections.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ _log = logging.getLogger("offloader.service.http")
 BACKLOG = 128
 #: Time for cut connections to close; unfinished handshakes are then abandoned.
 _CUT_S = 0.5
-#: Pause of accepting when the process has no file descriptors left.
+#: Delay before the next accept when the process has no file descriptors left.
 _REST_S = 0.2
 #: The smallest IPv6 network that a provider assigns to one customer.
 _NETWORK_BITS = 64
-#: What is read and dropped of a request that is answered before its end.
+#: Limits for reading and discarding the rest of a request that was answered before its end.
 _DRAIN_BYTES_MAX, _DRAIN_S = 16 * 2**20, 2.0
 _HEAD_TOO_LONG = 431
-#: uvicorn logs every malformed request, so any client could fill the log. They are counted instead.
+#: uvicorn logs every malformed request, so any client could fill the log. Malformed requests are counted instead.
 _wire_log = logging.getLogger("offloader.service.http.wire")
 _wire_log.setLevel(logging.CRITICAL)
 
 
 class _DrainedTransport:
-    """A transport whose closing reads the rest of a request first, for some seconds or bytes, and drops it.
+    """A transport that on close first reads and discards the rest of a request, up to a limit of seconds and bytes.
 
     Closing with unread bytes resets a connection, and the client loses the answer (RFC 9112, section 9.6).
 
     Args:
-        has_rest: whether a request has come only in part.
+        has_rest: returns whether a request was received only in part.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Connection(H11Protocol):
         try:
             super().handle_events()
         except h11.LocalProtocolError:
-            # A broken request after one whose response is under way: no response is possible.
+            # A malformed request after one whose response is in progress: no response is possible.
             self._cut("broken_request")
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._request_came()
@@ -165,12 +165,12 @@ class Connection(H11Protocol):
     def _get_upgrade(self) -> bytes | None:
         return None  # no upgrade: the request is answered as it is
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says more
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the problem document has more detail
         self._told("broken_request")
         cause = sys.exception()
         status = cause.error_status_hint if isinstance(cause, h11.RemoteProtocolError) else 400
         self._give_up(
-            status, "the request's head is too long" if status == _HEAD_TOO_LONG else "this is no HTTP request"
+            status, "the request's head is too long" if status == _HEAD_TOO_LONG else "not a valid HTTP request"
         )
 
     def on_response_complete(self) -> None:
@@ -207,10 +207,10 @@ class Connection(H11Protocol):
             self._close()  # no byte was received
             return
         self._told("slow_request")
-        self._give_up(408, f"the request didn't come within {self._settings.request_seconds_max:g} s")
+        self._give_up(408, f"the request wasn't received within {self._settings.request_seconds_max:g} s")
 
     def _give_up(self, status: int, detail: str) -> None:
-        """Answers a partial request, unless it is answered already, and closes."""
+        """Responds to a partial request, unless a response was sent, and closes."""
         if self.cycle is not None and not self.cycle.response_complete:
             # Disconnects the application, which waits for the rest.
             self.cycle.disconnected = True
@@ -328,7 +328,7 @@ class OffloadHttp:
     def address(self) -> ListenAddress:
         """Its listen address, with the actual port. Raises ``InvalidCall``: it wasn't started."""
         if self._address is None:
-            raise InvalidCall("HTTP isn't served yet", hint="start it")
+            raise InvalidCall("HTTP isn't served yet", hint="start the server")
         return self._address
 
     @property
@@ -347,7 +347,7 @@ class OffloadHttp:
         _log.info("HTTP is served at %s", self.url, extra={"event": "http_started", "url": self.url})
 
     def stop(self, within_s: float = 5.0) -> None:
-        """Accepts no more connections, lets requests end, and cuts late ones. Idempotent; never raises.
+        """Stops accepting connections, waits for requests to end, and aborts late ones. Idempotent; never raises.
 
         Args:
             within_s: seconds for requests to end.
@@ -368,7 +368,7 @@ class OffloadHttp:
         and can't fail.
 
         Raises:
-            InvalidCall, AccessDenied: invalid ones; the old ones stay.
+            InvalidCall, AccessDenied: invalid files; the old ones remain in force.
         """
         return partial(setattr, self, "_tls", server_tls(self._settings.access))
 
@@ -469,7 +469,7 @@ def _listener(address: ListenAddress) -> socket.socket:
         found = socket.create_server(where, family=family, backlog=BACKLOG)
     except OSError as cause:
         raise InvalidCall(
-            f"http.listen {address}: {cause.strerror or cause}", hint="is something else listening there?"
+            f"http.listen {address}: {cause.strerror or cause}", hint="check whether another process listens there"
         ) from cause
     found.setblocking(False)
     return found
@@ -483,7 +483,7 @@ def client_of(host: str) -> str:
 
 
 def _own_names(settings: Settings) -> Collection[str]:
-    """Host names of this process: the settings' ones, and the machine's, which manifests contain."""
+    """Host names of this process: those of the settings, and the machine's, which manifests contain."""
     with parsing(f"serve.url: {settings.serve.url[:200]!r} is no URL", hint="http://host:port"):
         served = urlsplit(settings.serve.url).hostname or ""
     return {*settings.access.hosts, served, socket.gethostname()} - {""}

@@ -21,7 +21,7 @@ from offloader.stream_names import matches
 
 _log = logging.getLogger("offloader.service")
 
-#: Longest wait after a failed poll.
+#: Maximum delay after a failed poll.
 RETRY_S_MAX = 30.0
 
 
@@ -29,9 +29,9 @@ _HOLDER_BYTES_MAX = 1000
 
 
 class ProcessLock:
-    """The lock at ``path``; the file is created if missing, and stays.
+    """The lock at ``path``; the file is created if missing, and is never deleted.
 
-    The file's content names the holder, for people.
+    The file's content names the holder, for messages.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,8 @@ class ProcessLock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as cause:
             raise AccessDenied(
-                f"{self.path}: {cause.strerror}", hint="the process needs to write beside the ledger database"
+                f"{self.path}: {cause.strerror}",
+                hint="give the process write access to the ledger database's directory",
             ) from cause
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +85,7 @@ class EmbeddedProvider:
     """See ``offloader.service.streams.StreamProvider``.
 
     Each poll reads which streams (``serve.streams``) and how often (``ledgers.poll_interval``): a settings reload
-    applies at once. A stream that no longer matches is wound down.
+    applies immediately. A stream that no longer matches is drained and removed.
 
     Args:
         url: of the database; created if missing.
@@ -95,7 +96,7 @@ class EmbeddedProvider:
     def __init__(self, url: str, *, clock: Clock) -> None:
         self._url, self._clock = url, clock
         self._workers = Workers(1, clock)
-        # Threads of their own: a stream may take minutes to complete its last segment.
+        # Separate threads, because a stream may take minutes to complete its last segment.
         self._enders = Workers(2, clock)
         # Guards the state behind ``problems``.
         self._lock = threading.Lock()
@@ -133,7 +134,7 @@ class EmbeddedProvider:
                     while source.look() and self._clock.monotonic_s() < deadline_s:
                         pass
                 except OffloaderError as error:
-                    _log.warning("stream %s: its newest entries stay in the hot tier: %s", name, error)
+                    _log.warning("stream %s: its newest entries remain in the hot tier: %s", name, error)
         ending.join(max(deadline_s - self._clock.monotonic_s(), 0.0))
 
     def close(self) -> None:
@@ -160,7 +161,7 @@ class EmbeddedProvider:
                 self._say(
                     ProviderProblem(
                         where=f"feed {self.name}",
-                        what=f"stands by: {self._turn.holder() or 'another process'} has {self._turn.path}",
+                        what=f"on standby: {self._turn.holder() or 'another process'} holds {self._turn.path}",
                     )
                 )
         patterns = streams.settings_of("").serve.streams

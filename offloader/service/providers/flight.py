@@ -66,21 +66,21 @@ from offloader.service.streams import ProviderProblem, ServedStreams
 from offloader.settings import AccessSettings, FlightSettings, Settings
 from offloader.store.base import ObjectStore
 
-#: Longest wait of one ``offload``.
+#: Maximum wait of one ``offload``.
 OFFLOAD_WAIT_S_MAX = 3600.0
 
 
-#: Arguments of each action; the table of operations has the roles.
+#: Action -> description with its arguments; the table of operations has the roles.
 ACTIONS = {
-    "status": 'what streams that come in do: {"stream": NAME}, or all of them',
+    "status": 'status of a pushed or appended stream, {"stream": NAME}, or of all of them',
     "offload": 'close the current segment and wait until it is durable: {"stream", "until", "timeout_s"}',
     "close-ledger": 'close the open ledger of an appended stream: {"stream"}',
-    "publish": 'what a subscriber has consumed: {"stream", "subscriber", "at", "generation"}',
+    "publish": 'publish a subscriber\'s position: {"stream", "subscriber", "at", "generation"}',
     "subscribe": 'register a subscriber: {"stream", "subscriber", "start", "generation"}',
-    "truncate": 'let a stream begin at a position: {"stream", "before"}',
+    "truncate": 'move a stream\'s start position forward: {"stream", "before"}',
 }
 _MAYBE_EMPTY = partial(Fields.text, default="")
-#: Fields of each action, and how each is read.
+#: Fields of each action with their parsers.
 _FIELDS: Mapping[str, Mapping[str, Callable[[Fields, str], Any]]] = {
     "status": {"stream": _MAYBE_EMPTY},
     "offload": {"stream": Fields.text, "until": _MAYBE_EMPTY, "timeout_s": partial(Fields.seconds, default=60.0)},
@@ -122,12 +122,12 @@ class Actions:
         """Executes an action, if ``caller`` may, and returns a document.
 
         Raises:
-            NotAuthenticated, NotAllowed: the caller may not.
+            NotAuthenticated, NotAllowed: the caller isn't allowed to.
             InvalidCall: no such action, or the action's own error.
         """
         caller.require_known()
         if name not in ACTIONS:
-            raise InvalidCall(f"no such action: {ascii(name)[:80]}", hint=f"there are {', '.join(ACTIONS)}")
+            raise InvalidCall(f"no such action: {ascii(name)[:80]}", hint=f"available actions: {', '.join(ACTIONS)}")
         operation = OPERATION_OF_ACTION[name]
         if not (operation.is_of_subscriber and caller.subscribers):  # only the body names a token's subscriber
             caller.may(operation)
@@ -146,15 +146,15 @@ class Actions:
         source = self._there(stream).source
         if not isinstance(source, AppendedLedgers):
             raise InvalidCall(
-                f"stream {stream} is pushed: its ledgers are the broker's",
-                hint="say how a ledger ends in a batch's metadata",
+                f"stream {stream} is pushed: the broker owns its ledgers",
+                hint="send the ends of ledgers in a batch's metadata",
             )
         closed = source.close_ledger()
         return {"stream": stream, "closed": None if closed is None else closed.ledger_id}
 
     def _truncate(self, _: Caller, stream: str, before: Position | None) -> dict[str, Any]:
         if before is None:
-            raise InvalidCall("action truncate: before is missing", hint="the first position that stays")
+            raise InvalidCall("action truncate: before is missing", hint="give the new start position")
         found = self._seats.find(stream)
         done = truncate_stream(
             ManifestLog(self._store, stream, clock=self._clock),
@@ -174,7 +174,10 @@ class Actions:
 
     def _there(self, name: str) -> FlightStream:
         if (found := self._seats.find(name)) is None:
-            raise NotFound(f"stream {name} didn't come in through Flight here", hint="the action status lists those")
+            raise NotFound(
+                f"stream {name} is not a Flight stream of this process",
+                hint="list these streams with the action status",
+            )
         return found
 
 
@@ -218,8 +221,8 @@ class Gets:
     def entries(self, request: GetRequest, told: Callable[[str], str] = str) -> fl.FlightDataStream:
         """The entries of a ticket, a batch at a time; ``told`` as for ``refusing``.
 
-        Raises ``NotFound``, ``Trimmed``, ``BeyondEnd``, ``InvalidCall`` and other errors of a reader: at once where
-        possible.
+        Raises ``NotFound``, ``Trimmed``, ``BeyondEnd``, ``InvalidCall`` and other errors of a reader, if possible
+        before the first batch.
         """
         with contextlib.ExitStack() as stack:
             reader = stack.enter_context(
@@ -247,7 +250,7 @@ class Gets:
         return _info(name, state.sums.entries, state.sums.payload_bytes, encoded(known))
 
     def infos(self, prefix: str, caller: Caller) -> Iterator[fl.FlightInfo]:
-        """All streams with a name prefix that exist for the caller, without reading their manifests."""
+        """All streams with a name prefix that the caller may see, without reading their manifests."""
         with refusing("ListFlights", caller.told):
             for name in list_streams(self._store):
                 if name.startswith(prefix) and caller.sees(name):
@@ -376,7 +379,7 @@ def require_free(address: ListenAddress) -> None:
 
     Raises:
         StoreUnavailable: another process listens there, perhaps one that is ending.
-        InvalidCall: no address of this machine.
+        InvalidCall: not an address of this machine.
     """
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
@@ -412,7 +415,7 @@ def cut_connections(port: int) -> int:
 
 #: Name of the middleware.
 CALL = "call"
-#: Methods without a role: the handshake, which begins no call of ours, and a response that is the same for all.
+#: Methods without a role: the handshake, which is not a call of this service, and a response that is equal for all.
 _FOR_EVERYBODY = frozenset({fl.FlightMethod.HANDSHAKE, fl.FlightMethod.GET_SCHEMA})
 #: The operation of each call. Actions have their own.
 _OPERATIONS = {
@@ -563,7 +566,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             return self._gets.info(name)
 
     def get_schema(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.SchemaResult:  # noqa: ARG002
-        # The same for every caller and stream: an error in this call would show our traceback to refused callers.
+        # Equal for every caller and stream: an error in this call would expose a traceback to refused callers.
         return fl.SchemaResult(ENTRY_SCHEMA)
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
@@ -576,7 +579,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: fl.ServerCallContext, *_: object) -> None:
         with admitted(context, "DoExchange"):
-            raise InvalidCall("there is nothing to exchange", hint="DoPut brings entries, DoGet reads them")
+            raise InvalidCall("DoExchange is not supported", hint="use DoPut to send entries, DoGet to read them")
 
 
 #: On a stop, callers get this long to end their calls before their connections are closed.
@@ -611,8 +614,8 @@ class FlightProvider:
         self._settings, self._store, self._control, self._clock = settings, store, control, clock
         if settings.flight.ledgers and settings.flight.ledgers == settings.serve.ledgers:
             raise InvalidCall(
-                "flight.ledgers and serve.ledgers name one database: its streams would be brought twice",
-                hint="give Flight a database of its own",
+                "flight.ledgers and serve.ledgers name the same database: its streams would be added twice",
+                hint="configure a separate database for Flight",
             )
         self._wanted = parse_listen(settings.flight.listen, setting="flight.listen")
         guard = guard_for(
@@ -636,7 +639,7 @@ class FlightProvider:
         """Listens.
 
         Raises:
-            InvalidCall: the address can't be used, or the file is no ledger database.
+            InvalidCall: the address can't be used, or the file is not a ledger database.
             StoreUnavailable: another process listens there.
         """
         flight = self._settings.flight
@@ -673,7 +676,9 @@ class FlightProvider:
         ending.join(min(within_s / 2, GRACE_S_MAX))
         if ending.is_alive():
             count = cut_connections(self.address.port)
-            _log.info("%d connections were cut: their calls didn't end", count, extra={"event": "flight_cut"})
+            _log.info(
+                "%d connections were closed: their calls didn't end in time", count, extra={"event": "flight_cut"}
+            )
         ending.join(max(deadline_s - self._clock.monotonic_s(), 0.0))
 
     def close(self) -> None:
@@ -690,7 +695,7 @@ class FlightProvider:
                 where=f"stream {stream.name}",
                 what=f"its broker isn't connected, and entries after {stream.source.news().durable or 'none'} aren't "
                 "durable",
-                hint="nothing is lost: the broker has them; they are durable when the segment is complete",
+                hint="nothing is lost: the broker has them; they become durable when the segment is complete",
             )
             for stream in held
             if stream.mode == "push" and stream.seat is None and not stream.is_done
@@ -710,7 +715,8 @@ def _tls_of(settings: AccessSettings) -> dict[str, Any]:
     if settings.client_authorities_file and not settings.has_tokens:
         if settings.anonymous != "loopback":
             raise InvalidCall(
-                "access.anonymous lets anyone in, and Flight can ask for certificates only where everybody has one",
+                "access.anonymous permits unauthenticated callers, but Flight can only require certificates of all "
+                "callers",
                 hint="leave out access.anonymous or access.certificates",
             )
         found |= {"verify_client": True, "root_certificates": Path(settings.client_authorities_file).read_bytes()}

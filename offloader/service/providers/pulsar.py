@@ -174,7 +174,7 @@ def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: OwnCuts) -> Cut |
 
 
 def _errors_of(act: Callable[[_Item], object], items: Iterable[_Item]) -> list[OffloaderError]:
-    """Does something for several items at a time; the errors, in the order of the items."""
+    """Runs a step for several items in parallel; returns the errors, in the order of the items."""
     found = at_once(lambda item: error_of(partial(act, item), f"work on {getattr(item, 'stream', item)}"), items)
     return [error for error in found if error is not None]
 
@@ -183,8 +183,8 @@ class StoreReach:
     """Reachability of the store, for one thread.
 
     Attributes:
-        answering_s: seconds for which every check succeeded; 0: the newest one failed.
-        silent_s: seconds for which every check failed; 0: the newest one succeeded.
+        answering_s: seconds for which every check succeeded; 0: the latest one failed.
+        silent_s: seconds for which every check failed; 0: the latest one succeeded.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
@@ -240,7 +240,7 @@ class StoreOutageFailover:
             aside: topics that it handed over.
 
         Raises:
-            OffloaderError: the first error of a query for a topic; such topics stay unchanged.
+            OffloaderError: the first error of a query for a topic; such topics remain unchanged.
         """
         self._reach.look()
         silent_s = self._reach.silent_s
@@ -252,17 +252,17 @@ class StoreOutageFailover:
                 changed,
                 "topic_left",
                 logging.WARNING,
-                f"the store hasn't answered here for {silent_s:.0f} s: left to another process that waits for it",
+                f"the store hasn't responded to this process for {silent_s:.0f} s: handed over to a standby process",
             )
         elif not silent_s:
             is_sure = self._reach.answering_s >= after_s
             errors = _errors_of(lambda source: self._return(source, changed, is_sure=is_sure), aside())
-            _tell(changed, "topic_wanted", logging.INFO, "the store answers here: a candidate again")
+            _tell(changed, "topic_wanted", logging.INFO, "the store responds again: this process is a candidate again")
         count, before = len(aside()), self.problem
         told = ProviderProblem(
             where=f"store {self._url}",
-            what=f"it doesn't answer here: {count} topics are left to another process",
-            hint="look at the network between this machine and the store; it comes back by itself",
+            what=f"it doesn't respond to this process: {count} topics were handed over to a standby process",
+            hint="check the network between this machine and the store; the process resumes automatically",
             since_ms=self._clock.now_ms() if before is None else before.since_ms,
         )
         self.problem = told if count else None
@@ -283,7 +283,7 @@ class StoreOutageFailover:
         return _consumers(self._admin.stats(source.topic), self._subscription)
 
 
-#: Topics of one change that have a line each; of further ones only the number.
+#: Maximum number of topics of one change that are logged individually; further ones are only counted.
 TOPICS_TOLD_MAX = 3
 
 
@@ -317,7 +317,7 @@ class PulsarProvider:
     Args:
         settings: the section ``[pulsar]``: the cluster's address.
         store: of the streams, for retention's subscribers.
-        cluster: instead of the settings' one; closed with the provider.
+        cluster: replaces the settings' cluster; closed with the provider.
 
     Raises:
         InvalidCall, AccessDenied: the settings can't be used.
@@ -339,7 +339,7 @@ class PulsarProvider:
         self._clock = clock
         # Polls of the cluster, of subscriptions, of the store, and of offloads.
         self._workers = Workers(4, clock)
-        # Threads of their own: a stream may take minutes to complete its last segment.
+        # Separate threads, because a stream may take minutes to complete its last segment.
         self._enders = Workers(2, clock)
         self._triggers = OffloadTriggers(
             self._cluster.admin, settings.subscription, clock, follows=settings.follow_broker_trim
@@ -407,11 +407,11 @@ class PulsarProvider:
         failing = [(each.source.stream, error) for each in topics if (error := each.source.problem) is not None]
         failing += [(stream_of_topic(topic), error) for topic, error in refused.items()]
         untriggered = [(stream_of_topic(topic), error) for topic, error in self._triggers.problems()]
-        found += stream_problems(untriggered, f"feed {self.name}", "brokers aren't asked to offload, or fail to")
+        found += stream_problems(untriggered, f"feed {self.name}", "brokers aren't requested to offload, or fail to")
         return found + stream_problems(failing, f"feed {self.name}", "topics have trouble")
 
     def look(self, streams: ServedStreams) -> None:
-        """Polls the cluster's topics once: offloads new ones, winds down deleted ones. Raises ``OffloaderError``: part
+        """Polls the cluster's topics once: offloads new topics, removes deleted ones. Raises ``OffloaderError``: part
         of the cluster didn't respond; the rest is applied."""
         settings = streams.settings_of("").pulsar
         look, error = survey(
@@ -424,7 +424,7 @@ class PulsarProvider:
         new, gone = self._roster.see(look)
         for topic in gone:
             _log.warning(
-                "topic %s is gone or isn't meant any more: its stream ends", topic, extra={"event": "topic_gone"}
+                "topic %s was deleted or is no longer selected: its stream ends", topic, extra={"event": "topic_gone"}
             )
             self._enders.submit(partial(self._wind_down, streams, topic))
         with self._lock:
@@ -464,7 +464,7 @@ class PulsarProvider:
             _log.warning("topic %s isn't offloaded: %s", topic, error, extra={"event": "topic_refused"})
 
     def _turn_changed(self, source: PulsarSource) -> None:
-        """Applies the broker's choice of a leader. Without one the state stays, and the manifest fences the wrong
+        """Applies the broker's choice of a leader. Without one the state is kept, and the manifest fences the wrong
         process."""
         with self._lock:
             found = self._topics.get(source.topic)
@@ -480,7 +480,7 @@ class PulsarProvider:
             else:
                 found.control.stand_by()
         _log.info(
-            "topic %s: %s", source.topic, "this process is the leader" if active else "another process works on it"
+            "topic %s: %s", source.topic, "this process is the leader" if active else "another process is the leader"
         )
 
     def _take_back(self) -> None:
@@ -546,7 +546,7 @@ class PulsarProvider:
             self._warnings = found
 
     def trigger(self) -> None:
-        """Makes the brokers of this process's topics offload what is committed, once."""
+        """Requests the brokers of this process's topics once to offload the committed ledgers."""
         with self._lock:
             ours = [ServedTopic(topic, each.source.committed) for topic, each in self._topics.items() if each.is_ours]
         self._triggers.look(ours, is_stopped=self._stopped.is_set)

@@ -332,6 +332,6 @@ def test_refused_command_says_why_and_keeps_the_page(serve: Serve, look: Look) -
     view = working()
     page = shown(look(serve(view).url + address(WORST), expected=("500",)))  # nobody executes commands there
     page.get_by_role("button", name="Offload now").click()
-    expect(page.locator(".done")).to_contain_text("this is a bug; the process's log has it")
+    expect(page.locator(".done")).to_contain_text("this is a bug; the process's log has the details")
     expect(page.locator("#token-form")).to_be_hidden()
     expect(page.get_by_role("region", name="Behind")).to_be_visible()

@@ -146,9 +146,9 @@ def test_missing_stream_or_position_is_an_error_by_name(store: MemoryStore) -> N
             client.do_get(fl.Ticket(json.dumps({"stream": BILLS}).encode()))
         with pytest.raises(fl.FlightServerError, match="BeyondEnd"):
             read(client, **{"from": "99:0"})
-        with pytest.raises(fl.FlightServerError, match="one of the two"):
+        with pytest.raises(fl.FlightServerError, match="exclude each other"):
             read(client, **{"from": str(broker.end), "from_time_ms": 5})
-        with pytest.raises(fl.FlightServerError, match="to and to_time_ms: one of the two"):
+        with pytest.raises(fl.FlightServerError, match="to and to_time_ms exclude each other"):
             read(client, to=str(broker.end), to_time_ms=5)
         with pytest.raises(fl.FlightServerError, match="no such action: 'drop'"):
             act(client, "drop")
@@ -156,7 +156,7 @@ def test_missing_stream_or_position_is_an_error_by_name(store: MemoryStore) -> N
             act(client, "truncate", stream=ORDERS, before="1:0", force=True)
         with pytest.raises(fl.FlightServerError, match="past the committed end"):
             act(client, "truncate", stream=ORDERS, before=f"{broker.end.ledger_id}:99")  # type: ignore[union-attr]
-        with pytest.raises(fl.FlightServerError, match="its ledgers are the broker's"):
+        with pytest.raises(fl.FlightServerError, match="the broker owns its ledgers"):
             act(client, "close-ledger", stream=ORDERS)
 
 
@@ -317,7 +317,7 @@ def test_client_certificates_count_by_name_and_expired_ones_dont(store: MemorySt
         assert len(list(client_of(door, "reader").list_flights())) == 1
         with pytest.raises(fl.FlightUnauthorizedError, match="certificate reader has the role read"):
             Producer(client_of(door, "reader"), {"stream": ORDERS}).news()
-        with pytest.raises(fl.FlightUnauthenticatedError, match="name isn't known here"):
+        with pytest.raises(fl.FlightUnauthenticatedError, match="has no configured name"):
             list(client_of(door, "stranger").list_flights())
         for client in (
             client_of(door, "broker-1", expired=True),

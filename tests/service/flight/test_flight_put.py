@@ -111,9 +111,9 @@ def test_second_broker_of_a_stream_is_refused_by_name(store: FaultyStore) -> Non
     broker.append(20)
     with flight_door(store) as door:
         one = begun(door, producer="broker-1")
-        with pytest.raises(fl.FlightServerError, match=r"broker-1 at ipv4:127\.0\.0\.1:.* sends it already"):
+        with pytest.raises(fl.FlightServerError, match=r"broker-1 at ipv4:127\.0\.0\.1:.* is already sending it"):
             begun(door, producer="broker-2")
-        with pytest.raises(fl.FlightServerError, match="sends it already"):
+        with pytest.raises(fl.FlightServerError, match="is already sending it"):
             begun(door)
         begun(door, BILLS).end()
         one.push_all(broker)  # undisturbed
@@ -131,8 +131,8 @@ def test_reconnected_broker_replaces_its_own_earlier_call(store: FaultyStore) ->
         lost.push(broker, 10)
         again = begun(door, producer="broker-1")
         assert again.latest["taken"] == f"{broker.end.ledger_id}:9"  # type: ignore[union-attr]
-        lost.until(lambda said: "broker-1 came again" in said.get("error", ""))
-        with pytest.raises((fl.FlightServerError, EOFError), match="came again"):
+        lost.until(lambda said: "broker-1 reconnected" in said.get("error", ""))
+        with pytest.raises((fl.FlightServerError, EOFError), match="reconnected"):
             lost.push(broker, 10)
         again.push_all(broker)
         again.until(lambda said: said["durable"] == str(broker.end))
@@ -150,7 +150,7 @@ def test_reconnected_broker_replaces_its_own_earlier_call(store: FaultyStore) ->
         ((6, 0), 2, {"closed": {"5": 30}}, "ledger 5 ends at entry 30"),
         ((5, 20), 2, {"closed": {"5": 19}}, "ledger 5 ends at entry 19"),
         ((5, 20), 2, {"closed": {"x": 19}}, "closed has 'x': 19"),
-        ((5, 20), 2, {"closed": [5]}, "closed is no object"),
+        ((5, 20), 2, {"closed": [5]}, "closed is not an object"),
         ((5, 20), 2, {"ended": {}}, "no such field: 'ended'"),
         ((-5, 0), 2, None, "not a position"),
     ],
@@ -204,7 +204,7 @@ COLUMNS = {
     "entry_id is int32": [IDS[0], ("entry_id", pa.int32()), ("payload", pa.binary())],
     "payload is string": [*IDS, ("payload", pa.string())],
     "'x' is unknown": [*IDS, ("payload", pa.binary()), ("x", pa.int8())],
-    "ledger_id comes twice": [IDS[0], *IDS, ("payload", pa.binary())],
+    "ledger_id is repeated": [IDS[0], *IDS, ("payload", pa.binary())],
 }
 
 
@@ -223,8 +223,8 @@ def test_column_name_other_than_utf8_is_refused_in_one_line() -> None:
 
 
 DESCRIPTORS = {
-    b"{": "descriptor is no JSON",
-    b"[]": "descriptor is no JSON object",
+    b"{": "descriptor is not valid JSON",
+    b"[]": "descriptor is not a JSON object",
     b"{}": "stream is missing",
     b'{"stream": 7}': "stream = 7 is not a text",
     b'{"stream": "a/b", "mode": "steal"}': "neither push nor append",
@@ -413,7 +413,7 @@ def test_appended_entries_get_positions_and_repeats_are_known_by_sequence(store:
         unnamed.news()
         with pytest.raises(fl.FlightServerError, match="nobody said whose"):
             unnamed.send(payloads(b"e"), {"sequence": 3})
-        with pytest.raises(fl.FlightServerError, match="sends it already"):
+        with pytest.raises(fl.FlightServerError, match="is already sending it"):
             begun(door)
     assert [payload for _, payload in stored_entries(store, ORDERS)] == [b"a", b"b", b"c", b"d", b"e"]
 
@@ -429,7 +429,7 @@ def test_entries_appended_before_a_crash_are_offloaded_without_a_client(store: F
         eventually(lambda: door.act("status", stream=ORDERS)["durable"] == "1:1")
     assert [payload for _, payload in stored_entries(store, ORDERS)] == [b"a", b"b"]
     with (
-        pytest.raises(InvalidCall, match="a database of its own"),
+        pytest.raises(InvalidCall, match="a separate database for Flight"),
         flight_door(store, serve__ledgers=settings["flight__ledgers"], **settings),
     ):
         pass

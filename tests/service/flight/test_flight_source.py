@@ -110,7 +110,9 @@ def test_producer_skipping_durable_entries_must_prove_its_log(store: MemoryStore
         broker.append(5)
         again = begun(door, source=str(LOG))
         again.latest = {"taken": "1:19"}
-        with pytest.raises(fl.FlightServerError, match="nothing shows that this log has what is durable up to 1:19"):
+        with pytest.raises(
+            fl.FlightServerError, match="it isn't verified that this log has the durable entries up to 1:19"
+        ):
             again.push(broker, 5)
 
 
@@ -213,10 +215,10 @@ def test_a_producer_that_doesnt_name_its_log_is_warned_about_once(
     [
         ({"source": "orders"}, "source = 'orders' is not a uuid"),
         ({"source": 7}, "source = 7 is not a uuid"),
-        ({"last": "1:3"}, "both, or neither"),
-        ({"crc32": 3}, "both, or neither"),
-        ({"last": "1:3", "crc32": 2**32}, "both, or neither"),
-        ({"mode": "append", "source": str(LOG)}, "are of a push"),
+        ({"last": "1:3"}, "must be given together"),
+        ({"crc32": 3}, "must be given together"),
+        ({"last": "1:3", "crc32": 2**32}, "must be given together"),
+        ({"mode": "append", "source": str(LOG)}, "only valid in mode push"),
     ],
 )
 def test_invalid_source_is_refused(store: MemoryStore, fields: dict[str, Any], message: str) -> None:

@@ -183,7 +183,10 @@ def test_tokens_are_reloaded_while_serving(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_serving_off_loopback_needs_authentication(tmp_path: Path) -> None:
-    for access, words in (({}, "nobody would be asked"), (ACCESS, "tokens would cross the network readable")):
+    for access, words in (
+        ({}, "can be reached from other machines without authentication"),
+        (ACCESS, "tokens would be sent over the network unencrypted"),
+    ):
         with (
             pytest.raises(InvalidCall, match=words),
             http_process(tmp_path, {"access": access, "http": {"listen": "0.0.0.0:0"}}, streams=(), environ=TOKENS),
@@ -441,4 +444,4 @@ def test_caller_of_a_change_is_logged(guarded: Any, caplog: pytest.LogCaptureFix
         ask(f"{http.url}{STREAM}/offload", method="POST", token=TOKENS["WRITE"])
         eventually(lambda: any(getattr(each, "event", "") == "asked" for each in caplog.records))
     [told] = [each for each in caplog.records if getattr(each, "event", "") == "asked"]
-    assert re.fullmatch(rf"offload of stream {ORDERS}, asked by token of env:WRITE", told.getMessage())
+    assert re.fullmatch(rf"offload of stream {ORDERS}, requested by token of env:WRITE", told.getMessage())

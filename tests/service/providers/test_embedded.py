@@ -186,7 +186,7 @@ def test_lock_holder_works_and_the_standby_takes_over_when_it_is_free(
     with serving(store, file_of(), feed) as assembled:
         eventually(lambda: assembled.process.problems())
         [problem] = assembled.process.problems()
-        assert problem.what.startswith("stands by: ")
+        assert problem.what.startswith("on standby: ")
         assert not problem.blocks_ready
         eventually(lambda: assembled.view.streams().items)
         assert assembled.view.stream("a/b/one")["mode"] == "standby"

@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 #: Everything that is asked of the store from now on.
 CUT = Fault(call=1, calls=10**9)
-LEFT = "are left to another process"
+LEFT = "were handed over to a standby process"
 
 
 @pytest.fixture
