@@ -289,7 +289,7 @@ def test_off_loopback_it_refuses_to_start_without_authentication(store: MemorySt
     ):
         pass
     with (
-        pytest.raises(InvalidCall, match=r"flight\.listen: 'nowhere' is no address"),
+        pytest.raises(InvalidCall, match=r"flight\.listen: 'nowhere' is not a valid listen address"),
         flight_door(store, flight__listen="nowhere"),
     ):
         pass

@@ -232,7 +232,7 @@ DESCRIPTORS = {
     b'{"stream": ""}': "stream",
     b'{"stream": "a\\u0000b"}': "not a text",
     b'{"stream": "a/b", "mode": "append"}': "set flight.ledgers",
-    b" " * 70_000: "above 65536",
+    b" " * 70_000: "exceed the limit of 65536",
 }
 
 
