@@ -30,13 +30,11 @@ from offloader.settings.retention import RetentionSettings
 class StoreSettings:
     """Deadlines, retries and connections of an object store."""
 
-    connect_timeout_s: float = duration(
-        5.0, "timeout for opening a connection", low=0.01, high=600, key="connect_timeout"
-    )
+    connect_timeout_s: float = duration(5.0, "connection timeout", low=0.01, high=600, key="connect_timeout")
     read_timeout_s: float = duration(
         30.0, "maximum time without receiving a byte before a call fails", low=0.01, high=3600, key="read_timeout"
     )
-    retries_max: int = setting(6, "maximum number of retries after the first attempt", low=0, high=100)
+    retries_max: int = setting(6, "maximum retries after the first attempt", low=0, high=100)
     retry_total_s: float = duration(
         60.0,
         "total time for all attempts of a call; no retry starts after it",
@@ -52,7 +50,7 @@ class StoreSettings:
         key="retry_delay_first",
     )
     retry_delay_max_s: float = duration(10.0, "maximum delay before a retry", low=0, high=600, key="retry_delay_max")
-    connections_max: int = setting(32, "maximum number of open connections to the store", low=1, high=1024)
+    connections_max: int = setting(32, "maximum open connections to the store", low=1, high=1024)
     single_writer: bool = flag(
         False,
         "allow writes to a store without conditional puts. Only for stores that no other process writes to: the writer "
@@ -104,12 +102,8 @@ class ReadSettings:
         "preferred tier for entries that both tiers hold",
         ("tiered-storage-first", "bookkeeper-first"),
     )
-    request_bytes: int = size(
-        16 * MIB, "size of one ranged GET request", low=4 * KIB, high=1024 * MIB, key="request_size"
-    )
-    requests_in_flight_max: int = setting(
-        4, "maximum number of concurrent ranged GET requests of one reader", low=1, high=64
-    )
+    request_bytes: int = size(16 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB, key="request_size")
+    requests_in_flight_max: int = setting(4, "maximum concurrent ranged GET requests of one reader", low=1, high=64)
     ahead_bytes_max: int = size(
         256 * MIB,
         "maximum bytes that a scan fetches and decodes ahead of its consumer; a block above this size is fetched alone",
@@ -124,11 +118,9 @@ class ReadSettings:
         high=2**40,
         key="cache_size_max",
     )
-    batch_bytes: int = size(
-        4 * MIB, "target payload size of one batch of a scan", low=1, high=1024 * MIB, key="batch_size"
-    )
+    batch_bytes: int = size(4 * MIB, "payload size of one batch of a scan", low=1, high=1024 * MIB, key="batch_size")
     block_bytes_max: int = size(
-        256 * MIB, "maximum size of a block that is read", low=256, high=2**31 - 1, key="block_size_max"
+        256 * MIB, "maximum size of a block read", low=256, high=2**31 - 1, key="block_size_max"
     )
     decompressed_bytes_max: int = size(
         256 * MIB, "maximum size of a block after decompression", low=1, high=2**31 - 1, key="decompressed_size_max"
@@ -144,7 +136,7 @@ class LimitSettings:
     bytes_per_s: float = setting(0.0, "maximum bytes per second, sent and received combined", low=0, high=2**50)
     requests_per_s: float = setting(0.0, "maximum requests per second, all kinds combined", low=0, high=1e6)
     burst_s: float = duration(
-        1.0, "burst capacity of a rate limit, as time at that rate", low=0.001, high=3600, key="burst"
+        1.0, "burst capacity of a rate limit, in time at the rate", low=0.001, high=3600, key="burst"
     )
     throttle_wait_s_max: float = duration(
         300.0,
@@ -153,9 +145,7 @@ class LimitSettings:
         high=24 * 3600,
         key="throttle_wait_max",
     )
-    throttle_queue_max: int = setting(
-        10_000, "maximum number of requests waiting for a rate limit", low=1, high=1_000_000
-    )
+    throttle_queue_max: int = setting(10_000, "maximum requests waiting for a rate limit", low=1, high=1_000_000)
     slowdown_factor: float = setting(
         0.5, "factor applied to the request rate when the store asks to slow down", low=0.01, high=0.99
     )
@@ -238,21 +228,17 @@ class HttpSettings:
     listen: str = text(
         "", "address and port of the HTTP server, 127.0.0.1:8750; :8750 listens on every address; empty: no HTTP"
     )
-    connections_max: int = setting(
-        512, "maximum number of open connections; further ones are closed immediately", low=1, high=100_000
-    )
+    connections_max: int = setting(512, "maximum open connections; further ones are closed", low=1, high=100_000)
     client_connections_max: int = setting(
-        384, "maximum number of open connections from one address (from one /64 network for IPv6)", low=1, high=100_000
+        384, "maximum open connections from one address (from one /64 network for IPv6)", low=1, high=100_000
     )
-    requests_max: int = setting(
-        16, "maximum number of concurrent requests; further ones get 503 and may retry", low=1, high=256
-    )
+    requests_max: int = setting(16, "maximum concurrent requests; further ones get 503 and may retry", low=1, high=256)
     header_bytes_max: int = size(
         16 * KIB, "maximum size of a request line with its headers", low=4 * KIB, high=MIB, key="header_size_max"
     )
     body_bytes_max: int = size(64 * KIB, "maximum size of a request body", low=KIB, high=16 * MIB, key="body_size_max")
     request_seconds_max: float = duration(
-        10.0, "timeout for a client to send its request", low=0.1, high=600, key="request_timeout"
+        10.0, "timeout for sending a request", low=0.1, high=600, key="request_timeout"
     )
     answer_seconds_max: float = duration(
         60.0,
@@ -278,7 +264,7 @@ class BrokerSettings:
     """Settings of the HTTP service for brokers that read the cold tier through the plugin, and limits for them."""
 
     source: str = text(
-        "", "name of the cluster that the streams belong to, equal to the plugin's setting; empty: not checked"
+        "", "name of the cluster that the streams belong to, as in the plugin's settings; empty: not checked"
     )
     url_seconds: float = duration(
         900.0,
@@ -289,14 +275,14 @@ class BrokerSettings:
     )
     waits_max: int = setting(
         256,
-        "maximum number of concurrent requests waiting for a ledger to be offloaded; each uses a thread",
+        "maximum concurrent requests waiting for a ledger to be offloaded; each uses a thread",
         low=1,
         high=4096,
     )
     streams_max: int = setting(
-        16, "maximum number of concurrent responses with entries; each takes about 20 MiB of memory", low=1, high=1024
+        16, "maximum concurrent responses with entries; each takes about 20 MiB of memory", low=1, high=1024
     )
-    requests_max: int = setting(16, "maximum number of concurrent broker requests of other kinds", low=1, high=256)
+    requests_max: int = setting(16, "maximum concurrent broker requests of other kinds", low=1, high=256)
     cache_bytes_max: int = size(
         256 * MIB,
         "cache size for indexes, and for blocks that brokers read in several requests",
@@ -315,12 +301,8 @@ class FlightSettings:
         "address and port of the Arrow Flight server, 127.0.0.1:8815; :8815 listens on every address; empty: no Flight",
     )
     ledgers: str = text("", "ledger database for streams appended to through Flight; empty: no appends through Flight")
-    streams_max: int = setting(
-        1000, "maximum number of streams pushed or appended to through Flight", low=1, high=100_000
-    )
-    calls_max: int = setting(
-        256, "maximum number of concurrent calls; each uses one or two threads", low=1, high=10_000
-    )
+    streams_max: int = setting(1000, "maximum streams pushed or appended to through Flight", low=1, high=100_000)
+    calls_max: int = setting(256, "maximum concurrent calls; each uses one or two threads", low=1, high=10_000)
     batch_bytes_max: int = size(
         32 * MIB,
         "maximum size of a batch that is accepted; checked only after the message is received",
@@ -373,9 +355,7 @@ class ManifestSettings:
         unit="d",
         may_be_never=True,
     )
-    record_requests_max: int = setting(
-        8, "maximum number of concurrent requests for records while a manifest is loaded", low=1, high=64
-    )
+    record_requests_max: int = setting(8, "maximum concurrent record requests while a manifest loads", low=1, high=64)
     create_over_segments: bool = flag(
         False, "allow to create a stream over existing segments that no manifest lists; they are kept and never read"
     )
@@ -419,7 +399,7 @@ class CleanupSettings:
     )
     audit_records_max: int = setting(
         10_000,
-        "maximum number of audit records of one stream, one per batch; the oldest are dropped first",
+        "maximum audit records of one stream, one per batch; the oldest are dropped first",
         low=1,
         high=10**6,
     )
@@ -443,7 +423,7 @@ class OffloadSettings:
         high=5 * 1024 * MIB,
         key="part_size",
     )
-    parts_in_flight_max: int = setting(4, "maximum number of concurrent part uploads of one segment", low=1, high=64)
+    parts_in_flight_max: int = setting(4, "maximum concurrent part uploads of one segment", low=1, high=64)
     max_size_per_offload_segment_mbytes: float = size(
         1024.0,
         "maximum size of a segment; the segment is closed when it reaches it",
@@ -517,7 +497,7 @@ class OffloadSettings:
         is_alias=True,
     )
     backfill_segments_in_flight_max: int = setting(
-        4, "maximum number of concurrent segment uploads in backfills, per stream and per process", low=1, high=64
+        4, "maximum concurrent segment uploads in backfills, per stream and per process", low=1, high=64
     )
     deletion_lag_minutes: float = duration(
         240.0,
@@ -554,16 +534,14 @@ class OffloadSettings:
         "action when the hot tier lost entries before they were offloaded: block, or record the gap and continue",
         ("block", "record"),
     )
-    workers_max: int = setting(8, "number of threads that encode and upload segments", low=1, high=256)
+    workers_max: int = setting(8, "threads that encode and upload segments", low=1, high=256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSettings:
     """When the embedded ledger store closes a ledger and opens the next one, and its polling interval."""
 
-    ledger_bytes_max: int = size(
-        256 * MIB, "size at which a ledger is closed", low=1, high=2**50, key="ledger_size_max"
-    )
+    ledger_bytes_max: int = size(256 * MIB, "maximum size of a ledger", low=1, high=2**50, key="ledger_size_max")
     ledger_entries_max: int = setting(1_000_000, "number of entries at which a ledger is closed", low=1, high=2**40)
     ledger_age_minutes_max: float = duration(
         60.0,
@@ -582,22 +560,16 @@ class LedgerSettings:
 class PulsarSettings:
     """Connection to a Pulsar cluster that is the hot tier."""
 
-    service_url: str = text(
-        "", "service URL of the brokers or proxies, `pulsar://broker:6650` or `pulsar+ssl://broker:6651`"
-    )
+    service_url: str = text("", "URL of the brokers or proxies, `pulsar://broker:6650` or `pulsar+ssl://broker:6651`")
     admin_url: str = text("", "URL of the admin API, `http://broker:8080` or `https://broker:8443`")
     admin_hosts: tuple[str, ...] = texts(
         "hosts of other brokers that may receive the token when `admin_url` redirects to them; * matches any text; "
         "empty: no redirects with the token"
     )
-    token: str = text(
-        "", "source of the token: `file:PATH` or `env:NAME`; empty: `env:OFFLOADER_PULSAR_TOKEN`, if it is set"
-    )
+    token: str = text("", "source of the token: `file:PATH` or `env:NAME`; empty: `env:OFFLOADER_PULSAR_TOKEN`, if set")
     ca_file: str = text("", "PEM file of the certificate authorities for brokers and admin API; empty: the system's")
     certificate_file: str = text("", "PEM file of the client certificate for brokers that require one")
-    key_file: str = text(
-        "", "PEM file of the client certificate's private key; empty: the key is in `certificate_file`"
-    )
+    key_file: str = text("", "PEM file of the client certificate's key; empty: the key is in `certificate_file`")
     subscription: str = text(
         "offloader", "name of offloader's durable subscription; must be equal in all processes that share topics"
     )
@@ -626,7 +598,7 @@ class PulsarSettings:
         high=24 * 3600,
         key="store_outage_handover",
     )
-    topics_max: int = setting(10_000, "maximum number of topics and partitions of one process", low=1, high=1_000_000)
+    topics_max: int = setting(10_000, "maximum topics and partitions of one process", low=1, high=1_000_000)
     on_gap: str = choice(
         "record",
         "action when the brokers deleted entries before they were offloaded: record the gap and continue, or block",
@@ -634,7 +606,7 @@ class PulsarSettings:
     )
     entries_asked_max: int = setting(
         1000,
-        "maximum number of entries of one undelivered range that are looked up through the admin API; the others are "
+        "maximum entries of one undelivered range that are looked up through the admin API; the others are "
         "recorded as unconfirmed",
         low=1,
         high=1_000_000,
@@ -660,10 +632,10 @@ class PulsarSettings:
         key="receive_buffer_size_max",
     )
     connect_seconds_max: float = duration(
-        10.0, "timeout for connecting to a broker", low=0.1, high=600, key="connect_timeout"
+        10.0, "connection timeout of a broker", low=0.1, high=600, key="connect_timeout"
     )
     request_seconds_max: float = duration(
-        30.0, "timeout for a broker's response", low=0.1, high=600, key="request_timeout"
+        30.0, "response timeout of a broker", low=0.1, high=600, key="request_timeout"
     )
     keep_alive_seconds: float = duration(
         30.0,
@@ -675,7 +647,7 @@ class PulsarSettings:
     retry_seconds_max: float = duration(
         10.0, "maximum delay before a failed operation is retried", low=0.01, high=3600, key="retry_delay_max"
     )
-    workers_max: int = setting(8, "number of threads that receive from topics and feed their streams", low=1, high=256)
+    workers_max: int = setting(8, "threads that receive from topics and feed their streams", low=1, high=256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -690,7 +662,7 @@ class ServeSettings:
     streams: tuple[str, ...] = texts(
         "streams of the database `serve.ledgers` to offload, as names or patterns with * and ?; empty: all"
     )
-    streams_max: int = setting(10_000, "maximum number of streams offloaded by this process", low=1, high=1_000_000)
+    streams_max: int = setting(10_000, "maximum streams offloaded by this process", low=1, high=1_000_000)
     maintenance: bool = flag(True, "run retention, cleanup and the search for orphans in this process")
     restart_seconds_max: float = duration(
         600.0,
@@ -728,18 +700,12 @@ class TelemetrySettings:
         low=1,
         high=1_000_000,
     )
-    label_sets_max: int = setting(
-        50_000, "maximum number of label sets; further ones are counted as other", low=1, high=10_000_000
-    )
+    label_sets_max: int = setting(50_000, "maximum label sets; further ones count as other", low=1, high=10_000_000)
     label_lifetime_s: float = duration(
         3600.0, "time after which an unused label set is dropped", low=1, high=7 * 24 * 3600, key="label_lifetime"
     )
-    write_cost_per_1000: float = setting(
-        0.005, "price of 1000 PUT-class requests in dollars, for the cost estimate", low=0, high=1000
-    )
-    read_cost_per_1000: float = setting(
-        0.0004, "price of 1000 GET-class requests in dollars, for the cost estimate", low=0, high=1000
-    )
+    write_cost_per_1000: float = setting(0.005, "price of 1000 PUT-class requests in dollars", low=0, high=1000)
+    read_cost_per_1000: float = setting(0.0004, "price of 1000 GET-class requests in dollars", low=0, high=1000)
 
 
 #: Setting of an earlier release -> its replacement.
