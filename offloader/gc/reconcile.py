@@ -132,7 +132,7 @@ def known_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
     if (entry := read_entry(store, stream)) is None and not is_released(store, stream):
         raise NotFound(
             f"stream {stream} has no catalogue entry in {store.url}: the needed objects are unknown",
-            hint="`offloader ls` lists the streams; `offloader manifest rebuild` if an entry was lost",
+            hint="run `offloader ls` to list the streams; `offloader manifest rebuild` if an entry was lost",
         )
     return entry
 

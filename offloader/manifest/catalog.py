@@ -178,7 +178,7 @@ def require_entry(store: ObjectStore, stream: str) -> CatalogEntry:
 
 def not_listed(store: ObjectStore, stream: str) -> NotFound:
     """The error that the store has no such stream."""
-    return NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    return NotFound(f"stream {stream} isn't in {store.url}", hint="run `offloader ls` to list the streams")
 
 
 def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False) -> list[str]:

@@ -409,7 +409,7 @@ def rebuild_manifest(
         _give_up(store, stream, incarnation)
     found, problems, unknown, indexed, fills = _segments(store, stream)
     if entry is None and not old and not found and not fills and not problems:
-        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="run `offloader ls` to list the streams")
     closed_ledgers = {**{info.ledger_id: info.last_entry_id for info in hot if info.closed}, **(closed_ledgers or {})}
     known = survivors_of(store, stream, old)
     found += filter(None, at_once(partial(_adopted, store), known.at_root.items(), sequential_max=1))

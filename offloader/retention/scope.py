@@ -149,7 +149,7 @@ def _partitions(store: ObjectStore, topic: str) -> dict[int, Partition]:
     }
     if not partitions:
         similar = difflib.get_close_matches(topic, list_streams(store), n=SUGGESTIONS_MAX)
-        hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "run `offloader ls` to list the streams"
         raise NotFound(f"stream {topic} isn't in {store.url}", hint=hint)
     return partitions
 

@@ -603,7 +603,7 @@ class StreamRetention:
         """Error of a refused publish."""
         stream, why, register = self.name, outcome.why, f"`offloader subscribers add {self.name} NAME` registers one"
         errors: dict[PublishStatus, OffloaderError] = {
-            PublishStatus.STREAM_NOT_FOUND: NotFound(why, hint="`offloader ls` lists the streams"),
+            PublishStatus.STREAM_NOT_FOUND: NotFound(why, hint="run `offloader ls` to list the streams"),
             PublishStatus.SUBSCRIBER_NOT_FOUND: NotFound(f"stream {stream}: subscriber {why}", hint=register),
             PublishStatus.GENERATION_MISMATCH: InvalidCall(
                 f"stream {stream}: {why}", hint="publish with the newest generation"

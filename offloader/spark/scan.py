@@ -157,7 +157,9 @@ def pinned_states(options: SourceOptions, store: ObjectStore) -> list[ManifestSt
 def _wanted_names(options: SourceOptions, store: ObjectStore) -> list[str]:
     names = streams_named(options, store)
     if not names:
-        raise NotFound(f"no stream in {store.url} matches {options.stream}", hint="`offloader ls` lists the streams")
+        raise NotFound(
+            f"no stream in {store.url} matches {options.stream}", hint="run `offloader ls` to list the streams"
+        )
     return [name for name in names if _is_wanted(options, name)]
 
 

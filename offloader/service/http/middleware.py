@@ -111,7 +111,7 @@ PROBLEM_HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "B
 def problem_of(error: Exception) -> dict[str, Any] | None:
     """The problem document of a package error; ``None``: another error, which is a bug."""
     if isinstance(error, Inconsistent) and str(error).startswith("stream name"):
-        return problem_document(400, str(error), hint="`/v1/streams` lists the streams")
+        return problem_document(400, str(error), hint="request /v1/streams to list the streams")
     if isinstance(error, FormatError):
         return problem_document(500, str(error), kind=ErrorKind.DATA_CORRUPTION, hint="stored bytes are damaged")
     if not isinstance(error, OffloaderError):

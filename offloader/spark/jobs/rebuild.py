@@ -131,7 +131,7 @@ def _named(store: ObjectStore, wanted: Sequence[str]) -> list[str]:
     found: set[str] = set()
     for each in wanted:
         if not (fitting := matching_streams(each, known)):
-            raise NotFound(f"no stream {each} in {store.url}", hint="`offloader ls` lists the streams")
+            raise NotFound(f"no stream {each} in {store.url}", hint="run `offloader ls` to list the streams")
         found.update(fitting)
     return sorted(found)
 
