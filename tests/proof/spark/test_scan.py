@@ -145,7 +145,7 @@ def test_damaged_and_missing_pieces_are_skipped_by_option(spark: SparkSession, d
         ({"strem": "x"}, "unknown option strem (did you mean stream?)"),
         (
             {"content": "rows"},
-            "option content: 'rows' is not one of entries, messages, segments, ledgers, manifest, anomalies, subscribers,",
+            "option content: 'rows' is not one of entries, messages, segments, ledgers, manifest, anomalies,",
         ),
         ({"startPosition": "7"}, "option startPosition: a position is written LEDGER:ENTRY"),
         ({"startTime": "soon"}, "option startTime: 'soon' is not a time"),
