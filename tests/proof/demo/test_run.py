@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,8 @@ from offloader.errors import (
     BucketMissing,
     Fenced,
     InvalidCall,
+    StoreMismatch,
 )
-from offloader.store.open import open_store
 from tests.demo.demo_cases import Watching, events, files_in, run
 from tests.demo.test_run import EVENTS, stored
 from tests.demo.test_run import input_file as input_file
@@ -137,12 +138,14 @@ def test_the_same_file_with_times_is_another_input(tmp_path: Path, input_file: P
         run(tmp_path, input_path=str(input_file), time_field="t")
 
 
-def test_ledgers_are_offloaded_again_after_the_store_lost_everything(tmp_path: Path, input_file: Path) -> None:
-    result = run(tmp_path, input_path=str(input_file))
-    store = open_store(result.request.url)
-    for prefix in ("public/", "_catalog/"):
-        store.delete([info.key for info in store.list(prefix).objects])
-    store.close()
+def test_a_store_that_lost_everything_is_refused_until_its_objects_are_back(tmp_path: Path, input_file: Path) -> None:
+    run(tmp_path, input_path=str(input_file))
+    folder, aside = tmp_path / "store", tmp_path / "aside"
+    folder.rename(aside)
+    with pytest.raises(StoreMismatch, match="isn't the store recorded by its hot tier"):
+        run(tmp_path, input_path=str(input_file))
+    shutil.rmtree(folder)
+    aside.rename(folder)
     again = run(tmp_path, input_path=str(input_file))
     assert (again.events_before, there(again.offload).appended) == (EVENTS, 0)
     assert there(again.verification).ok
