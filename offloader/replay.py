@@ -66,9 +66,9 @@ def producer_name(stream: str, incarnation: UUID, topic: str, begin: str, label:
     return f"{_NAME}-{_digest(stream, str(incarnation), topic, begin, label)}"
 
 
-def begin_name(stream: str, topic: str, from_time: str, label: str = "") -> str:
+def begin_name(stream: str, topic: str, since: str, label: str = "") -> str:
     """Name of the file of a relative start. Arguments as for ``producer_name``; ``stream`` may be a topic's name."""
-    return f"{_NAME}-begin-{_digest(stream, topic, from_time, label)}"
+    return f"{_NAME}-begin-{_digest(stream, topic, since, label)}"
 
 
 def lease_name(stream: str, incarnation: UUID, topic: str, label: str = "") -> str:
@@ -231,8 +231,8 @@ class RelativeBegin:
         began_ms, is_finished = known
         if is_finished:
             raise InvalidCall(
-                f"--from-time {self._text} is the start of a finished replay, which began at {time_text(began_ms)}",
-                hint=f"--from-time {time_text(began_ms)} sends newer messages; --label TEXT starts another replay",
+                f"--since {self._text} is the start of a finished replay, which began at {time_text(began_ms)}",
+                hint=f"--since {time_text(began_ms)} sends newer messages; --label TEXT starts another replay",
             )
         return began_ms
 
@@ -253,7 +253,7 @@ class RelativeBegin:
             self.path,
             lambda fields: (str(fields["replay"]), int(fields["from_ms"]), bool(fields["finished"])),
             "start of a replay",
-            hint="give --from-time the absolute time that the first run printed, and remove the file",
+            hint="give --since the absolute time that the first run printed, and remove the file",
         )
         if found is not None and found[0] != self._name:
             raise InvalidCall(f"{self.path} belongs to another replay", hint="give another file with --progress-file")

@@ -29,7 +29,7 @@ def time_ms_of(text: str, *, option: str, now_ms: int) -> int:
     long before now. ``1372939200000`` is the number itself.
 
     Args:
-        option: its name for errors: ``--from-time``.
+        option: its name for errors: ``--since``.
         now_ms: the base of ``-1h``. Read the clock once per call, so that two times have the same base.
 
     Raises:

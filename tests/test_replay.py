@@ -245,7 +245,7 @@ def test_markers_stay_and_transactions_are_asked_about(place: Place, tmp_path: P
         entry_of(Position(1, 3)),
     ]
     place.incarnation, place.store = write_stream(store, {1: entries}), store
-    with pytest.raises(InvalidCall, match=r"entry 1:1 .* within a transaction"):
+    with pytest.raises(InvalidCall, match=r"entry 1:1 .* belongs to a transaction"):
         place.run()
     result = place.run(with_transactions=True)
     assert place.arrived == [Position(1, 0), Position(1, 1), Position(1, 3)]

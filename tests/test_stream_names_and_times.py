@@ -207,11 +207,11 @@ def options_with_times() -> Iterator[tuple[str, str]]:
 
 #: ``demo --time-field`` names a field of the input.
 TIMES = {
-    ("read", "from_time"): ["read", STREAM, "--count"],
-    ("read", "to_time"): ["read", STREAM, "--count"],
+    ("read", "since"): ["read", STREAM, "--count"],
+    ("read", "until"): ["read", STREAM, "--count"],
     ("truncate", "before_time"): ["truncate", STREAM, "--dry-run"],
-    ("replay", "from_time"): ["replay", STREAM, "--to", NEW_TOPIC],
-    ("replay", "to_time"): ["replay", STREAM, "--to", NEW_TOPIC],
+    ("replay", "since"): ["replay", STREAM, "--dest", NEW_TOPIC],
+    ("replay", "until"): ["replay", STREAM, "--dest", NEW_TOPIC],
 }
 
 
@@ -242,7 +242,7 @@ def test_http_queries_and_spark_options_with_times_are_the_ones_tested() -> None
     application.include_router(stream_routes(None))  # type: ignore[arg-type]
     operations = [each for path in application.openapi()["paths"].values() for each in path.values()]
     queries = {given["name"] for each in operations for given in each.get("parameters", ())}
-    assert {name for name in queries if "time" in name} == {"from_time", "to_time"}
+    assert {"since", "until"} <= set(queries)
     options = {each.metadata["option"] for each in _fields()}
     assert {name for name in options if "time" in name.lower()} == {"startTime", "endTime"}
 

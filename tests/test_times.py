@@ -29,7 +29,7 @@ NOW_MS = 1_372_939_200_000
     ],
 )
 def test_iso_times_utc_where_no_zone_is_given_and_milliseconds(text: str, expected: int) -> None:
-    assert time_ms_of(text, option="--from-time", now_ms=NOW_MS) == expected
+    assert time_ms_of(text, option="--since", now_ms=NOW_MS) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_iso_times_utc_where_no_zone_is_given_and_milliseconds(text: str, expect
     ],
 )
 def test_relative_time_counts_back_from_now(text: str, expected: str) -> None:
-    assert time_text(time_ms_of(text, option="--from-time", now_ms=NOW_MS)) == expected
+    assert time_text(time_ms_of(text, option="--since", now_ms=NOW_MS)) == expected
     assert is_relative(text)
     assert not any(map(is_relative, ("-42", "2013-07-04", " 5 ")))
 

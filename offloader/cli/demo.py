@@ -296,7 +296,7 @@ def _next_commands(result: DemoResult) -> list[str]:
         "OFFLOADER_ENDPOINT_URL": request.endpoint_url,
         "OFFLOADER_REGION": request.region,
     }
-    since = "" if request.input_path else f" --from-time {_FLIGHTS_DAY}"
+    since = "" if request.input_path else f" --since {_FLIGHTS_DAY}"
     return [
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items() if value),
         f"{program} ls",

@@ -190,7 +190,7 @@ def run(
     """
     if written != "iceberg":
         raise InvalidCall(
-            "--format parquet needs Spark", hint=f"offloader spark export {' '.join(streams)} --to FOLDER"
+            "--format parquet needs Spark", hint=f"offloader spark export {' '.join(streams)} --dest FOLDER"
         )
     if every is not None and not following:
         raise InvalidCall("--every requires --follow", hint="add --follow, or leave --every out")

@@ -112,7 +112,7 @@ _PLANNED = [Column("layout", "LAYOUT"), *ENDS, Column("bytes", "ABOUT", bytes_te
 def offload(
     stream: StreamOrTopic,
     given: LedgerArguments,
-    until: Annotated[str, option("--until", "Last entry.", metavar="LEDGER:ENTRY", shown="the newest")] = "",
+    until: Annotated[str, option("--to", "Last entry.", metavar="LEDGER:ENTRY", shown="the newest")] = "",
     size_threshold: Annotated[
         int,
         amount(
@@ -131,10 +131,10 @@ def offload(
     settings file, by the stream's method: streaming (V2 segments of about the segment size, up to the newest entry,
     including a segment left unfinished by a writer) or ledger (an object pair for each closed ledger). The settings
     file sets the method, else the manifest does. If interrupted, repeat the command: it resumes where it stopped. The
-    partitions of a topic are offloaded one after the other; --until needs one partition. If the database lacks
+    partitions of a topic are offloaded one after the other; --to needs one partition. If the database lacks
     acknowledged entries, the command offloads the entries before them and ends with exit code 6.
     """
-    last = position_of(until, option="--until") if until else None
+    last = position_of(until, option="--to") if until else None
     in_database = _in_database(given)
     store = _opened(given, stream, in_database, read_only=dry_run)
     named = _to_offload(stream, store, in_database)

@@ -297,15 +297,15 @@ def partition_position_of(text: str, *, option: str, hint: str) -> tuple[int | N
 
 
 From = Annotated[str, option("--from", "First entry.", metavar="LEDGER:ENTRY", shown="the stream's first")]
-FromTime = Annotated[
+Since = Annotated[
     str,
     option(
-        "--from-time",
+        "--since",
         f"Start at the first entry published at or after TIME: {TIME_FORMS}.",
         metavar="TIME",
     ),
 ]
-ToTime = Annotated[str, option("--to-time", "Stop before the first entry published at or after TIME.", metavar="TIME")]
+Until = Annotated[str, option("--until", "Stop before the first entry published at or after TIME.", metavar="TIME")]
 
 
 class AskedRange(NamedTuple):
@@ -317,26 +317,23 @@ class AskedRange(NamedTuple):
     to_ms: int | None
 
     @classmethod
-    def of(
-        cls, start: str, end: str, from_time: str, to_time: str, *, end_options: tuple[str, str] = ("--to", "--to-time")
-    ) -> AskedRange:
+    def of(cls, start: str, end: str, since: str, until: str) -> AskedRange:
         """The range of the options' texts; an empty text: the option wasn't given.
 
         Args:
-            start, from_time: of ``--from`` and ``--from-time``.
-            end, to_time: of ``end_options``.
+            start, since: of ``--from`` and ``--since``.
+            end, until: of ``--to`` and ``--until``.
 
         Raises:
             InvalidCall: an invalid position or time, or two options for the same end.
         """
-        by_position, by_time = end_options
         first = position_of(start, option="--from") if start else None
-        last = position_of(end, option=by_position) if end else None
+        last = position_of(end, option="--to") if end else None
         now_ms = SystemClock().now_ms()
-        from_ms = time_ms_of(from_time, option="--from-time", now_ms=now_ms) if from_time else None
-        to_ms = time_ms_of(to_time, option=by_time, now_ms=now_ms) if to_time else None
+        from_ms = time_ms_of(since, option="--since", now_ms=now_ms) if since else None
+        to_ms = time_ms_of(until, option="--until", now_ms=now_ms) if until else None
         if first is not None and from_ms is not None:
-            raise InvalidCall("--from and --from-time exclude each other", hint="leave one of them out")
+            raise InvalidCall("--from and --since exclude each other", hint="leave one of them out")
         if last is not None and to_ms is not None:
-            raise InvalidCall(f"{by_position} and {by_time} exclude each other", hint="leave one of them out")
+            raise InvalidCall("--to and --until exclude each other", hint="leave one of them out")
         return cls(first, last, from_ms, to_ms)

@@ -27,12 +27,12 @@ from offloader.cli.options import (
     AskedRange,
     DryRun,
     From,
-    FromTime,
     Json,
     ShowProgress,
+    Since,
     StoreArguments,
     StreamOrTopic,
-    ToTime,
+    Until,
     amount,
     name_argument,
     named_file,
@@ -318,7 +318,7 @@ _DOMAIN = "persistent://"
 _Target = Annotated[
     str,
     option(
-        "--to",
+        "--dest",
         "Target topic: persistent://tenant/namespace/topic. The streams of a partitioned topic need a target with as "
         "many partitions.",
         metavar="TOPIC",
@@ -345,10 +345,10 @@ def replay(
     ca_file: Annotated[str, option("--ca-file", "Certificate authorities for pulsar+ssl.", metavar="FILE")] = "",
     start: From = "",
     end: Annotated[
-        str, option("--until", "Last entry, inclusive.", metavar="LEDGER:ENTRY", shown="the stream's last")
+        str, option("--to", "Last entry, inclusive.", metavar="LEDGER:ENTRY", shown="the stream's last")
     ] = "",
-    from_time: FromTime = "",
-    to_time: ToTime = "",
+    since: Since = "",
+    until: Until = "",
     rate: Annotated[
         float, option("--rate", "Maximum messages per second (0: unlimited).", metavar="MESSAGES", min=0, shown=True)
     ] = 0,
@@ -379,10 +379,10 @@ def replay(
     """Send a stream's messages to a Pulsar topic, with their keys, properties, times, batches and compression.
 
     If interrupted, repeat the command: it resumes where it stopped. Messages arrive once if the target's broker
-    deduplicates; otherwise at most one entry may arrive twice, and the output reports it. A relative --from-time is
+    deduplicates; otherwise at most one entry may arrive twice, and the output reports it. A relative --since is
     resolved at the first run and kept with the progress: repeated commands start at that time until the replay ends.
     """
-    asked = AskedRange.of(start, end, from_time, to_time, end_options=("--until", "--to-time"))
+    asked = AskedRange.of(start, end, since, until)
     settings, opened = given.prepared(stream)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
     stream_of_topic(to)  # raises for an invalid name
@@ -391,9 +391,9 @@ def replay(
         topic = _DOMAIN + to.removeprefix(_DOMAIN)
         pairs = _targets(streams, stream, topic, client, asked)
         _require_topics(client, pairs)
-        name = begin_name(stream, topic, from_time.strip(), label)
+        name = begin_name(stream, topic, since.strip(), label)
         path = Path(f"{progress_file}.begin") if progress_file else default_folder() / f"{name}.json"
-        with _fixed(asked, RelativeBegin(path, name, from_time), from_time, dry_run=dry_run) as (asked, found):
+        with _fixed(asked, RelativeBegin(path, name, since), since, dry_run=dry_run) as (asked, found):
             found += [
                 _run_one(
                     *(opened, settings, client, pair, asked, limits),
@@ -410,21 +410,21 @@ def replay(
 
 @contextmanager
 def _fixed(
-    asked: AskedRange, begin: RelativeBegin, from_time: str, *, dry_run: bool
+    asked: AskedRange, begin: RelativeBegin, since: str, *, dry_run: bool
 ) -> Iterator[tuple[AskedRange, list[bool]]]:
-    """The range with a relative ``from_time`` resolved at the first run. A block without an error finishes the replay.
+    """The range with a relative ``since`` resolved at the first run. A block without an error finishes the replay.
 
     Yields:
         the range, and a list for whether each stream had entries in it.
     """
     found: list[bool] = []
-    if asked.from_ms is None or not is_relative(from_time):
+    if asked.from_ms is None or not is_relative(since):
         yield asked, found
         return
     from_ms = begin.resolve(asked.from_ms, dry_run=dry_run)
     print(
-        f"note: --from-time {from_time} is {time_text(from_ms)} for this replay; to continue it on another machine or "
-        f"as another user, give --from-time {time_text(from_ms)}",
+        f"note: --since {since} is {time_text(from_ms)} for this replay; to continue it on another machine or "
+        f"as another user, give --since {time_text(from_ms)}",
         file=sys.stderr,
     )
     yield asked._replace(from_ms=from_ms), found
@@ -506,7 +506,7 @@ def _targets(
         if partitions:
             raise InvalidCall(
                 f"topic {topic} has {partitions} partitions, but {stream} is one stream",
-                hint=f"name one partition: --to {topic}-partition-0",
+                hint=f"name one partition: --dest {topic}-partition-0",
             )
         client.connection(topic)  # raises if no broker serves the topic
         return [_Pair(stream, topic)]
@@ -518,7 +518,7 @@ def _targets(
     if asked.first is not None or asked.last is not None:
         raise InvalidCall(
             f"{stream} has {len(streams)} partitions, but a position belongs to one",
-            hint="use --from-time and --to-time",
+            hint="use --since and --until",
         )
     return [_Pair(each, f"{topic}-partition-{number}", f".{number}") for number, each in sorted(streams.items())]
 

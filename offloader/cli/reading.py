@@ -28,11 +28,11 @@ from offloader.cli.messages import MessageArguments, MessageReader
 from offloader.cli.options import (
     AskedRange,
     From,
-    FromTime,
     Json,
+    Since,
     StoreArguments,
     StreamOrTopic,
-    ToTime,
+    Until,
     amount,
     argument,
     name_argument,
@@ -126,7 +126,7 @@ class ReadStreams:
             if asked.first is not None or asked.last is not None:
                 raise InvalidCall(
                     f"{named.name} has {len(named.partitions)} partitions, but a position belongs to one",
-                    hint=f"use --from-time and --to-time, or read one partition: {named.streams[0]}",
+                    hint=f"use --since and --until, or read one partition: {named.streams[0]}",
                 )
             readers = list(open_topic(named.partitions, named.name, opened).partitions.values())
         return cls([(each, each.range_of(*asked)) for each in readers], list(named.partitions))
@@ -417,8 +417,8 @@ def read(
     end: Annotated[
         str, option("--to", "Last entry, inclusive.", metavar="LEDGER:ENTRY", shown="the stream's last")
     ] = "",
-    from_time: FromTime = "",
-    to_time: ToTime = "",
+    since: Since = "",
+    until: Until = "",
     limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of entries or messages; 0 = all.")] = 0,
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new entries until interrupted.")
@@ -436,9 +436,9 @@ def read(
     of it.
     """
     messages = decoding.messages
-    _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or to_time)
+    _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or until)
     decoding.require_messages()
-    asked = AskedRange.of(start, end, from_time, to_time)
+    asked = AskedRange.of(start, end, since, until)
     with ExitStack() as stack:
         ledgers_of = stack.enter_context(opening_sources(given.ledgers, may_be_absent=True))
         opened, owners = given.open(), None
@@ -502,7 +502,7 @@ def _require_one_shape(*, count: bool, messages: bool, raw: bool, json: bool, fo
     if raw and (messages or json or count):
         raise InvalidCall("--raw excludes --messages, --json and --count", hint="leave them out")
     if following and (count or ends):
-        raise InvalidCall("--follow excludes --count, --to and --to-time", hint="leave them out; --limit ends it")
+        raise InvalidCall("--follow excludes --count, --to and --until", hint="leave them out; --limit ends it")
 
 
 def _print_count(number: int, *, json: bool) -> None:

@@ -218,7 +218,7 @@ _EXPORT_COLUMNS = [
 def export_rollback(
     stream: StreamOrTopic,
     given: StoreArguments,
-    to: Annotated[str, option("--to", "Bucket of the broker's own offloader.", metavar="URL")],
+    to: Annotated[str, option("--dest", "Bucket of the broker's own offloader.", metavar="URL")],
     broker_record: Annotated[
         list[str],
         option(

@@ -190,7 +190,7 @@ class CompactionArguments:
 class ExportArguments:
     """Options of an export."""
 
-    to: Annotated[str, option("--to", "export: target folder, as a Spark path.", metavar="FOLDER")] = ""
+    to: Annotated[str, option("--dest", "export: target folder, as a Spark path.", metavar="FOLDER")] = ""
     content: Annotated[Content, typer.Option("--content", help="export: content of a row.")] = "entries"
     json_values: Annotated[
         str,
@@ -219,7 +219,7 @@ class ExportArguments:
     def job(self) -> dict[str, Any]:
         """The parameters of the job."""
         if not self.to:
-            raise InvalidCall("missing --to", hint="give --to FOLDER, for example --to file://$PWD/export")
+            raise InvalidCall("missing --dest", hint="give --dest FOLDER, for example --dest file://$PWD/export")
         return {
             "to": self.to,
             "content": self.content,

@@ -402,12 +402,12 @@ class ServiceView:
         return Page(tuple(rows), last if left else None, total)
 
     def entries(
-        self, name: str, *, first: str = "", from_time: str = "", to_time: str = "", after: str = "", limit: int = 100
+        self, name: str, *, first: str = "", since: str = "", until: str = "", after: str = "", limit: int = 100
     ) -> tuple[list[dict[str, Any]], str | None]:
         """A page of entries, of the hot tier too if the stream is served here; and the place of the next page.
 
         Args:
-            first: a position; from_time, to_time: in the forms of the command line; empty: not given.
+            first: a position; since, until: in the forms of the command line; empty: not given.
             after: place of the page; empty: the first one.
 
         Raises: as ``entry_page`` and ``time_ms_of``.
@@ -416,8 +416,8 @@ class ServiceView:
         return entry_page(
             *(self._store, name, self._streams.source_of, self._streams.settings_of),
             first=position_of(first, "from") if first else None,
-            from_ms=time_ms_of(from_time, option="from_time", now_ms=now_ms) if from_time else None,
-            to_ms=time_ms_of(to_time, option="to_time", now_ms=now_ms) if to_time else None,
+            from_ms=time_ms_of(since, option="since", now_ms=now_ms) if since else None,
+            to_ms=time_ms_of(until, option="until", now_ms=now_ms) if until else None,
             after=after,
             limit=min(limit, LIMIT_MAX),
         )

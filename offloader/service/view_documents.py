@@ -193,10 +193,10 @@ def entry_page(
     if named.partitions and first is not None:
         raise InvalidCall(
             f"{named.name} has {len(named.partitions)} partitions, and a position is of one",
-            hint=f"give from_time, or request one partition: {named.streams[0]}",
+            hint=f"give since, or request one partition: {named.streams[0]}",
         )
     if first is not None and from_ms is not None:
-        raise InvalidCall("from and from_time exclude each other", hint="leave one of them out")
+        raise InvalidCall("from and since exclude each other", hint="leave one of them out")
     if len(named.partitions) > PARTITIONS_MAX:
         raise InvalidCall(f"{named.name} has more than {PARTITIONS_MAX} partitions", hint="request one of them")
     asked = _Asked(store, source_of, settings_of, first, from_ms, to_ms, _places(after))

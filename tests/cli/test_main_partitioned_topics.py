@@ -146,7 +146,7 @@ REFUSED = {
     "manifest rebuild": (["--head", "first"], "a rebuild needs one stream"),
     "accept-source": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
     "accept-loss": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
-    "offload": (["--until", "3:5"], "a position belongs to one"),
+    "offload": (["--to", "3:5"], "a position belongs to one"),
     "rollback apply": (["--delete", "3", "--yes"], "a ledger belongs to one stream"),
     "cleanup undo": (["--to", "3:0"], "a position belongs to one"),
     "cleanup undo ": (["--segment", "00000000-0000-0000-0000-000000000001"], "a segment belongs to one stream"),
@@ -246,14 +246,14 @@ def test_export_takes_a_record_of_each_partition(offloader: Offloader, topic: To
     }
     for given, said in wrong.items():
         options = [part for each in given for part in ("--broker-record", each)]
-        code, line, hint = offloader.refuses("rollback", "export", TOPIC, "--to", target, *options)
+        code, line, hint = offloader.refuses("rollback", "export", TOPIC, "--dest", target, *options)
         assert (code in (2, 3), said in line, bool(hint)) == (True, True, True), (line, hint)
     assert not (tmp_path / "bucket").exists()
     absent = ("--broker-record", f"0={records[0]}", "--broker-record", f"1={tmp_path}/absent")
-    code, line, _ = offloader.refuses("rollback", "export", TOPIC, "--to", target, *absent)
+    code, line, _ = offloader.refuses("rollback", "export", TOPIC, "--dest", target, *absent)
     assert (code, "can't be read" in line, list((tmp_path / "bucket").glob("*"))) == (3, True, [])
     both = [part for number in (0, 1) for part in ("--broker-record", f"{number}={records[number]}")]
-    done = offloader("rollback", "export", TOPIC, "--to", target, *both, "--json")
+    done = offloader("rollback", "export", TOPIC, "--dest", target, *both, "--json")
     assert [(row["stream"], row["ledger_id"], row["state"]) for row in done.rows] == [
         (PARTITIONS[0], 3, "written"),
         (PARTITIONS[1], 4, "written"),

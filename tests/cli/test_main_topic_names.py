@@ -46,7 +46,7 @@ def test_topic_with_partitions_is_read_by_publish_time(offloader: Offloader, nam
     assert offloader("read", name, "--count").out == "4\n"
     rows = offloader("read", name, "--json").rows
     assert [(row["partition"], row["position"]) for row in rows] == [(0, "1:0"), (1, "2:0"), (1, "2:1"), (0, "1:1")]
-    middle = ("--from-time", "1970-01-01T00:00:02", "--to-time", "1970-01-01T00:00:04Z")
+    middle = ("--since", "1970-01-01T00:00:02", "--until", "1970-01-01T00:00:04Z")
     assert offloader("read", name, *middle).out.splitlines() == ["2:0", "2:1"]
     assert offloader("read", name, *middle, "--count").out == "2\n"
 
@@ -54,7 +54,7 @@ def test_topic_with_partitions_is_read_by_publish_time(offloader: Offloader, nam
 def test_position_in_a_topic_with_partitions_is_refused(offloader: Offloader) -> None:
     code, line, hint = offloader.refuses("read", TOPIC, "--from", "1:0")
     assert (code, line) == (2, f"{STREAM} has 2 partitions, but a position belongs to one")
-    assert hint == f"use --from-time and --to-time, or read one partition: {STREAM}-partition-0"
+    assert hint == f"use --since and --until, or read one partition: {STREAM}-partition-0"
     assert offloader("read", f"{TOPIC}-partition-1", "--from", "2:1").out == "2:1\n"
 
 
@@ -97,10 +97,10 @@ def test_relative_time_counts_back_from_now(
     writer.add([batch(3, [now_ms - 3 * 3_600_000, now_ms - 5_400_000, now_ms - 60_000])])
     monkeypatch.setenv("OFFLOADER_STORE", writer.store.url)
     offloader = Offloader(capsys)
-    assert offloader("read", "orders", "--from-time", "-2h").out.splitlines() == ["3:1", "3:2"]
-    assert offloader("read", "orders", "--from-time", "-1d", "--to-time", "-30m").out.splitlines() == ["3:0", "3:1"]
-    code, line, hint = offloader.refuses("read", "orders", "--from-time", "1h")
-    assert (code, line) == (2, "--from-time: '1h' is not a time")
+    assert offloader("read", "orders", "--since", "-2h").out.splitlines() == ["3:1", "3:2"]
+    assert offloader("read", "orders", "--since", "-1d", "--until", "-30m").out.splitlines() == ["3:0", "3:1"]
+    code, line, hint = offloader.refuses("read", "orders", "--since", "1h")
+    assert (code, line) == (2, "--since: '1h' is not a time")
     assert "-1h (an hour ago)" in hint
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import offloader as library
 from offloader.cli.main import VERBS
+from offloader.managed_ledger import open_managed_ledger
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.waiting import PATIENCE_S
 
@@ -29,7 +30,7 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
         *("--table", "lake.entries", "--catalog", "sqlite:///{folder}/catalog.db"),
         *("--warehouse", "file://{folder}/warehouse"),
     ),
-    "replay": ("--to", "persistent://a/b/c", "--service-url", "pulsar://127.0.0.1:1"),
+    "replay": ("--dest", "persistent://a/b/c", "--service-url", "pulsar://127.0.0.1:1"),
     "retention explain": (),
     "retention plan": (),
     "retention run": (),
@@ -48,7 +49,7 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "compact": (),
     "rollback plan": (),
     "rollback apply": (),
-    "rollback export": ("--to", "file://{folder}/bucket", "--broker-record", "{folder}/record"),
+    "rollback export": ("--dest", "file://{folder}/bucket", "--broker-record", "{folder}/record"),
 }
 #: Verbs without a stream, or that make one, look at a ledger database first, or need a JVM: ``tests/spark`` has those.
 OTHERS = {"adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "group", "serve", "spark"}
@@ -65,9 +66,7 @@ def offloader(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("wrong-calls")
     url = f"file://{folder}/store"
-    with library.open_managed_ledger(
-        STREAM, ledgers=f"sqlite:///{folder}/l.db", store=library.open_store(url)
-    ) as topic:
+    with open_managed_ledger(STREAM, ledgers=f"sqlite:///{folder}/l.db", store=open_store(url)) as topic:
         topic.append_batch([b"entry"] * 5)
         topic.offload(timeout_s=PATIENCE_S)
     return url

@@ -103,7 +103,7 @@ def test_nothing_to_offload_is_reported(offloader: Offloader) -> None:
 
 @pytest.mark.slow
 def test_until_and_size_threshold_leave_the_rest_behind(offloader: Offloader, bench: Bench) -> None:
-    (done,) = offloader("offload", STREAM, "--until", "2:4", "--json", "--take-over").rows
+    (done,) = offloader("offload", STREAM, "--to", "2:4", "--json", "--take-over").rows
     assert done["committed"] == "2:4"
     (done,) = offloader("offload", STREAM, "--size-threshold", "1500", "--json", "--take-over").rows
     assert done["committed"] == "2:14"
@@ -184,7 +184,7 @@ def test_settings_file_sets_method_and_sizes(offloader: Offloader, bench: Bench,
 @pytest.mark.process
 def test_another_process_continues_after_the_manifests_committed_end(offloader: Offloader) -> None:
     """Nothing of it lives in the process that did it: the status is the manifest's."""
-    command = [sys.executable, "-m", "offloader.cli.main", "offload", STREAM, "--until", "2:4"]
+    command = [sys.executable, "-m", "offloader.cli.main", "offload", STREAM, "--to", "2:4"]
     subprocess.run(command, check=True, timeout=PATIENCE_S)
     (status,) = offloader("status", STREAM, "--json").rows
     assert (status["committed"], status["segments"]["offloaded"]) == ("2:4", 1)
@@ -227,7 +227,7 @@ def test_invalid_calls_are_refused_before_anything_is_written(
     offloader: Offloader, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert offloader.refuses("offload", "nobody")[0] == 3
-    assert offloader.refuses("offload", STREAM, "--until", "soon")[0] == 2
+    assert offloader.refuses("offload", STREAM, "--to", "soon")[0] == 2
     bench.set_method("none")
     assert "method is none" in offloader.refuses("offload", STREAM)[1]
     monkeypatch.delenv("OFFLOADER_LEDGERS")

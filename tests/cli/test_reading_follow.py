@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import offloader as package
+from offloader.managed_ledger import open_managed_ledger
 from offloader.settings import Settings
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
@@ -26,7 +26,7 @@ def test_entries_that_are_not_offloaded_are_followed_from_the_ledger_database(
 ) -> None:
     ledgers, store = f"sqlite:///{tmp_path}/ledgers.db", open_store(f"file://{tmp_path}/store", create=True)
     settings = Settings.of({"offload": {"method": "streaming"}})
-    with package.open_managed_ledger("orders", ledgers=ledgers, store=store, settings=settings) as topic:
+    with open_managed_ledger("orders", ledgers=ledgers, store=store, settings=settings) as topic:
         topic.append_batch([b"a", b"b"])
         topic.offload()
         topic.append(b"c")
@@ -48,7 +48,7 @@ def test_entries_of_another_ledger_database_are_not_read_as_the_streams(
     store = open_store(f"file://{tmp_path}/store", create=True)
     for name, place, entries in (("own", store.url, 2), ("other", f"file://{tmp_path}/else", 5)):
         other = open_store(place, create=True)
-        with package.open_managed_ledger("orders", ledgers=f"sqlite:///{tmp_path}/{name}.db", store=other) as topic:
+        with open_managed_ledger("orders", ledgers=f"sqlite:///{tmp_path}/{name}.db", store=other) as topic:
             topic.append_batch([b"%d of %s" % (number, name.encode()) for number in range(entries)])
             topic.offload()
     read = ("read", "orders", "--store", store.url, "--ledgers", f"sqlite:///{tmp_path}/other.db", *options)

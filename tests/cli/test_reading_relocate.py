@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> str:
     "arguments",
     [
         ["read"],
-        ["read", "--from-time", "2020-01-01"],
+        ["read", "--since", "2020-01-01"],
         ["verify"],
         ["verify", "--deep"],
         ["retention", "plan", "--keep", "1d"],

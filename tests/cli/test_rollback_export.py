@@ -82,7 +82,7 @@ class Export:
         return self.offloader(*self.words(to), "--broker-record", str(self.save(ledgers)), *more)
 
     def words(self, to: str = "") -> Sequence[str]:
-        return "rollback", "export", STREAM, "--store", self.writer.store.url, "--to", to or self.target_url
+        return "rollback", "export", STREAM, "--store", self.writer.store.url, "--dest", to or self.target_url
 
     @property
     def target_url(self) -> str:

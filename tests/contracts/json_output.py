@@ -101,7 +101,7 @@ truncate b/released --before RELEASED --take-over
 compact a/streamed --dry-run
 compact a/streamed --beside-owner
 rollback plan a/streamed
-rollback export a/streamed --to memory://exported --broker-record RECORD
+rollback export a/streamed --dest memory://exported --broker-record RECORD
 rollback apply a/streamed --take-over --delete 2 --delete 6 --yes
 delete-stream b/anew --dry-run
 delete-stream b/anew --yes

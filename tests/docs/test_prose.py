@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PHRASES = {
-    "what-clause": r"\bwhat (?:is|isn't|it|its|the|an?|was|were|are|aren't|has|had|comes|came|they|no|may|can|must|of)\b",
+    "what-clause": r"\bwhat (?:is|isn't|its?|the|an?|was|were|are|aren't|has|had|comes|came|they|no|may|can|must|of)\b",
     "stay": r"\bstay(?:s|ed)?\b",
     "at once": r"\bat once\b",
     "of its own": r"\bof (?:its|their|our) own\b",

@@ -165,7 +165,7 @@ class GetRequest:
 
     Attributes:
         first, last: inclusive; ``None``: the first and the last available.
-        from_time_ms, to_time_ms: instead of ``first`` and ``last``: from the first entry published then or later, and
+        since_ms, until_ms: instead of ``first`` and ``last``: from the first entry published then or later, and
             before the first one of then.
         batch_bytes: payload bytes of one batch; ``None``: by the settings.
         columns: columns to send, in this order; empty: all.
@@ -174,8 +174,8 @@ class GetRequest:
     stream: str
     first: Position | None = None
     last: Position | None = None
-    from_time_ms: int | None = None
-    to_time_ms: int | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
     batch_bytes: int | None = None
     columns: tuple[str, ...] = ()
 
@@ -190,8 +190,8 @@ class GetRequest:
             "stream": self.stream,
             "from": self.first and str(self.first),
             "to": self.last and str(self.last),
-            "from_time_ms": self.from_time_ms,
-            "to_time_ms": self.to_time_ms,
+            "since_ms": self.since_ms,
+            "until_ms": self.until_ms,
             "batch_bytes": self.batch_bytes,
             "columns": list(self.columns) or None,
         }
@@ -205,16 +205,16 @@ def get_request(ticket: bytes) -> GetRequest:
         stream_name(fields.text("stream")),
         fields.position("from"),
         fields.position("to"),
-        fields.whole("from_time_ms"),
-        fields.whole("to_time_ms"),
+        fields.whole("since_ms"),
+        fields.whole("until_ms"),
         fields.whole("batch_bytes"),
         _columns(fields.any("columns")),
     )
     fields.end()
-    if request.first is not None and request.from_time_ms is not None:
-        raise InvalidCall("ticket: from and from_time_ms exclude each other")
-    if request.last is not None and request.to_time_ms is not None:
-        raise InvalidCall("ticket: to and to_time_ms exclude each other")
+    if request.first is not None and request.since_ms is not None:
+        raise InvalidCall("ticket: from and since_ms exclude each other")
+    if request.last is not None and request.until_ms is not None:
+        raise InvalidCall("ticket: to and until_ms exclude each other")
     if request.batch_bytes == 0:
         raise InvalidCall("ticket: batch_bytes must be above 0")
     return request

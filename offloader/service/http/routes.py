@@ -282,8 +282,8 @@ def stream_routes(view: ServiceView) -> APIRouter:
     def entries(
         name: StreamName,
         first: Annotated[str, Query(alias="from", max_length=50, description=f"First entry. {POSITION}")] = "",
-        from_time: Annotated[str, Query(max_length=50, description=f"Instead of `from`, a time: {TIME_FORMS}.")] = "",
-        to_time: Annotated[
+        since: Annotated[str, Query(max_length=50, description=f"Instead of `from`, a time: {TIME_FORMS}.")] = "",
+        until: Annotated[
             str, Query(max_length=50, description="Stop before the first entry published at or after this time.")
         ] = "",
         cursor: Cursor = "",
@@ -292,7 +292,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
         """Entries, of both tiers if this process serves the stream; for a topic with partitions of all, by publish
         time."""
         place = place_of(cursor, "entries", name)
-        items, after = view.entries(name, first=first, from_time=from_time, to_time=to_time, after=place, limit=limit)
+        items, after = view.entries(name, first=first, since=since, until=until, after=place, limit=limit)
         return shown(EntryPage, {"items": items, "next_cursor": write_cursor(after, "entries", name)})
 
     for what, (shape, about) in _OF_STREAM.items():

@@ -257,7 +257,7 @@ class Gets:
                     yield _info(name, _UNKNOWN, _UNKNOWN, b"")
 
     def _scan(self, reader: Reader, request: GetRequest) -> Iterator[EntryBatch]:
-        chosen = reader.range_of(request.first, request.last, request.from_time_ms, request.to_time_ms)
+        chosen = reader.range_of(request.first, request.last, request.since_ms, request.until_ms)
         if chosen is None or (chosen == (None, None) and reader.last_position is None):
             return iter(())
         most = self._settings_of(request.stream).read.batch_bytes

@@ -53,7 +53,7 @@ def word_seeds() -> list[bytes]:
     documents: list[Any] = [
         {"stream": STREAM, "mode": "append", "producer": "p"},
         {"stream": STREAM, "from": "7:0", "to": "7:99", "batch_bytes": 1000},
-        {"stream": STREAM, "from_time_ms": 1_700_000_000_000, "to_time_ms": 1_800_000_000_000, "columns": ["payload"]},
+        {"stream": STREAM, "since_ms": 1_700_000_000_000, "until_ms": 1_800_000_000_000, "columns": ["payload"]},
         {"closed": {"7": 99, "9": -1}},
         {"sequence": 17},
         {"stream": STREAM, "until": "7:12", "timeout_s": 0.5},
@@ -242,7 +242,7 @@ def call_seeds() -> list[bytes]:
         *(b"put\n" + words + b"\n" + note + b"\n" + data for words, note, data in puts),
         *(f"do {name}\n{json.dumps(body)}".encode() for name, body in bodies.items()),
         b'get\n{"stream":"fuzz/flight/orders"}', b'get\n{"stream":"fuzz/flight/orders","from":"0:1","to":"0:2"}',
-        b'get\n{"stream":"fuzz/flight/orders","from_time_ms":5}', b"info\nfuzz/flight/orders", b"list\nfuzz",
+        b'get\n{"stream":"fuzz/flight/orders","since_ms":5}', b"info\nfuzz/flight/orders", b"list\nfuzz",
         b'schema\n{"stream":"a/b"}', b"do \n{}", b"exchange\n{}", b"token\nfuzz",
     ]  # fmt: skip
 

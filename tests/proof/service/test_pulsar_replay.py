@@ -20,9 +20,9 @@ from tests.support.waiting import eventually
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("begin", [[], ["--from-time", "-10000d"]], ids=["whole", "relative"])
+@pytest.mark.parametrize("begin", [[], ["--since", "-10000d"]], ids=["whole", "relative"])
 def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path: Path, begin: list[str]) -> None:
-    command = [sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--to", TARGET, *begin, *told.options]
+    command = [sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--dest", TARGET, *begin, *told.options]
 
     def has_arrived(upto: int) -> bool:
         return len(told.place.arrived) >= upto

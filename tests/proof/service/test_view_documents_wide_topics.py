@@ -59,7 +59,7 @@ def test_entries_of_300_partitions_come_in_pages_by_publish_time(http: tuple[Off
         (time, number, payload) for time, number, payload in expected
     ]
     assert pages == -(-WIDE * EACH // 400)
-    later = ask(f"{at}?limit=5&from_time={BASE_MS + 1000 * (EACH - 1)}").json()["items"]
+    later = ask(f"{at}?limit=5&since={BASE_MS + 1000 * (EACH - 1)}").json()["items"]
     assert [row["publish_time_ms"] for row in later] == [time for time, _, _ in expected[-WIDE:][:5]]
 
 

@@ -227,7 +227,7 @@ class Load:
         client = fl.FlightClient(self._order.flight)
         try:
             since_ms = int(time.time() * 1000) - choices.randrange(1, 20_000)
-            ticket = json.dumps({"stream": self._order.streams[stream], "from_time_ms": since_ms}).encode()
+            ticket = json.dumps({"stream": self._order.streams[stream], "since_ms": since_ms}).encode()
             reader = client.do_get(fl.Ticket(ticket))
             try:
                 for chunk in reader:

@@ -254,12 +254,12 @@ def test_command_prints_the_number_of_new_rows(
     monkeypatch.setenv("OFFLOADER_STORE", writer.store.url)
     writer.add([batch_of(1, 0, 1200)])
     offloader = Offloader(capsys)
-    done = offloader("spark", "export", writer.stream, "--to", to)
+    done = offloader("spark", "export", writer.stream, "--dest", to)
     assert (done.code, done.out) == (0, f"{writer.stream}: 1,200 new rows, exported up to 1:1199\n")
-    assert offloader("spark", "export", writer.stream, "--to", to).out == f"{writer.stream}: no new rows\n"
-    [row] = offloader("spark", "export", writer.stream, "--to", to, "--json").rows
+    assert offloader("spark", "export", writer.stream, "--dest", to).out == f"{writer.stream}: no new rows\n"
+    [row] = offloader("spark", "export", writer.stream, "--dest", to, "--json").rows
     assert row == {"stream": writer.stream, "ranges": 0, "rows": 0, "bad_rows": 0, "end": "1:1199"}
     assert exported(spark, to) == sorted(writer.entries)
-    code, line, _ = offloader.refuses("spark", "export", writer.stream, "--to", to, "--content", "messages")
+    code, line, _ = offloader.refuses("spark", "export", writer.stream, "--dest", to, "--content", "messages")
     assert code == 6
     assert "entry 1:0 at byte" in line

@@ -115,7 +115,7 @@ def test_command_exports_avro_and_json_values(
     sent(writer, single_entry(Sent(value=encoded(OLD, {"id": 1, "name": "a"})), schema_version=version(0)))
     (tmp_path / "new.avsc").write_text(json.dumps(NEW))
     (tmp_path / "old.avsc").write_text(json.dumps(OLD))
-    common = ("spark", "export", writer.stream, "--to", to, "--content", "messages")
+    common = ("spark", "export", writer.stream, "--dest", to, "--content", "messages")
     offloader = Offloader(capsys)
     done = offloader(*common, "--avro-values", f"{tmp_path}/new.avsc", "--avro-version", f"0={tmp_path}/old.avsc")
     assert (done.code, done.err) == (0, "")

@@ -63,13 +63,13 @@ def test_entries_are_read_by_position_by_time_and_in_small_batches(store: Memory
             == (broker.entries[7:131])
         )
         first = broker.entries[0][0].ledger_id
-        assert read(client, from_time_ms=1_700_000_000_000 + 100, to=f"{first}:119") == broker.entries[100:120]
-        assert read(client, from_time_ms=2_000_000_000_000) == []
-        interval = {"from_time_ms": 1_700_000_000_000, "to_time_ms": 1_700_000_000_000 + 100}
+        assert read(client, since_ms=1_700_000_000_000 + 100, to=f"{first}:119") == broker.entries[100:120]
+        assert read(client, since_ms=2_000_000_000_000) == []
+        interval = {"since_ms": 1_700_000_000_000, "until_ms": 1_700_000_000_000 + 100}
         assert read(client, **interval) == broker.entries[:100]
-        assert read(client, **{"from": f"{first}:7"}, to_time_ms=1_700_000_000_000 + 1) == broker.entries[7:100]
-        assert read(client, to_time_ms=1_700_000_000_000) == []
-        assert read(client, to_time_ms=2_000_000_000_000) == broker.entries
+        assert read(client, **{"from": f"{first}:7"}, until_ms=1_700_000_000_000 + 1) == broker.entries[7:100]
+        assert read(client, until_ms=1_700_000_000_000) == []
+        assert read(client, until_ms=2_000_000_000_000) == broker.entries
         some = client.do_get(fl.Ticket(json.dumps({"stream": ORDERS, "columns": ["payload", "entry_id"]}).encode()))
         assert some.schema.names == ["payload", "entry_id"]
         assert some.read_all()["payload"].to_pylist() == [payload for _, payload in broker.entries]
@@ -147,9 +147,9 @@ def test_missing_stream_or_position_is_an_error_by_name(store: MemoryStore) -> N
         with pytest.raises(fl.FlightServerError, match="BeyondEnd"):
             read(client, **{"from": "99:0"})
         with pytest.raises(fl.FlightServerError, match="exclude each other"):
-            read(client, **{"from": str(broker.end), "from_time_ms": 5})
-        with pytest.raises(fl.FlightServerError, match="to and to_time_ms exclude each other"):
-            read(client, to=str(broker.end), to_time_ms=5)
+            read(client, **{"from": str(broker.end), "since_ms": 5})
+        with pytest.raises(fl.FlightServerError, match="to and until_ms exclude each other"):
+            read(client, to=str(broker.end), until_ms=5)
         with pytest.raises(fl.FlightServerError, match="no such action: 'drop'"):
             act(client, "drop")
         with pytest.raises(fl.FlightServerError, match="no such field: 'force'"):

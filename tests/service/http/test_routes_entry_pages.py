@@ -62,13 +62,13 @@ def test_topic_names_and_times_are_taken(served: Served) -> None:
     for number, stream in enumerate(COUNTED):
         process.sources[stream].append([b"later %d" % number], [1_700_000_100_000 - number])
     topic = "persistent://shop/eu/counted"
-    assert text_of(entries(http, topic, "?from_time=2023-11-14T22:14:00Z")) == ["later 1", "later 0"]
-    page = entries(http, topic, "?to_time=2023-11-14T22:14:00Z&limit=25")
+    assert text_of(entries(http, topic, "?since=2023-11-14T22:14:00Z")) == ["later 1", "later 0"]
+    page = entries(http, topic, "?until=2023-11-14T22:14:00Z&limit=25")
     assert [row["partition"] for row in page["items"]] == [0] * 20 + [1] * 5
     assert page["items"][0]["stream"] == COUNTED[0]
-    rest = entries(http, topic, f"?to_time=2023-11-14T22:14:00Z&cursor={page['next_cursor']}")
+    rest = entries(http, topic, f"?until=2023-11-14T22:14:00Z&cursor={page['next_cursor']}")
     assert [row["partition"] for row in rest["items"]] == [1] * 15
-    assert entries(http, topic, "?from_time=-1h")["items"] == []
+    assert entries(http, topic, "?since=-1h")["items"] == []
     assert text_of(entries(http, f"persistent://{ORDERS.replace('/persistent', '')}", "?limit=1")) == [f"{ORDERS} 0"]
     assert ask(f"{http.url}/v1/streams/{quoted(f'persistent://{PAYMENTS}')}").status == 404
 
@@ -224,8 +224,8 @@ def test_streams_are_found_by_a_part_of_a_topics_name(served: Served, text: str,
     ("stream", "query", "status", "said"),
     [
         (ORDERS, "?from=x", 400, "from: a position is written LEDGER:ENTRY"),
-        (ORDERS, "?from_time=1h", 400, "from_time: '1h' is not a time"),
-        (ORDERS, "?from=1:0&from_time=5", 400, "from and from_time exclude each other"),
+        (ORDERS, "?since=1h", 400, "since: '1h' is not a time"),
+        (ORDERS, "?from=1:0&since=5", 400, "from and since exclude each other"),
         (ORDERS, "?from=99:0", 404, "is beyond the last readable entry"),
         (ORDERS, "?cursor=abc", 400, "cursor: not a cursor of this list"),
         ("persistent://shop/eu/events", "?from=1:0", 400, "has 2 partitions, and a position is of one"),
