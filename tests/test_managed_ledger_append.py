@@ -219,7 +219,7 @@ def test_first_append_does_not_import_pandas() -> None:
     """Where pandas is installed, ``pyarrow.array`` of a list imports it: seconds on a busy machine."""
     code = """
 import sys
-import offloader
+from offloader.managed_ledger import open_managed_ledger
 from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.runtime.clock import SystemClock

@@ -205,7 +205,7 @@ def test_limits_lists_every_setting_with_default_and_description(
         "setting": "telemetry.status_interval_s",
         "value": 3600.0,
         "default": 5.0,
-        "what": "time between two looks at the streams",
+        "what": "interval between two checks of the streams",
     }
     assert rows["offload.offload_buffer_bytes_max"]["value"] == Settings().offload.offload_buffer_bytes_max
     assert rows["store.single_writer"]["value"] is False

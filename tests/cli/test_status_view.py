@@ -141,7 +141,8 @@ def test_changed_limits_are_shown_beside_their_default() -> None:
         "offload.block_size = 4KiB (default 1MiB)",
         "  target size of a block",
         "store.retries_max = 6",
-        "  attempts after the first one",
+        "  maximum retries after the first",
+        "  attempt",
     ]
 
 

@@ -79,7 +79,7 @@ def test_another_database_is_refused_by_every_read(
     source, settings = databases("other").view_stream(STREAM), ReadSettings(read_priority=priority)
     with (
         open_reader(store, STREAM, source=source, settings=settings) as reader,
-        pytest.raises(SourceMismatch, match="isn't the one its manifest knows: it is another database") as caught,
+        pytest.raises(SourceMismatch, match="isn't the one recorded in its manifest: it is another database") as caught,
     ):
         READS[read](reader)
     assert caught.value.exit_code == 6

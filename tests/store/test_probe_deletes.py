@@ -70,7 +70,7 @@ def test_deletes_denied_by_s3_are_recognised() -> None:
         store = server.open()
         [failure] = store.delete(["k"])
         assert (failure.is_denied, failure.retryable) == (True, False)
-        with pytest.raises(AccessDenied, match="k in s3://bucket/root wasn't deleted") as caught:
+        with pytest.raises(AccessDenied, match="k in s3://bucket/root couldn't be deleted") as caught:
             delete_keys(store, ["k"])
         assert "s3:DeleteObject" in caught.value.hint
 

@@ -411,7 +411,7 @@ def test_appended_entries_get_positions_and_repeats_are_known_by_sequence(store:
         again.until(lambda said: said["taken"] == said["durable"])
         unnamed = door.put({"stream": BILLS, "mode": "append"}, APPEND_SCHEMA)
         unnamed.news()
-        with pytest.raises(fl.FlightServerError, match="nobody said whose"):
+        with pytest.raises(fl.FlightServerError, match="a sequence but no producer"):
             unnamed.send(payloads(b"e"), {"sequence": 3})
         with pytest.raises(fl.FlightServerError, match="is already sending it"):
             begun(door)

@@ -86,7 +86,7 @@ def test_producer_with_another_log_is_refused_at_once(store: MemoryStore) -> Non
     broker = made(20)
     with flight_door(store) as door:
         pushed(door, broker, source=str(LOG))
-        with pytest.raises(fl.FlightServerError, match=f"SourceMismatch.*of log {LOG}.*it sends log {OTHER}"):
+        with pytest.raises(fl.FlightServerError, match=f"SourceMismatch.*stored log {LOG}.*it sends log {OTHER}"):
             begun(door, source=str(OTHER))
         begun(door, source=str(LOG)).end()
 
@@ -172,7 +172,7 @@ def test_mismatching_durable_entry_is_detected_by_its_checksum(store: MemoryStor
         pushed(door, made(20), **source)
         with pytest.raises(fl.FlightServerError, match=r"SourceMismatch.*entry 1:19 has CRC-32"):
             begun(door, **source, **last_of(made(20, seed=2), 20))
-        with pytest.raises(fl.FlightServerError, match="heard that 1:29 is durable, and 1:19 is"):
+        with pytest.raises(fl.FlightServerError, match="knows 1:29 as durable, and 1:19 is"):
             begun(door, **source, **last_of(made(30), 30))
 
 

@@ -162,7 +162,7 @@ def test_a_certificate_may_be_bound_to_a_subscriber_too() -> None:
         "job": ("READ", {"billing"}),
         "other": ("READ", set()),
     }
-    with pytest.raises(InvalidCall, match="no role"):
+    with pytest.raises(InvalidCall, match="is not a role"):
         open_credentials(AccessSettings(certificates=Pairs({"spark": "subscriber:"})))
 
 

@@ -169,7 +169,7 @@ def test_stream_of_another_provider_stays_there_and_is_reported(store: MemorySto
         streams = assembled.process.streams
         streams.add("a/b/one", database.view_stream("a/b/one"), feed="held", active=False)
         assembled.process.start()
-        eventually(lambda: any("feed held brought it" in each.what for each in assembled.process.problems()))
+        eventually(lambda: any("added by feed held" in each.what for each in assembled.process.problems()))
         append(database, "a/b/two")
         eventually(lambda: stored(store, "a/b/two") == 10)
         assert assembled.view.readiness().ready

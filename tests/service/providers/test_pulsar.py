@@ -135,12 +135,12 @@ def test_admin_interface_without_responses_ends_no_stream(cluster: Cluster) -> N
     with cluster.serve() as assembled:
         eventually(lambda: cluster.is_offloaded("one"))
         cluster.admin.is_up = False
-        eventually(lambda: "does not respond" in whats(assembled))
+        eventually(lambda: "doesn't answer" in whats(assembled))
         assert assembled.view.readiness().ready
         asked = len(cluster.admin.asked)
         eventually(lambda: len(cluster.admin.asked) > asked + 8)
         cluster.admin.is_up = True
-        eventually(lambda: "does not respond" not in whats(assembled))
+        eventually(lambda: "doesn't answer" not in whats(assembled))
         assert streams_of(assembled) == [f"{S}one"]
         cluster.fill("one", 5)
         eventually(lambda: cluster.is_offloaded("one"))
