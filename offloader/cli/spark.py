@@ -391,7 +391,7 @@ def _options(given: LedgerArguments, streams: Sequence[str], more: list[str]) ->
         if name.lower() in ("secretkey", "sessiontoken", "accesskey"):
             raise InvalidCall(
                 f"--option {name}: other users of this machine can see it",
-                hint="for credentials see docs/how-to/spark.md",
+                hint="for credentials see docs/how-to/spark-credentials.md",
             )
         options[name] = value
     return options

@@ -256,7 +256,7 @@ def test_streaming_query_offset_is_one_that_the_source_reads() -> None:
 
 
 def test_spark_tables_have_every_content_and_option() -> None:
-    text = page("how-to/spark.md")
+    text = page("reference/spark.md")
     contents = {code(name)[0]: columns for name, _, columns in table(text, "`content`")}
     assert tuple(contents) == CONTENTS
     for content in set(CONTENTS) - {"messages"}:

@@ -362,6 +362,12 @@ def _restoring(folder: Path, request: pytest.FixtureRequest) -> _Made:
 
 
 @world("docs/how-to/spark.md", "java")
+@world("docs/how-to/spark-backfill.md", "java")
+@world("docs/how-to/spark-bounds.md", "java")
+@world("docs/how-to/spark-compact.md", "java")
+@world("docs/how-to/spark-export.md", "java")
+@world("docs/how-to/spark-export-values.md", "java")
+@world("docs/how-to/spark-verify.md", "java")
 def _spark(folder: Path, request: pytest.FixtureRequest) -> _Made:
     store = open_store(f"file://{folder}/store")
 

@@ -1,4 +1,4 @@
-"""The five commands of docs/how-to/spark.md: a cluster from the files of a release, and a program on it."""
+"""The five commands of docs/how-to/spark-standalone.md: a cluster from the files of a release, and a program on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.wheel import build_wheel, link_packages, required
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(900)]
 
-HEADING = "A cluster from the files of a release"
+HEADING = "Run the five commands"
 #: For each command, on a machine that is busy.
 COMMAND_S = 400.0
 #: What pip puts into an environment's folder of programs with pyspark.
@@ -77,7 +77,7 @@ def free_port() -> int:
 
 
 def blocks() -> Iterator[Block]:
-    text = (ROOT / "docs" / "how-to" / "spark.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "spark-standalone.md").read_text(encoding="utf-8")
     return (each for each in blocks_of(text) if each.heading == HEADING)
 
 

@@ -1,4 +1,4 @@
-"""``spark-submit`` runs the job of docs/how-to/spark.md, and reads the lines of docs/how-to/spark-clusters.md."""
+"""``spark-submit`` runs the job of docs/how-to/spark-clusters.md, and accepts the command lines of the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOME = Path(pyspark.__file__).parent
 
 
 def test_job_runs_by_spark_submit(tmp_path: Path) -> None:
-    blocks = blocks_of((HOW_TO / "spark.md").read_text(encoding="utf-8"))
+    blocks = blocks_of((HOW_TO / "spark-clusters.md").read_text(encoding="utf-8"))
     (job,) = [each for each in blocks if each.file == "scrub.py"]
     (tmp_path / job.file).write_text(job.body)
     StreamWriter(open_store(f"file://{tmp_path}/store"), "shop/orders").add([batch_of(1, 0, 10)])
