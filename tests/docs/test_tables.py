@@ -268,7 +268,7 @@ def test_spark_tables_have_every_content_and_option() -> None:
 
 
 def test_subscribers_tables_have_the_keys_types_and_limits() -> None:
-    text, one = page("how-to/subscribers.md"), UUID(int=1)
+    text, one = page("reference/subscribers.md"), UUID(int=1)
     keys = [document_key(Subscribers, "s", one), document_key(Records, "s", one), document_key(Decisions, "s", one)]
     keys = [key.replace("s/", "<stream>/", 1).replace(str(one), "<incarnation>") for key in keys]
     keys += [topic_key("t").replace("t/", "<topic>/", 1), group_key("g").replace("/g", "/<group>")]
