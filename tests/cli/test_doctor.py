@@ -221,7 +221,10 @@ def test_unsafe_listeners_are_a_problem(tmp_path: Path, capsys: pytest.CaptureFi
     assert (code, rows["access"]["kind"]) == (2, "invalid_request")
     config.write_text('[http]\nlisten = ":8750"\n[access]\nanonymous = "read"\n')
     code, rows = doctor(capsys, "--config", str(config), "--store", store, "--read-only")
-    assert (code, rows["http.listen"]["what"]) == (0, "unauthenticated callers that reach 0.0.0.0:8750 have the role read")
+    assert (code, rows["http.listen"]["what"]) == (
+        0,
+        "unauthenticated callers that reach 0.0.0.0:8750 have the role read",
+    )
     config.write_text('[flight]\nlisten = "127.0.0.1:8815"\n')
     code, rows = doctor(capsys, "--config", str(config), "--store", store, "--read-only")
     assert (code, rows["flight.listen"]["outcome"]) == (0, "ok")

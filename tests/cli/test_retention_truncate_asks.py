@@ -154,7 +154,9 @@ def test_offload_reports_nothing_as_done_that_the_manifest_does_not_show(
     owner.answer = lambda _: (200, {"committed": "2:9"})
     done = offloader("offload", "orders-partition-0")
     assert done.code != 0, done
-    assert "reports stream orders-partition-0 as offloaded up to 2:9, but its manifest as offloaded up to 1:9" in done.err
+    assert (
+        "reports stream orders-partition-0 as offloaded up to 2:9, but its manifest as offloaded up to 1:9" in done.err
+    )
     owner.answer = owner.completes
     assert "committed end 2:9" in offloader("offload", "orders-partition-0").out
 

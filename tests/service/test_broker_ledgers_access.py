@@ -196,7 +196,7 @@ def config(folder: Path, port: int, *, listen: bool = True) -> Path:
 
 @pytest.mark.process
 def test_read_only_process_that_listens_nowhere_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidCall, match="http.listen is not set"):
+    with pytest.raises(InvalidCall, match=r"http\.listen is not set"):
         require_sound(Settings.of({"serve": {"store": "memory://x"}}), read_only=True)
     with Serving(config(tmp_path, 0, listen=False), {}, "--read-only", wait=False) as process:
         assert process.ended() == 2

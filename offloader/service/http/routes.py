@@ -289,8 +289,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
         cursor: Cursor = "",
         limit: Limit = 100,
     ) -> EntryPage:
-        """Entries, of both tiers if this process serves the stream; for a topic with partitions of all, by publish
-        time."""
+        """Entries, of both tiers if this process serves the stream; of all partitions of a topic, by publish time."""
         place = place_of(cursor, "entries", name)
         items, after = view.entries(name, first=first, since=since, until=until, after=place, limit=limit)
         return shown(EntryPage, {"items": items, "next_cursor": write_cursor(after, "entries", name)})
