@@ -1,18 +1,16 @@
-"""``offloader config explain TOPIC | check | migrate FILE | sample``: shows, checks and converts settings."""
+"""``offloader config explain TOPIC | check | sample``: shows and checks settings."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.options import Config, Json, argument, name_argument
+from offloader.cli.options import Config, Json, name_argument
 from offloader.cli.output import Column, print_result, print_rows
 from offloader.errors import InvalidCall
 from offloader.settings.layered import SettingsFile, key_of, read_settings_file, sample_settings
-from offloader.settings.migrate import migrate_file
 
 
 def _value(value: object) -> str:
@@ -64,27 +62,6 @@ def check(config: Config = "", json: Json = False) -> None:
     print_result({"file": config, "settings": count}, f"{config}: {count} settings, all in effect", as_json=json)
 
 
-def migrate(
-    file: Annotated[str, argument("The settings file.", shown="that of --config")] = "",
-    config: Config = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the difference and write nothing.")] = False,
-    json: Json = False,
-) -> None:
-    """Rename the settings of earlier releases in a file.
-
-    Edits the file in place and keeps comments and order. A file that would not load afterwards is not changed.
-    """
-    path = file or config
-    if not path:
-        raise InvalidCall("no settings file was given", hint="offloader config migrate FILE")
-    found = migrate_file(path, dry_run=dry_run)
-    keys = [{"old": old, "new": new} for old, new in found.changes]
-    lines: Iterable[str] = [f"{path}: {len(keys)} keys rewritten"]
-    if dry_run:
-        lines = difflib.unified_diff(found.before.splitlines(), found.after.splitlines(), path, path, lineterm="")
-    print_result({"file": path, "written": bool(keys) and not dry_run, "keys": keys}, lines, as_json=json)
-
-
 def sample(json: Json = False) -> None:
     """Print a sample settings file.
 
@@ -95,4 +72,4 @@ def sample(json: Json = False) -> None:
 
 
 #: Action -> its function, in the order of the help.
-ACTIONS: Mapping[str, Callable[..., Any]] = {"explain": explain, "check": check, "migrate": migrate, "sample": sample}
+ACTIONS: Mapping[str, Callable[..., Any]] = {"explain": explain, "check": check, "sample": sample}

@@ -1,7 +1,7 @@
 """Settings: frozen values with their defaults, limits and checks.
 
 Every tunable and its name is defined in this package. The package holds no component (store, clock, pool). Only
-``layered`` and ``migrate`` read files; none of the modules reads environment variables or the network.
+``layered`` reads files; none of the modules reads environment variables or the network.
 """
 
 from offloader.settings.fields import Pairs

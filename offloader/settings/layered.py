@@ -21,7 +21,6 @@ from offloader.settings.fields import allowed, from_file, in_file
 from offloader.settings.fields import problem as problem_of
 from offloader.settings.pulsar_names import REFUSED, TRANSLATED, translation_of
 from offloader.settings.retention import KEEP_SETTINGS
-from offloader.settings.values import REPLACED
 from offloader.stream_names import partition_of, require_stream_name
 
 
@@ -52,11 +51,6 @@ def key_of(name: str) -> str:
 SETTINGS: Mapping[str, str] = {key_of(name): name for name in FIELDS}
 #: Names of PIP-76 and Pulsar, whose values are numbers in the setting's unit.
 ALIASES = frozenset(name for name, each in FIELDS.items() if each.metadata.get("is_alias"))
-#: Key of an earlier release, whose value is a number in the unit that ends its name -> setting.
-OLD: Mapping[str, str] = {
-    **{name: name for name in FIELDS if key_of(name) != name and name not in ALIASES},
-    **REPLACED,
-}
 #: Pulsar name in lower case -> the equivalent key.
 PULSARS: Mapping[str, str] = {
     **{name.lower(): key_of(setting) for name, (setting, _) in TRANSLATED.items()},
@@ -269,10 +263,7 @@ def parse_settings(text: str, path: str) -> SettingsFile:
     tables, problems = raw_layers(parse_toml(text, path))
     layers, wrong, unclear = _translated(tables)
     problems += wrong
-    if any(is_old(key) for table in tables.values() for key in table):
-        problems.append(f"`offloader config migrate {path}` rewrites keys of earlier releases")
-    else:
-        problems += conflicts(SettingsFile(path, layers), unclear)
+    problems += conflicts(SettingsFile(path, layers), unclear)
     if problems:
         raise InvalidCall(f"{path}: {'; '.join(problems)}", hint="nothing was changed; every problem is listed")
     return SettingsFile(path, layers)
@@ -395,8 +386,6 @@ def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
             raise ValueError(f"{given!r} is neither true nor false")
         return _METHOD, "streaming" if given else "ledger"
     section = key.partition(".")[0]
-    if is_old(key):
-        raise ValueError(f"was renamed to {key_of(OLD[key])}")
     pulsar = translation_of(key)
     name = pulsar[0] if pulsar else key if key in ALIASES else SETTINGS.get(key)
     if name is None:
@@ -415,6 +404,8 @@ def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
 
 def _similar(key: str) -> str:
     """The key that an unknown key probably means; empty: no similar key exists."""
+    if key in FIELDS:  # the attribute's name, which has the unit
+        return key_of(key)
     plain = _plain(key)
     name = plain.rpartition(".")[2]
     if name in PULSARS:
@@ -427,11 +418,6 @@ def _similar(key: str) -> str:
 
 def _meant(scope: str, key: str = "") -> str:
     return f"; did you mean {_place(scope, key)}?" if key else ""
-
-
-def is_old(key: str) -> bool:
-    """Whether a key exists only in earlier releases."""
-    return key in OLD and key not in SETTINGS
 
 
 def conflicts(found: SettingsFile, unclear: Collection[str] = ()) -> Iterator[str]:

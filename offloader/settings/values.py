@@ -708,22 +708,6 @@ class TelemetrySettings:
     read_cost_per_1000: float = setting(0.0004, "price of 1000 GET-class requests in dollars", low=0, high=1000)
 
 
-#: Setting of an earlier release -> its replacement.
-REPLACED = {
-    "limits.upload_bytes_per_s": "limits.bytes_per_s",
-    "limits.read_bytes_per_s": "limits.bytes_per_s",
-    "limits.upload_requests_per_s": "limits.requests_per_s",
-    "limits.read_requests_per_s": "limits.requests_per_s",
-    "limits.delete_requests_per_s": "limits.requests_per_s",
-    "limits.turn_wait_s_max": "limits.throttle_wait_s_max",
-    "limits.turns_waiting_max": "limits.throttle_queue_max",
-    "serve.upkeep": "serve.maintenance",
-    "serve.follow_seconds": "ledgers.poll_interval_s",
-    "pulsar.topics_seconds": "pulsar.discovery_interval_s",
-    "pulsar.hand_over_seconds": "pulsar.store_outage_handover_s",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings, by section."""
@@ -777,9 +761,7 @@ def _valid(section: str, kind: type[Any], given: Mapping[str, Any], problems: li
     taken: dict[str, Any] = {}
     for name, value in given.items():
         each: Any = known.get(name)
-        instead = REPLACED.get(f"{section}.{name}")
-        unknown = f"this setting was removed, use {instead}" if instead else "no such setting"
-        if problem := unknown if each is None else problem_of(each.metadata, each.default, value):
+        if problem := "no such setting" if each is None else problem_of(each.metadata, each.default, value):
             problems.append(f"{section}.{name}: {problem}")
         else:
             taken[name] = each.default.__class__(value)

@@ -47,10 +47,6 @@ _STREAM_ONLY = (
     "subscriberRenewSeconds",
 )
 _BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "bounds", "failedSegments")
-#: Options of earlier releases, and their replacements.
-_REPLACED = {
-    "pruneByFilters": "offloader.spark.entries(spark, store, stream, where=...) reads only the wanted part",
-}
 
 
 def _text(_: str, text: str) -> str:
@@ -218,9 +214,6 @@ class SourceOptions:
         unknown = [name for name in given if name.lower() not in names]
         if unknown:
             close = difflib.get_close_matches(unknown[0].lower(), names, n=1)
-            for name, instead in _REPLACED.items():
-                if name.lower() in map(str.lower, unknown):
-                    raise InvalidCall(f"option {name} was removed", hint=instead)
             hint = f"did you mean {names[close[0]][0]}?" if close else f"options: {', '.join(_OPTIONS)}"
             raise InvalidCall(f"unknown option {', '.join(sorted(unknown))}", hint=hint)
         chosen = ((*names[name.lower()], text) for name, text in given.items())

@@ -1,4 +1,4 @@
-"""``offloader config explain | check | migrate``."""
+"""``offloader config explain | check``."""
 
 from __future__ import annotations
 
@@ -99,28 +99,4 @@ def test_check_accepts_files_of_read_servers_and_of_other_commands(offloader: Of
 def test_invalid_calls_are_refused(offloader: Offloader) -> None:
     assert offloader.refuses("config", "guess")[0] == 2
     assert offloader.refuses("config", "check")[0] == 2
-    assert offloader.refuses("config", "migrate")[0] == 2
     assert offloader.refuses("config", "check", "--dry-run")[0] == 2
-
-
-def test_migrate_prints_the_difference_and_then_rewrites_the_file(offloader: Offloader, tmp_path: Path) -> None:
-    path = tmp_path / "old.toml"
-    path.write_text("[offload]\nblock_bytes = 65536  # small\n")
-    code, line, _ = offloader.refuses("config", "check", "--config", str(path))
-    assert code == 2
-    assert line.startswith(
-        f"{path}: offload.block_bytes: was renamed to offload.block_size; `offloader config migrate {path}`"
-    )
-    done = offloader("config", "migrate", str(path), "--dry-run")
-    assert done.out.splitlines()[2:] == [
-        "@@ -1,2 +1,2 @@",
-        " [offload]",
-        "-block_bytes = 65536  # small",
-        '+block_size = "64KiB"  # small',
-    ]
-    assert "block_bytes" in path.read_text()
-    assert offloader("config", "migrate", str(path)).out == f"{path}: 1 keys rewritten\n"
-    assert path.read_text() == '[offload]\nblock_size = "64KiB"  # small\n'
-    assert offloader("config", "migrate", "--config", str(path), "--json").rows == [
-        {"file": str(path), "written": False, "keys": []}
-    ]

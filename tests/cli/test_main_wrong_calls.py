@@ -219,7 +219,7 @@ ACTIONS = {
     "group": "list, set, join, checkpoint, publish, remove",
     "cleanup": "plan, run, undo, orphans, hold, audit",
     "rollback": "plan, apply, export",
-    "config": "explain, check, migrate, sample",
+    "config": "explain, check, sample",
 }
 
 

@@ -49,7 +49,6 @@ doctor
 config check --config CONFIG
 config explain a/streamed --config CONFIG
 config sample
-config migrate CONFIG --dry-run
 segments a/streamed
 segments b/aside
 manifest show a/streamed

@@ -14,7 +14,7 @@ import offloader
 from docs.make_reference import type_of
 from offloader.settings import Pairs, Settings
 from offloader.settings.fields import allowed
-from offloader.settings.layered import ALIASES, METHOD_OF, OLD, is_of_process, key_of, shown
+from offloader.settings.layered import ALIASES, METHOD_OF, is_of_process, key_of, shown
 
 __all__ = ["setting_keys"]
 
@@ -28,11 +28,6 @@ _UNITS = {
 
 def setting_keys() -> str:
     lines = [_line(each.name, key) for each in fields(Settings) for key in fields(getattr(Settings(), each.name))]
-    lines += [
-        "",
-        "# keys of earlier releases: errors that name the new one",
-        *(f"{o} -> {key_of(OLD[o])}" for o in sorted(OLD)),
-    ]
     lines += ["", "# variables of the environment that the product reads", *sorted(set(_variables()))]
     return "\n".join(lines) + "\n"
 

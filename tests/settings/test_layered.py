@@ -32,7 +32,6 @@ from offloader.settings.layered import (
     read_settings_file,
     shown,
 )
-from offloader.settings.values import REPLACED
 from offloader.store.open import open_store
 from offloader.store.rate_limit import RATES
 
@@ -187,18 +186,6 @@ def test_invalid_and_inconsistent_settings_are_reported_together(tmp_path: Path)
         "store.retry_delay_first = 20s is above store.retry_delay_max = 10s",
         "limits.slowdown_requests_per_s_min = 20 is above limits.requests_per_s = 10",
     ]
-
-
-@pytest.mark.parametrize(("old", "new"), sorted(REPLACED.items()))
-def test_setting_of_an_earlier_release_names_what_replaces_it(tmp_path: Path, old: str, new: str) -> None:
-    section, _, name = old.partition(".")
-    assert problems_of(tmp_path, f"[{section}]\n{name} = 1\n") == [
-        f"{old}: was renamed to {key_of(new)}",
-        f"`offloader config migrate {tmp_path}/offloader.toml` rewrites keys of earlier releases",
-    ]
-    with pytest.raises(InvalidCall, match=f"{old}: this setting was removed, use {new}"):
-        Settings.of({section: {name: 1}})
-    assert new in SettingsFile().values_of("")
 
 
 def test_a_wrong_method_is_not_called_the_cause_of_other_problems(tmp_path: Path) -> None:

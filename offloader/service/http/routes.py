@@ -130,8 +130,10 @@ def subscriber_routes(control: ServiceControl) -> APIRouter:
 
     @router.put("/subscribers/{subscriber}/position")
     def publish(caller: Known, name: StreamName, subscriber: SubscriberName, body: PublishRequest) -> Applied:
-        """Publish a subscriber's position, so that retention may delete earlier entries. Repeating it is safe and
-        keeps the subscriber active."""
+        """Publish a subscriber's position, so that retention may delete earlier entries.
+
+        Repeating it is safe and keeps the subscriber active.
+        """
         return shown(Applied, control.publish(name, subscriber, body.at, generation=body.generation, by=caller.name))
 
     @router.delete("/subscribers/{subscriber}")
