@@ -116,13 +116,11 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
     Args:
         answer_s: response deadline, seconds.
     """
-
     router = _router(ledgers)
 
     @router.get("", response_class=JSONResponse, responses={200: {"model": LedgerPlan}})
     def plan(broker: Broker, name: BrokerStream, ledger: LedgerId, uuid: AttemptId) -> Response:
-        """Return the plan for reading a ledger: chunks, and URLs of the objects. 410: the ledger was deleted on
-        purpose."""
+        """Return the plan for reading a ledger: chunks, and URLs of the objects. 410: the ledger was deleted."""
         return JSONResponse(ledgers.plan(name, ledger, uuid=uuid, caller=broker))
 
     @router.get("/entries", response_class=StreamingResponse, responses={200: {"content": {FRAMES: {}}}})
@@ -134,8 +132,10 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
         first: Annotated[int, Query(alias="from", ge=0, le=_ID_MAX)],
         last: Annotated[int, Query(alias="to", ge=0, le=_ID_MAX)],
     ) -> Response:
-        """Return entries of a ledger as frames, followed by an end mark. A response without the end mark is
-        incomplete."""
+        """Return entries of a ledger as frames, followed by an end mark.
+
+        A response without the end mark is incomplete.
+        """
         pieces = await _in(
             threads.streams, partial(ledgers.entries, name, ledger, first, last, uuid=uuid, caller=broker)
         )
