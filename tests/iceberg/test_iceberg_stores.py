@@ -174,7 +174,7 @@ def test_damaged_message_fails_or_is_a_row_that_says_why(lake: Lake, capsys: pyt
     ("arguments", "error", "hint"),
     [
         (["export", "s"], "missing --table and --catalog", "--table NAMESPACE.TABLE and --catalog URL"),
-        (["export", "s", "--format", "parquet"], "--format parquet needs Spark", "offloader spark export s --to"),
+        (["export", "s", "--format", "parquet"], "--format parquet needs Spark", "offloader spark export s --dest"),
         (["export", "s", "--table", "a.b", "--catalog", "c", "--catalog-option", "x"], "'x' isn't NAME=VALUE", "s3."),
         (["spark", "export", "s", "--format", "iceberg"], "needs no Spark", "offloader export s --table"),
         (["export", "s", "--table", "a.b", "--catalog", "c"], "no catalogue c is configured", "sqlite:"),
