@@ -131,22 +131,32 @@ def join(
 
 @contextmanager
 def _ending(stop: threading.Event) -> Iterator[None]:
-    """Sets ``stop`` at SIGTERM and when standard output's reader disconnects; the latter raises ``BrokenPipeError``."""
-    terminated = threading.Event()
+    """Sets ``stop`` at SIGTERM, at Ctrl-C and when standard output's reader disconnects.
 
-    def terminate(*_: object) -> None:
-        terminated.set()
+    So a signal never separates a printed entry from the note of its position. At the end Ctrl-C raises
+    ``KeyboardInterrupt``, and a disconnected reader ``BrokenPipeError``. A second Ctrl-C interrupts immediately.
+    """
+    received = set[int]()
+
+    def end(number: int, _: object) -> None:
+        received.add(number)
         stop.set()
+        signal.signal(number, before[signal.Signals(number)])
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    for each in before:
+        signal.signal(each, end)
     watch_output(sys.stdout, stop)
     try:
         yield
-        if stop.is_set() and not terminated.is_set():
+        if signal.SIGINT in received:
+            raise KeyboardInterrupt
+        if stop.is_set() and not received:
             raise BrokenPipeError
     finally:
         stop.set()
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _print_entries(reader: GroupReader, limit: int, line_of: Callable[[str, Entry], str] | None) -> None:

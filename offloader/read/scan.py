@@ -49,9 +49,8 @@ JOINED_BYTES_MAX = 1024 * 1024
 JOINED_ROWS_MAX = 65_536
 #: All columns, in order.
 SCHEMA = pa.schema([pa.field("stream", pa.string(), nullable=False), *EntryBatch.build(0, 0, []).to_arrow().schema])
-#: Columns that need no payload.
-POSITION_COLUMNS = ("stream", "ledger_id", "entry_id")
-_POSITIONS = pa.schema([SCHEMA.field(name) for name in POSITION_COLUMNS])
+#: Columns that need no payload: the first ones, so that a filter may also name them by number.
+_POSITIONS = pa.schema([SCHEMA.field(name) for name in ("stream", "ledger_id", "entry_id")])
 _REMEDY = "set bad_entries in the options to skip damaged entries"
 #: Milliseconds since 1970 UTC, a time, or a text such as "2026-11-25T08:00:00Z" or "-1h".
 Moment = int | str | datetime
@@ -85,10 +84,10 @@ class Query:
             raise InvalidCall(f"limit is {self.limit}", hint="give 0 or more rows")
         if self.filter is not None:
             try:
-                _empty(SCHEMA.names).filter(self.filter)
+                SCHEMA.empty_table().filter(self.filter)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, TypeError) as error:
                 raise InvalidCall(
-                    f"the filter {self.filter} does not fit the columns of entries: {error}",
+                    f"the filter {self.filter} does not fit the columns of entries: {str(error).splitlines()[0]}",
                     hint=f"columns: {', '.join(f'{each.name} ({each.type})' for each in SCHEMA)}",
                 ) from error
 
@@ -100,15 +99,23 @@ class Query:
     @property
     def needs_payloads(self) -> bool:
         """Whether entries must be read, not only their positions."""
-        filtered = "" if self.filter is None else str(self.filter)
-        others = [name for name in SCHEMA.names if name not in POSITION_COLUMNS]
-        return any(name in self.columns or name in filtered for name in others)
+        if not set(self.columns) <= set(_POSITIONS.names):
+            return True
+        try:
+            _POSITIONS.empty_table().filter(pc.scalar(True) if self.filter is None else self.filter)
+        except pa.ArrowInvalid:  # it names another column
+            return True
+        return False
 
     def narrowed(self, columns: Sequence[str] | None, condition: pc.Expression | None, limit: int | None) -> Query:
         """The query with fewer columns, one more condition and a lower limit; ``None``: no change."""
         if self.limit is not None and condition is not None:
             raise Unsupported(
                 "a scan with a limit accepts no further filter", hint="give the filter before the limit, or no limit"
+            )
+        if outside := [name for name in columns or () if name not in self.columns]:
+            raise InvalidCall(
+                f"the scan does not select {', '.join(outside)}", hint=f"its columns: {', '.join(self.columns)}"
             )
         limits = [each for each in (self.limit, limit) if each is not None]
         conditions = [each for each in (self.filter, condition) if each is not None]
@@ -137,29 +144,7 @@ def open_scan(
     lease_seconds: int = 0,
     clock: Clock | None = None,
 ) -> Scan:
-    """The entries of a stream, or of all partitions of a topic, as a lazy table.
-
-    This call loads and pins the manifest: later commits are not visible.
-
-    Args:
-        stream: as for ``open_reader``.
-        start, stop: positions, ``start <= position < stop``. Only for a single stream.
-        since, until: instead of ``start`` and ``stop``: start at the earliest entry published at or after ``since``,
-            and stop before the earliest entry published at or after ``until``. Times as for ``Reader.position_at``.
-        segments: only the entries of these segments. Only for a single stream.
-        columns: any of stream, ledger_id, entry_id, publish_time (ms, UTC, null = unknown, or outside of the years 1 to
-            9999) and payload, in the wanted order; default: all.
-        filter: a condition on these columns, for example ``pyarrow.compute.field("entry_id") < 10``.
-        limit: maximum number of rows.
-        settings, source, lease_seconds, clock: as for ``open_reader``. The lease ends when the result is dropped.
-
-    Raises:
-        NotFound: the stream or a segment does not exist (the hint names similar streams).
-        InvalidCall: an invalid stream name, an unknown column, a filter that does not fit the columns, two bounds for
-            the same end, or a position or segment in a partitioned topic.
-        Trimmed, BeyondEnd: a position is outside of the stream.
-        Corrupt: the manifest is damaged. Reading the batches raises the same errors as ``Reader.scan``.
-    """
+    """The entries of a stream, or of all partitions of a topic, as a lazy table: see ``Stream.scan``."""
     query = Query(tuple(columns) or tuple(SCHEMA.names), filter, limit)
     for position, moment, what in ((start, since, "begin"), (stop, until, "end")):
         if position is not None and moment is not None:
@@ -527,10 +512,6 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _empty(columns: Sequence[str]) -> pa.Table:
-    return pa.schema([SCHEMA.field(name) for name in columns]).empty_table()
 
 
 def _named(columns: Any) -> Sequence[str] | None:

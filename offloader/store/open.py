@@ -59,29 +59,8 @@ def open_store(
 ) -> ObjectStore:
     """Open the object store at ``url``; calls on it are rate-limited, measured and retried (``stack``).
 
-    Every *attempt* is counted, not only the call: see ``offloader.store.wrappers.requests_of``.
-
-    Args:
-        url: ``s3://bucket/root``, ``gs://bucket/root``, ``az://container/root``, ``file:///directory``,
-            ``memory://name``, ``catalogue:///directory`` (foreign objects, see ``OverlayStore``), or any URL
-            that fsspec supports (for reading).
-        endpoint_url: the S3 server when it isn't AWS; default: the environment (``AWS_ENDPOINT_URL``).
-        region: default: the environment's, else ``us-east-1``.
-        access_key, secret_key, session_token: default: the SDK's own chain (environment, profile, web identity, role).
-        settings: deadlines, retries, connections.
-        clock: default: the machine's.
-        read_only: writing verbs raise ``Unsupported``; nothing is created, not even a local directory.
-        create: create a missing local directory, unless ``read_only``; buckets are never created.
-        limits: of bandwidth and request rate; default: only the store's own throttling. A ``Limiter`` applies to all
-            stores that share it.
-        recorder: takes measurements of requests, for example ``offloader.telemetry.recorder.Metrics``.
-
-    Raises:
-        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials or more than a location;
-            settings of S3 for another store.
-        BucketMissing: opened for reading, or with ``create`` off, and the local directory doesn't exist.
-        AccessDenied: the local directory can't be created or written.
-        Unsupported: a package that the scheme needs isn't installed.
+    Arguments and errors are those of ``offloader.open_store``. Every *attempt* is counted, not only the call: see
+    ``offloader.store.wrappers.requests_of``.
     """
     open_url = _opener_of(url)
     if settings is not None and not read_only:

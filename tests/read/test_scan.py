@@ -261,6 +261,12 @@ def test_filters_and_columns_of_polars_bound_the_objects_that_are_read(store: Ob
 def test_filter_of_the_scan_applies_to_columns_that_are_not_selected(store: ObjectStore) -> None:
     counted = Counted(store, columns=["ledger_id"], filter=pc.field("entry_id") == 49)
     assert counted.objects_read(lambda: counted.scan.to_table()["ledger_id"].to_pylist()) == ([*range(1, 11)], 0)
+    by_number = scan_of(store, columns=["ledger_id"], filter=pc.field(2) == 49)
+    assert by_number.to_table()["ledger_id"].to_pylist() == [*range(1, 11)]
+    timed = scan_of(store, columns=["ledger_id"], filter=pc.field(3) >= HOUR[0])
+    assert timed.to_table()["ledger_id"].unique().to_pylist() == [7, 8, 9, 10]
+    with pytest.raises(InvalidCall, match="the scan does not select payload"):
+        counted.scan.to_table(columns=["payload"])
     both = counted.scan.filter(pc.field("publish_time") >= HOUR[0])
     assert both.to_table().num_rows == both.count() == 4
 
@@ -388,7 +394,7 @@ def test_entries_of_the_hot_tier_are_read_up_to_the_end_at_the_call(tmp_path: Pa
     with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as ledgers:
         hot = ledgers.open_stream(STREAM)
         hot.append([b"first", b"second"])
-        found = scan_of(store, source=hot, columns=["payload"])
+        found = scan_of(store, source=hot)
         hot.append([b"later"])
         assert found.to_table()["payload"].to_pylist() == [b"first", b"second"]
         assert found.to_table(columns=["entry_id"], filter=pc.field("payload") == b"second").to_pylist() == [
