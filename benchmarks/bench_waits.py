@@ -2,7 +2,7 @@
 
     python benchmarks/bench_waits.py [--only NAME ...] [--mib 1024] [--rounds 3] [--delay-ms 0 30] [--json]
 
-``offload``: ``offloader offload`` of a ledger database, from its start to its exit, beside bare multipart uploads of as
+``offload``: ``offloader stream offload`` of a ledger database, from start to exit, beside bare multipart uploads of as
 many bytes (parts of 16 MiB, eight at once). ``append``: 4,096 entries of 1 KiB a call, durable, with streaming offload
 on and off. ``scan``: from opening a stream to its last batch, beside bare GETs (4 MiB, four at once). ``requests``:
 the longest chain of requests that wait for each other, in a new process, each 30 ms away. ``commands``: ``ls`` and
@@ -120,7 +120,7 @@ def offload(place: Place, database: Path, mib: int, rounds: int) -> Mapping[str,
     def command() -> float:
         root = uuid4().hex
         given = ["--store", f"s3://{BUCKET}/{root}", "--endpoint-url", place.url, "--ledgers", f"sqlite:///{database}"]
-        line = [sys.executable, "-m", "offloader", "offload", STREAM, *given]
+        line = [sys.executable, "-m", "offloader", "stream", "offload", STREAM, *given]
         taken = seconds(lambda: subprocess.run(line, env=place.environment(), check=True, stdout=subprocess.DEVNULL))
         place.rig.clean()
         return taken
@@ -358,7 +358,7 @@ def filled(running: Rig, mib: int) -> Iterator[Path]:
 
 
 def fill_store(place: Place, database: Path) -> None:
-    line = [sys.executable, "-m", "offloader", "offload", STREAM, "--store", f"s3://{BUCKET}/waits"]
+    line = [sys.executable, "-m", "offloader", "stream", "offload", STREAM, "--store", f"s3://{BUCKET}/waits"]
     line += ["--endpoint-url", place.url, "--ledgers", f"sqlite:///{database}"]
     subprocess.run(line, env=place.environment(), check=True, stdout=subprocess.DEVNULL)
 

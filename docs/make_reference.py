@@ -18,6 +18,10 @@ import yaml
 import formats
 import offloader
 from docs.layers_picture import layers_picture
+from offloader.cli.help import EXAMPLES, examples_of
+from offloader.cli.main import program
+from offloader.cli.options import COMMON
+from offloader.cli.tree import TREE, Command
 from offloader.errors import ErrorKind, OffloaderError
 from offloader.settings import Settings
 from offloader.settings.fields import allowed
@@ -270,6 +274,33 @@ def _paragraphs(doc: str) -> Iterator[str]:
             yield " ".join(part.split())
 
 
+def _command_page(name: str, command: Command) -> Iterator[str]:
+    """One command: each of its actions with usage, options and examples."""
+    found = program(name).commands[name]
+    yield f"# offloader {name}\n\n{GENERATED}\n"
+    if not command.actions:
+        yield from _usage(f"offloader {name}", found)
+        return
+    yield f"{command.help}\n"
+    for action, leaf in found.commands.items():
+        yield f"## offloader {name} {action}\n"
+        yield from _usage(f"offloader {name} {action}", leaf)
+
+
+def _usage(words: str, leaf: Any) -> Iterator[str]:
+    about, _, rest = leaf.help.partition(f"\b\n{EXAMPLES}\n")
+    for paragraph in about.strip().split("\n\n"):
+        yield f"{' '.join(paragraph.split())}\n"
+    context = leaf.context_class(leaf, info_name=words)
+    usage = " ".join(leaf.collect_usage_pieces(context)).replace("{", "").replace("}", "")
+    examples = examples_of(f"{EXAMPLES}\n{rest}")
+    yield "\n".join(["```text", f"{words} {usage}", "```\n", "Examples:\n", "```text", *examples, "```\n"])
+    rows = sorted(leaf.rows(context), key=lambda row: (row[0] != "Arguments", row[0] == COMMON))
+    shown = ((f"`{name}`", text) for _, name, text in rows if name != "--help")
+    yield from _table(("argument or option", "meaning"), shown)
+    yield ""
+
+
 def generated() -> dict[Path, str]:
     """Every generated file with its text."""
     for name in _modules():
@@ -277,6 +308,9 @@ def generated() -> dict[Path, str]:
     pages = {"errors": _errors(), "metrics": _metrics(), "settings": _settings(), "limits": _limits()}
     pages["python"] = _python()
     found = {REFERENCE / f"{name}.md": "\n".join([*lines, ""]) for name, lines in pages.items()}
+    for commands in TREE.values():
+        for name, command in commands.items():
+            found[REFERENCE / "commands" / f"{name}.md"] = "\n".join([*_command_page(name, command), ""])
     picture = ROOT / "docs" / "explanation" / "layers.svg"
     return {**found, DEPLOY / "offloader.toml": sample_settings(), picture: layers_picture()}
 
@@ -301,6 +335,7 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"{path.relative_to(ROOT)} isn't current; run ./dev reference\n")
             wrong = 1
         else:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
     return wrong
 

@@ -687,7 +687,7 @@ def _adopted(
             if not (each.owned or _is_truncated(each.end, state))
         ]
         if not dry_run and (choice.adopted or foreign):
-            log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
+            log = ManifestLog(store, stream, clock=clock, writer_name="offloader import")
             state = _recorded(log, choice, {**store.driver_metadata, **AT_ROOT}, owned=take_ownership)
             state = _taken(log, foreign)
     except Unsupported:
@@ -745,7 +745,7 @@ def release(store: ObjectStore, stream: str, *, clock: Clock, dry_run: bool = Fa
         NotFound: no such stream.
         Corrupt, StoreUnavailable: errors of the manifest.
     """
-    log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
+    log = ManifestLog(store, stream, clock=clock, writer_name="offloader import")
     uuids = [record.uuid for record in log.load().offloaded() if not record.owned]
     for start in range(0, 0 if dry_run else len(uuids), RECORD_EDITS_MAX):
         log.commit_as_maintainer([Release(tuple(uuids[start : start + RECORD_EDITS_MAX]))])

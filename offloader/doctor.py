@@ -759,7 +759,7 @@ def _stream(
     infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
     waiting = _entries_after(infos, state.committed_end())
     if state.paused:
-        yield warning(check, f"paused{_waits(waiting)}", f"`offloader resume {name}` resumes it")
+        yield warning(check, f"paused{_waits(waiting)}", f"`offloader stream resume {name}` resumes it")
     elif settings.offload.method == "none" and (waiting or state.record_id):
         yield warning(check, f"its method is none{_waits(waiting)}", 'set offload.method = "streaming"')
     elif waiting:

@@ -17,7 +17,7 @@ import offloader
 from formats.entries import Entry, Position
 from formats.keys import data_key
 from formats.metadata.messages import OffloadContext
-from offloader.cli.main import VERBS, place_of
+from offloader.cli.tree import leaves
 from offloader.errors import InvalidCall
 from offloader.groups.reader_groups import GroupConfig
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -193,25 +193,22 @@ FORMS: Mapping[str, int | None] = {
 
 def options_with_times() -> Iterator[tuple[str, str]]:
     """Verb and option of every time on the command line; whose names or metavars say so."""
-    for verb in VERBS:
-        module, attribute = place_of(verb)
-        found = getattr(import_module(f"offloader.cli.{module}"), attribute)
-        for action, run in (found if isinstance(found, Mapping) else {"": found}).items():
-            for name, parameter in inspect.signature(run, eval_str=True).parameters.items():
-                metavars = [
-                    getattr(each, "metavar", None) for each in getattr(parameter.annotation, "__metadata__", ())
-                ]
-                if "TIME" in metavars or {"time", "date", "since", "ago"} & set(name.split("_")):
-                    yield f"{verb} {action}".strip(), name
+    for words, place in leaves():
+        module, _, function = place.partition(":")
+        run = getattr(import_module(f"offloader.cli.{module}"), function)
+        for name, parameter in inspect.signature(run, eval_str=True).parameters.items():
+            metavars = [getattr(each, "metavar", None) for each in getattr(parameter.annotation, "__metadata__", ())]
+            if "TIME" in metavars or {"time", "date", "since", "ago"} & set(name.split("_")):
+                yield words, name
 
 
 #: ``demo --time-field`` names a field of the input.
 TIMES = {
     ("read", "since"): ["read", STREAM, "--count"],
     ("read", "until"): ["read", STREAM, "--count"],
-    ("truncate", "before_time"): ["truncate", STREAM, "--dry-run"],
-    ("replay", "since"): ["replay", STREAM, "--dest", NEW_TOPIC],
-    ("replay", "until"): ["replay", STREAM, "--dest", NEW_TOPIC],
+    ("stream truncate", "before_time"): ["stream", "truncate", STREAM],
+    ("export pulsar", "since"): ["export", "pulsar", STREAM, "--dest", NEW_TOPIC],
+    ("export pulsar", "until"): ["export", "pulsar", STREAM, "--dest", NEW_TOPIC],
 }
 
 
@@ -229,7 +226,7 @@ def test_option_takes_every_form_of_a_time(
     done = Offloader(capsys)(*TIMES[verb, name], option, form, "--store", store.url)
     said = f"{option}: {form!r} is not a time" in done.err
     assert said is (form not in FORMS)
-    if verb == "replay" and form in FORMS:
+    if verb == "export pulsar" and form in FORMS:
         assert "no Pulsar cluster was given" in done.err
     else:
         assert done.code == (0 if form in FORMS else 2), done.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 from uuid import UUID
@@ -13,6 +13,7 @@ import typer
 from formats.documents import DeletedSegment, DeletionRecord
 from offloader.cli.errors import failure_of, run_on_each
 from offloader.cli.options import (
+    Apply,
     DryRun,
     Json,
     StoreArguments,
@@ -76,6 +77,10 @@ def audit(
 
     With --json, one object per line, for an archive elsewhere. The manifest keeps batches for cleanup.audit_period, at
     most cleanup.audit_records_max per stream, and only as long as the stream exists.
+
+    Examples:
+        offloader cleanup audit orders
+        offloader cleanup audit orders --json
     """
     opened = given.open()
     streams = list_streams(opened)
@@ -126,6 +131,10 @@ def hold(
 
     While the hold is in force, entries are not truncated and segments are not retired, purged or deleted. A deletion in
     progress stops before its next step.
+
+    Examples:
+        offloader cleanup hold orders --reason 'legal case 12'
+        offloader cleanup hold orders --off
     """
     if bool(stream) == everything:
         raise InvalidCall("give either a stream or --all", hint="name a STREAM, or give --all for the whole store")
@@ -153,8 +162,7 @@ def hold(
 def orphans(
     given: StoreArguments,
     stream: Annotated[str, name_argument("The stream's name, or its topic's; without one: the whole store.")] = "",
-    delete: Annotated[bool, typer.Option("--delete", help="Delete unreferenced objects.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing (the default).")] = False,
+    apply: Apply = False,
     ours: Annotated[bool, typer.Option("--ours", help="Hide foreign objects; the totals still count them.")] = False,
     json: Json = False,
 ) -> int:
@@ -162,13 +170,15 @@ def orphans(
 
     Only objects whose names this project gives can be deleted. All others are foreign: the command lists them and never
     deletes them. An object is old when it was last written at least orphan_age_min ago, by the earlier of this
-    machine's clock and the store's clock. With --delete, each line of the same list shows the result.
+    machine's clock and the store's clock. With --apply, each line of the same list shows the result.
+
+    Examples:
+        offloader cleanup orphans
+        offloader cleanup orphans orders --apply
     """
-    if delete and dry_run:
-        raise InvalidCall("--delete and --dry-run contradict each other", hint="leave out one of them")
     opened, clock, settings = given.open(), SystemClock(), given.settings().manifest
     named = named_streams(opened, stream) if stream else NamedStreams("")
-    if delete:
+    if apply:
         if stream and not named.partitions:
             known_entry(opened, named.name)  # before the store is probed with a write
         opened = given.open(read_only=False)
@@ -177,10 +187,10 @@ def orphans(
         said = _Said(ours_only=ours)
         search: Reconciliation | StoreReconciliation
         if name:
-            search = Reconciliation(opened, name, clock=clock, settings=settings, delete=delete)
+            search = Reconciliation(opened, name, clock=clock, settings=settings, delete=apply)
         else:
             search = StoreReconciliation(
-                opened, clock=clock, settings_of=lambda _: settings, failed=said.fail, delete=delete
+                opened, clock=clock, settings_of=lambda _: settings, failed=said.fail, delete=apply
             )
         print_rows(said.rows(search.leftovers(), clock.now_ms()), _ORPHAN_COLUMNS, as_json=json)
         if named.partitions and not json:
@@ -242,7 +252,7 @@ class _Said:
         size_bytes = sum(each.size_bytes for each in needed.values())
         yield f"{sum(each.objects for each in needed.values()):,} objects ({bytes_text(size_bytes)}) are needed"
         words = {
-            Outcome.DELETABLE: "can be deleted with --delete",
+            Outcome.DELETABLE: "can be deleted with --apply",
             Outcome.DELETED: "deleted",
             Outcome.FAILED: "could not be deleted; the next run retries",
             Outcome.KEPT: "kept for now",
@@ -273,16 +283,22 @@ def plan(given: StoreArguments, stream: _Stream = "", prefix: _Prefix = "", json
     """List the actions of the next round, segment by segment, with the reason and what each waits for. Writes nothing.
 
     This command computes ages by this machine's clock; a round also uses the store's clock.
+
+    Examples:
+        offloader cleanup plan
+        offloader cleanup plan orders --config offloader.toml
     """
-    return run(given, stream, prefix, dry_run=True, json=json)
+    return run(given, stream, prefix, json=json)
 
 
 def run(
     given: StoreArguments,
     stream: _Stream = "",
     prefix: _Prefix = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Allow retiring more than half of a stream.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `cleanup plan`.")] = False,
+    allow_large: Annotated[
+        bool, typer.Option("--allow-large", help="Allow retiring more than half of a stream.")
+    ] = False,
+    apply: Apply = False,
     listing: Annotated[bool, typer.Option("--list", help="First list every segment, as `cleanup plan` does.")] = False,
     json: Json = False,
 ) -> int:
@@ -291,11 +307,16 @@ def run(
     Prints totals by action first; with --list or --json, every segment. The round deletes the objects of a segment only
     after the manifest has recorded the purge. The next round continues an interrupted one. Later rounds retry objects
     that could not be deleted, without a limit.
+
+    Examples:
+        offloader cleanup run
+        offloader cleanup run orders --apply
     """
     if stream and prefix:
         raise InvalidCall("--prefix and STREAM exclude each other", hint="leave out the stream's name")
     named = existing_streams(given.open(), stream) if stream else NamedStreams("")
-    opened, clock, settings_of = given.open(read_only=dry_run), SystemClock(), given.settings_of()
+    dry_run, clock, settings_of = not apply, SystemClock(), given.settings_of()
+    opened = given.open(read_only=dry_run)
     stop = global_hold(opened) if dry_run else None
     if stop is not None and not json:
         print(f"a hold by {stop.by} stops all deletion ({stop.reason}): this round deletes nothing")
@@ -306,24 +327,14 @@ def run(
         else:
             print_rows(_plan_sums(planned), _SUM_COLUMNS)
 
+    how: Any = {"allow_large": allow_large, "dry_run": dry_run, "on_plan": show}
+
     def one(name: str) -> None:
         if name:
             settings = settings_of(name)
-            reports: Iterable[CleanupReport] = [
-                cleanup_stream(
-                    *(opened, name), clock=clock, settings=settings, allow_large=yes, dry_run=dry_run, on_plan=show
-                )
-            ]
+            reports: Iterable[CleanupReport] = [cleanup_stream(opened, name, clock=clock, settings=settings, **how)]
         else:
-            reports = cleanup_all(
-                opened,
-                clock=clock,
-                settings_of=settings_of,
-                prefix=prefix,
-                allow_large=yes,
-                dry_run=dry_run,
-                on_plan=show,
-            )
+            reports = cleanup_all(opened, clock=clock, settings_of=settings_of, prefix=prefix, **how)
         _print_reports(opened, reports, as_json=json)
 
     return run_on_each(named.streams, one, as_json=json)
@@ -412,7 +423,7 @@ def _lines(report: CleanupReport, awaited: AwaitedApproval | None) -> Iterator[s
         done = "on hold, nothing done"
     elif report.dry_run:
         since = "" if awaited is None or awaited.since_ms is None else f", since {time_text(awaited.since_ms)}"
-        done = "nothing done" if awaited is None else f"more than half would be retired{since}: run it with --yes"
+        done = "nothing done" if awaited is None else f"more than half would be retired{since}: add --allow-large"
     else:
         done = (
             f"{counted(swept.retired, 'segment')} retired, {swept.released:,} released, {swept.purged:,} purged; "
@@ -440,6 +451,10 @@ def undo(
     The stream starts at its earlier position again. Purged segments can't be restored, nor can entries before them. A
     retention policy that truncated the stream will truncate it again: put a hold on the stream first. For a partitioned
     topic, the command restores each partition; --segment and --to need one partition.
+
+    Examples:
+        offloader cleanup undo orders --dry-run
+        offloader cleanup undo orders --to 7:0
     """
     try:
         uuids = [UUID(text) for text in segment or []]
@@ -470,25 +485,13 @@ def undo(
     return run_on_each(named.streams, one, as_json=json)
 
 
-#: Action -> its function, in the order of the help.
-ACTIONS: Mapping[str, Callable[..., Any]] = {
-    "plan": plan,
-    "run": run,
-    "undo": undo,
-    "orphans": orphans,
-    "hold": hold,
-    "audit": audit,
-}
-
-
 def delete_stream(
     stream: StreamOrTopic,
     given: StoreArguments,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     ignore_leases: Annotated[
         bool, typer.Option("--ignore-leases", help="Delete even if a reader holds a lease.")
     ] = False,
-    dry_run: DryRun = False,
+    apply: Apply = False,
     json: Json = False,
 ) -> None:
     """Delete a stream: its segments, unfinished uploads, records and manifest.
@@ -496,17 +499,19 @@ def delete_stream(
     There is no undo. Writers stop at their next record. A tombstone remains for orphan_age_min, so that stalled writers
     notice the deletion; afterwards, repeat this command or let `offloader cleanup run` finish it. The hot tier is not
     changed.
+
+    Examples:
+        offloader stream delete orders
+        offloader stream delete orders --apply
     """
     clock, streams = SystemClock(), [stream]
     settings, opened = given.prepared(stream)
     if read_entry(opened, stream) is None:
         streams = [each.stream for each in find_scope(opened, stream).partitions.values()]
     planned = [removal_of(opened, each, now_ms=clock.now_ms()) for each in streams]
-    if dry_run:
+    if not apply:
         _print_removed(planned, as_json=json)
         return
-    if not yes:
-        _ask(planned, opened)
     opened = given.open(read_only=False)
     record_partitions(opened, streams)
     done = [
@@ -516,20 +521,6 @@ def delete_stream(
     now_ms = time_for_deletion_ms(opened, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
     release_topics_of(opened, streams, clock=clock, now_ms=now_ms)
     _print_removed(done, as_json=json)
-
-
-def _ask(planned: Sequence[StreamRemoval], store: ObjectStore) -> None:
-    what = f"{planned[0].stream}" if len(planned) == 1 else f"{len(planned)} streams, {planned[0].stream} ..."
-    size_bytes = sum(each.object_bytes for each in planned)
-    if not sys.stdin.isatty():
-        raise InvalidCall(
-            f"deleting {what} ({bytes_text(size_bytes)}) from {store.url} can't be undone",
-            hint="check the list with --dry-run, then repeat with --yes",
-        )
-    if not typer.confirm(f"Delete {what}, {bytes_text(size_bytes)}, from {store.url} permanently?", err=True):
-        raise InvalidCall(
-            "deletion not confirmed, nothing was deleted", hint="give --yes to delete without the question"
-        )
 
 
 def _print_removed(found: Sequence[StreamRemoval], *, as_json: bool) -> None:

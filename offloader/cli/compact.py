@@ -1,4 +1,4 @@
-"""``offloader compact``: merge a stream's small neighbouring segments into larger ones.
+"""``offloader stream compact``: merge a stream's small neighbouring segments into larger ones.
 
 Reports only objects that are verified in the store.
 """
@@ -106,6 +106,10 @@ def run(
     repeat the command. Segments of another layout, with gaps or of truncated ledgers are not merged. Adopted segments
     that could otherwise be merged are listed, with exit code 2. The partitions of a topic are compacted one after the
     other.
+
+    Examples:
+        offloader stream compact orders --dry-run
+        offloader stream compact orders --beside-owner
     """
     stored = given.open()
     named = existing_streams(stored, stream)  # before the store is probed with a write

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -33,6 +32,10 @@ def explain(
     """Show the effective settings of a stream and where each value comes from.
 
     The layers are process, namespace and topic; the last layer that sets a value wins.
+
+    Examples:
+        offloader config explain --config offloader.toml
+        offloader config explain orders --config offloader.toml
     """
     found = read_settings_file(config) if config else SettingsFile()
     found.settings_of(topic)
@@ -50,6 +53,9 @@ def check(config: Config = "", json: Json = False) -> None:
     Rejects a file with unknown, ineffective or contradictory settings, or with names or addresses that `serve` rejects
     (exit code 2), and lists all of them. `offloader serve --check` also checks this machine's tokens, certificates and
     packages.
+
+    Examples:
+        offloader config check --config offloader.toml
     """
     if not config:
         raise InvalidCall("no settings file was given", hint="give --config FILE")
@@ -66,10 +72,9 @@ def sample(json: Json = False) -> None:
     """Print a sample settings file.
 
     It lists every setting with its default and its description.
+
+    Examples:
+        offloader config sample
     """
     text = sample_settings()
     print_result({"sample": text}, text.removesuffix("\n"), as_json=json)
-
-
-#: Action -> its function, in the order of the help.
-ACTIONS: Mapping[str, Callable[..., Any]] = {"explain": explain, "check": check, "sample": sample}

@@ -63,6 +63,10 @@ def run(
     Appends the events to durable local ledgers and meanwhile offloads them as segments to an object store (the local
     directory DIR/store, unless --store names another one). Then reads them back, compares them, scans them with Spark
     and draws a picture. If interrupted, repeat the command: it resumes where it stopped.
+
+    Examples:
+        offloader demo
+        offloader demo --input events.ndjson --time-field created --no-spark
     """
     request = DemoRequest(
         directory=directory,

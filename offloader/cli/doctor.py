@@ -66,6 +66,10 @@ def run(
     Checks that the store answers, allows every operation and keeps its guarantees; then clocks, disk, memory, brokers
     and streams with a backlog. Each finding names a remedy. The exit code is that of the first problem; warnings don't
     change it.
+
+    Examples:
+        offloader doctor --config offloader.toml
+        offloader doctor --store s3://bucket --read-only
     """
     file = given.file()
     failed: list[int] = []

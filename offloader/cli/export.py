@@ -1,4 +1,4 @@
-"""``offloader export STREAM...``: adds streams to an Iceberg table, once or continuously."""
+"""``offloader export iceberg STREAM...``: adds streams to an Iceberg table, once or continuously."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from offloader.cli.errors import run_on_each
 from offloader.cli.messages import SchemaArguments
 from offloader.cli.options import Json, StoreArguments, amount, name_argument, named_value, option
 from offloader.cli.output import counted, print_result
-from offloader.cli.spark import Content, ExportFormat
+from offloader.cli.spark import Content
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
 from offloader.manifest.names import named_streams
 from offloader.read.reader import load_stream
@@ -163,15 +163,12 @@ class UpkeepArguments:
 
 
 def run(
-    streams: Annotated[list[str], name_argument("The streams' names, or topics'.", metavar="STREAM...")],
+    streams: Annotated[list[str], name_argument("The streams' names, or topics'.", metavar="STREAM")],
     given: StoreArguments,
     place: TableArguments,
     wanted: RangeArguments,
     schemas: SchemaArguments,
     upkeep: UpkeepArguments,
-    written: Annotated[
-        ExportFormat, typer.Option("--format", help="Iceberg; Parquet needs Spark: `offloader spark export`.")
-    ] = "iceberg",
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep exporting newly offloaded entries until interrupted.")
     ] = False,
@@ -187,11 +184,11 @@ def run(
     after the last commit. Several exports may run concurrently. SIGTERM ends --follow after the current range. With
     --subscriber, retention keeps entries that the table does not have yet. Without --follow, a failure in one stream
     does not stop the others.
+
+    Examples:
+        offloader export iceberg orders --table lake.orders --catalog sqlite:///catalog.db --warehouse file:///data
+        offloader export iceberg orders --table lake.orders --catalog https://catalog.example.com --follow
     """
-    if written != "iceberg":
-        raise InvalidCall(
-            "--format parquet needs Spark", hint=f"offloader spark export {' '.join(streams)} --dest FOLDER"
-        )
     if every is not None and not following:
         raise InvalidCall("--every requires --follow", hint="add --follow, or leave --every out")
     if wanted.subscriber:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -37,7 +37,12 @@ def list_groups(
     group: Annotated[str, argument("Only this group.", metavar="GROUP", shown="all")] = "",
     json: Json = False,
 ) -> int:
-    """List reader groups with their streams, readers, checkpoints and unpublished cuts."""
+    """List reader groups with their streams, readers, checkpoints and unpublished cuts.
+
+    Examples:
+        offloader group list
+        offloader group list --json
+    """
     groups = open_reader_groups(given.open())
     return print_each(
         [group] if group else groups.names(),
@@ -66,6 +71,9 @@ def set_group(
     """Create a reader group, or change its streams, type or checkpoint interval.
 
     A group of another type than none subscribes to each of its streams under the group's name.
+
+    Examples:
+        offloader group set billing orders invoices
     """
     absent_group(group)  # checks the names before the store is probed with a write
     for each in stream:
@@ -100,6 +108,10 @@ def join(
     A printed entry counts as consumed. An interrupted reader leaves the group, and the other readers continue where it
     stopped. A killed reader loses its partitions after 30 seconds; other readers repeat the entries since its last
     checkpoint. With --json, one object per entry: stream, position, publish_time, and payload (text) or payload_base64.
+
+    Examples:
+        offloader group join billing reader-1
+        offloader group join billing reader-2 --stream orders --type automatic
     """
     if raw and json:
         raise InvalidCall("--raw and --json exclude each other", hint="leave one of them out")
@@ -200,7 +212,11 @@ def start_checkpoint(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Start a checkpoint. It completes when every reader has passed it; see `group list`."""
+    """Start a checkpoint. It completes when every reader has passed it; see `group list`.
+
+    Examples:
+        offloader group checkpoint billing nightly
+    """
     outcome = open_reader_groups(given.open(read_only=False)).initiate_checkpoint(group, checkpoint, keep=keep)
     _print_group(outcome, json, f"checkpoint {checkpoint} of {group} waits for {len(outcome.group.readers)} readers")
 
@@ -211,13 +227,21 @@ def publish_checkpoint(
     given: StoreArguments,
     json: Json = False,
 ) -> None:
-    """Publish a checkpoint of a manual group: retention may delete the entries before it."""
+    """Publish a checkpoint of a manual group: retention may delete the entries before it.
+
+    Examples:
+        offloader group publish billing nightly
+    """
     outcome = open_reader_groups(given.open(read_only=False)).update_truncation_checkpoint(group, checkpoint)
     _print_group(outcome, json, f"{group} consumed all entries before checkpoint {checkpoint}")
 
 
 def remove_group(group: Group, given: StoreArguments, json: Json = False) -> None:
-    """Remove a reader group: its readers stop, and its subscriptions end."""
+    """Remove a reader group: its readers stop, and its subscriptions end.
+
+    Examples:
+        offloader group remove billing
+    """
     _print_group(open_reader_groups(given.open(read_only=False)).delete(group), json, f"removed group {group}")
 
 
@@ -246,14 +270,3 @@ def _print_group(outcome: GroupOutcome, as_json: bool, words: str) -> None:
     print_result({**group_facts(outcome.group), "refused": refused}, lines, as_json=as_json)
     for _, error in outcome.failed:
         raise error
-
-
-#: Action -> its function, in the order of the help.
-ACTIONS: Mapping[str, Callable[..., Any]] = {
-    "list": list_groups,
-    "set": set_group,
-    "join": join,
-    "checkpoint": start_checkpoint,
-    "publish": publish_checkpoint,
-    "remove": remove_group,
-}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from formats.entries import Position
-from offloader.cli.options import StoreArguments, option
+from offloader.cli.options import COMMON, StoreArguments, option
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.database import database_path
@@ -28,6 +28,7 @@ class LedgerArguments(StoreArguments):
             "Ledger database: sqlite:///relative.db or sqlite:////absolute.db.",
             envvar="OFFLOADER_LEDGERS",
             metavar="URL",
+            rich_help_panel=COMMON,
         ),
     ] = ""
 

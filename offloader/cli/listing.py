@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from offloader.cli.errors import failure_of
-from offloader.cli.options import Json, StoreArguments, argument
+from offloader.cli.options import Json, StoreArguments, name_argument, option
 from offloader.cli.output import AMOUNTS, ENDS, Column, print_rows
-from offloader.errors import OffloaderError
+from offloader.errors import InvalidCall, OffloaderError
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.load import load_manifest
 from offloader.manifest.unlisted import unlisted_streams
@@ -23,20 +24,67 @@ _STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", ri
 
 def list_stored(
     given: StoreArguments,
-    prefix: Annotated[str, argument("Only streams whose names begin with PREFIX.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of streams; 0 = all.")] = 0,
+    stream: Annotated[
+        str, name_argument("List the segments of this stream or topic: persistent://tenant/namespace/topic.")
+    ] = "",
+    prefix: Annotated[str, option("--prefix", "Only streams whose names begin with PREFIX.", metavar="PREFIX")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of rows; 0 = all.")] = 0,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="With STREAM: also list segments that failed, with the reason; reads all records of the manifest.",
+        ),
+    ] = False,
+    plot: Annotated[
+        str,
+        typer.Option(
+            "--plot", metavar="FILE", help="With STREAM: draw ledgers, segments and time to FILE.svg or FILE.png."
+        ),
+    ] = "",
     json: Json = False,
 ) -> int:
-    """List the streams of a store with their offloaded entries.
+    """List the streams of a store with their offloaded entries, or the segments of STREAM.
 
-    The row of a damaged stream, or of one with objects but without a catalogue entry, shows the error; the exit code is
-    then not 0.
+    Without STREAM, the row of a damaged stream, or of one with objects but without a catalogue entry, shows the error;
+    the exit code is then not 0. With STREAM, segments are listed in order, with positions, ledgers, sizes and times;
+    --json also prints their objects.
+
+    Examples:
+        offloader ls --store s3://bucket
+        offloader ls --prefix public/default/ --json
+        offloader ls persistent://public/default/orders --all
+        offloader ls orders --plot segments.svg
     """
+    if stream:
+        _list_segments(given, stream, prefix, limit, everything=everything, plot=plot, as_json=json)
+        return 0
+    if everything or plot:
+        raise InvalidCall("--all and --plot need the name of a stream", hint="`offloader ls STREAM`")
     opened = given.open()
     codes: list[int] = []
     rows = islice(_stream_rows(opened, prefix, codes), limit or None)
     print_rows(rows, _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
     return max(codes, default=0)
+
+
+def _list_segments(
+    given: StoreArguments, stream: str, prefix: str, limit: int, *, everything: bool, plot: str, as_json: bool
+) -> None:
+    from offloader.cli.segments import plot_segments, print_segments  # the list of streams needs neither
+
+    if prefix:
+        raise InvalidCall("--prefix selects streams, and STREAM names one", hint="leave one of them out")
+    if plot and (limit or everything):
+        raise InvalidCall(
+            "--plot draws all segments of the manifest; --limit and --all apply to the list only",
+            hint="leave out --plot, or leave out --limit and --all",
+        )
+    opened = given.open()
+    if plot:
+        plot_segments(opened, stream, Path(plot), as_json=as_json)
+    else:
+        print_segments(opened, stream, limit, everything=everything, as_json=as_json)
 
 
 def _stream_rows(store: ObjectStore, prefix: str, codes: list[int]) -> Iterator[Mapping[str, object]]:

@@ -3,9 +3,8 @@
 ``offloader --help`` imports no command, and so neither Arrow nor an SDK.
 
 A command is a function whose parameters are typer's options, or dataclasses of them (``offloader.cli.options``). It
-returns ``None`` or an exit code and raises ``offloader.errors``. A command with several actions, each with its own
-options, is a mapping instead: action -> such a function. This module handles ``--debug`` and ``--wide``, which every
-command has.
+returns ``None`` or an exit code and raises ``offloader.errors``. ``offloader.cli.tree`` names the function of each
+command. This module handles ``--debug`` and ``--wide``, which every command has, and options in front of the command.
 """
 
 from __future__ import annotations
@@ -26,69 +25,14 @@ from typer.main import get_command
 import offloader
 from offloader.cli import all_columns
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
+from offloader.cli.help import Group, Leaf, with_examples
+from offloader.cli.tree import TREE, Tree
 from offloader.errors import InvalidCall
 from offloader.runtime import system as own_process
 
-#: Command -> its line in ``offloader --help``, in the order of the help.
-VERBS = {
-    "demo": "Offload and read back real data once.",
-    "ls": "List the streams of a store.",
-    "offload": "Offload a stream's ledgers to the object store.",
-    "pause": "Stop offloading a stream until it is resumed.",
-    "resume": "Resume offloading a paused stream.",
-    "segments": "List a stream's segments.",
-    "adopt": "Import ledgers that Pulsar offloaded, in place.",
-    "manifest": "Show, rebuild or checkpoint a stream's manifest.",
-    "read": "Print a stream's entries.",
-    "replay": "Send a stream's messages to a Pulsar topic.",
-    "export": "Add streams to an Iceberg table.",
-    "verify": "Check a stream's objects against its manifest.",
-    "inspect": "Show one object, header by header.",
-    "accept-source": "Switch a stream to a different ledger database.",
-    "accept-loss": "Accept the loss of entries missing in the ledger database.",
-    "truncate": "Move a stream's start position forward.",
-    "retention": "Plan, run and explain retention.",
-    "subscribers": "List, add, acknowledge and remove subscribers of a stream.",
-    "group": "Read streams with reader groups.",
-    "cleanup": "Delete unreferenced segments and objects.",
-    "delete-stream": "Delete whole streams.",
-    "rollback": "Rewrite ledgers for readers that only support V1.",
-    "compact": "Merge a stream's small segments into larger ones.",
-    "config": "Explain, check or convert settings.",
-    "status": "Show mode, lag and errors of the streams.",
-    "doctor": "Check configuration, connectivity and stalled streams.",
-    "serve": "Offload streams continuously as a service.",
-    "spark": "Run jobs over many streams with Spark.",
-}
-
-#: Command -> its module, and its function or its actions there. Default: the function ``run`` of the module of the same
-#: name.
-_PLACES = {
-    "accept-loss": ("offload", "accept_loss"),
-    "accept-source": ("offload", "accept_source"),
-    "adopt": ("pulsar", "adopt_ledgers"),
-    "cleanup": ("cleanup", "ACTIONS"),
-    "config": ("config", "ACTIONS"),
-    "delete-stream": ("cleanup", "delete_stream"),
-    "group": ("group", "ACTIONS"),
-    "inspect": ("reading", "inspect"),
-    "ls": ("listing", "list_stored"),
-    "manifest": ("manifest", "ACTIONS"),
-    "offload": ("offload", "offload"),
-    "pause": ("offload", "pause"),
-    "read": ("reading", "read"),
-    "replay": ("pulsar", "replay"),
-    "resume": ("offload", "resume"),
-    "retention": ("retention", "RETENTION"),
-    "rollback": ("rollback", "ACTIONS"),
-    "segments": ("reading", "segments"),
-    "subscribers": ("retention", "SUBSCRIBERS"),
-    "truncate": ("retention", "truncate"),
-    "verify": ("reading", "verify"),
-}
 #: Commands whose own process has no memory budget for entries: they read from the store, or Spark's workers do, which
 #: inherit the allocator's settings.
-_WITHOUT_BUDGET = frozenset({"export", "inspect", "read", "spark", "verify"})
+_WITHOUT_BUDGET = frozenset({"export iceberg", "inspect", "read", "spark", "verify"})
 _DEBUG = "--debug"
 _WIDE = "--wide"
 #: Narrowest help.
@@ -98,7 +42,7 @@ _WIDTH_MIN = 50
 def main(
     arguments: Sequence[str] | None = None,
     *,
-    verbs: Mapping[str, str] = VERBS,
+    tree: Tree = TREE,
     package: str = "offloader.cli",
     on_loaded: Callable[[], object] = lambda: None,
 ) -> int:
@@ -106,7 +50,7 @@ def main(
 
     Args:
         arguments: the arguments after the program's name; default: ``sys.argv``.
-        verbs: command -> its line in the help.
+        tree: the commands.
         package: of the commands' modules.
         on_loaded: called after the import of the command's modules.
 
@@ -117,22 +61,23 @@ def main(
     options = given[: given.index("--")] if "--" in given else given
     words = [word for word in options if word not in (_DEBUG, _WIDE)] + given[len(options) :]
     all_columns.set(_WIDE in options)
-    verb = next((word for word in words if not word.startswith("-")), "")
-    own_process.set_up(has_budget=verb not in _WITHOUT_BUDGET)
-    if verb == "serve":  # runs for weeks
+    words = _command_first(words, {name: command.actions for each in tree.values() for name, command in each.items()})
+    name, action = [*words, "", ""][:2]
+    own_process.set_up(has_budget=_WITHOUT_BUDGET.isdisjoint((name, f"{name} {action}")))
+    if name == "serve":  # runs for weeks
         own_process.keep_heap_small()
     try:
         if switch := next((word for word in options if word.startswith((f"{_DEBUG}=", f"{_WIDE}="))), ""):
-            name = switch.partition("=")[0]
-            raise InvalidCall(f"option {name!r} does not take a value", hint=f"give {name} without a value")
-        command: Any = get_command(_app(verb, verbs, package))
-        _keep_plain_values(command)
-        actions = getattr(command.commands.get(verb), "commands", ())
-        arguments = _action_first(words, verb, actions) or ["--help"]
+            flag = switch.partition("=")[0]
+            raise InvalidCall(f"option {flag!r} does not take a value", hint=f"give {flag} without a value")
+        command = program(name, action, tree, package)
         on_loaded()
         width = shutil.get_terminal_size().columns  # click's own limit is 80
         result = command.main(
-            args=arguments, prog_name="offloader", standalone_mode=False, max_content_width=max(width, _WIDTH_MIN)
+            args=words or ["--help"],
+            prog_name="offloader",
+            standalone_mode=False,
+            max_content_width=max(width, _WIDTH_MIN),
         )
         if result == EXIT_INTERRUPTED:  # typer's result
             raise KeyboardInterrupt
@@ -142,39 +87,66 @@ def main(
     return _flushed(code)
 
 
-def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
-    """All commands by name and help; the called one with its function."""
+def program(name: str = "", action: str = "", tree: Tree = TREE, package: str = "offloader.cli") -> Any:
+    """All commands by name and help, as click's group; only the called one, or all actions of the called group, run.
+
+    Args:
+        name: the called command; empty: none.
+        action: its called action; empty or unknown: none.
+        tree: the commands.
+        package: of the commands' modules.
+    """
     app = typer.Typer(
         help="Streaming tiered storage for log brokers: move entries to an object store and read them back.",
         epilog="Every command takes --wide, which shows all columns of a table, and --debug, which shows the "
         "traceback of an error.",
+        cls=Group,
         rich_markup_mode="rich" if sys.stdout.isatty() else None,
         pretty_exceptions_enable=False,
-        add_completion=False,
     )
     app.callback()(_top)
-    for name, text in verbs.items():
-        if name == verb:
-            module, attribute = place_of(name)
-            found = getattr(importlib.import_module(f"{package}.{module}"), attribute)
-            if isinstance(found, Mapping):
-                actions = typer.Typer(help=text, no_args_is_help=True)
-                for action, run in found.items():
-                    actions.command(action)(_command(run))
-                app.add_typer(actions, name=name)
+    for panel, commands in tree.items():
+        for each, command in commands.items():
+            how: Any = {"name": each, "help": command.help, "rich_help_panel": panel}
+            if each != name:
+                app.command(**how)(_not_loaded)
+            elif command.place:
+                del how["help"]
+                app.command(cls=Leaf, **how)(_command(_loaded(package, command.place)))
             else:
-                app.command(name)(_command(found))
-        else:
-            app.command(name, help=text)(_not_loaded)
-    return app
+                actions = typer.Typer(no_args_is_help=True, cls=Group)
+                wanted = {action} & set(command.actions) or set(command.actions)
+                for one, place in command.actions.items():
+                    run = _command(_loaded(package, place)) if one in wanted else _not_loaded
+                    actions.command(one, cls=Leaf)(run)
+                app.add_typer(actions, **how)
+    made = get_command(app)
+    _prepare(made)
+    return made
 
 
-def _keep_plain_values(command: Any) -> None:
-    """Bypasses typer's conversion where possible: it loads pydantic, a quarter of the time of a listing."""
+def _loaded(package: str, place: str) -> Callable[..., Any]:
+    module, _, function = place.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{module}"), function)
+    return found
+
+
+def _prepare(command: Any) -> None:
+    """Names values in the help, and bypasses typer's conversion: it loads pydantic, a quarter of a listing's time."""
     for each in getattr(command, "commands", {}).values():
-        _keep_plain_values(each)
+        _prepare(each)
     for parameter in (*command.params, command.get_help_option(typer.Context(command))):
         parameter.process_value = partial(_value_of, parameter, parameter.process_value)
+        if parameter.metavar is None and not getattr(parameter, "is_flag", False):
+            parameter.metavar = _metavar(parameter)
+
+
+def _metavar(parameter: Any) -> str | None:
+    """The name of a value in a help: ``STREAM``, ``N``; None: its choices."""
+    if parameter.type_descriptor.choices:
+        return None
+    is_number = parameter.type_descriptor.annotation in (int, float)
+    return "N" if is_number else str(parameter.name).upper().removesuffix("S" if parameter.nargs == -1 else "")
 
 
 def _value_of(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
@@ -197,18 +169,22 @@ def _value_of(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, 
     return value if parameter.callback is None else parameter.callback(context, parameter, value)
 
 
-def _action_first(words: list[str], verb: str, actions: Collection[str]) -> list[str]:
-    """``words`` with the action moved directly after the command: the user may put options before it."""
-    start = words.index(verb) + 1 if actions else len(words)
-    if not words[start : start + 1] or not words[start].startswith("-"):
+def _command_first(words: list[str], commands: Mapping[str, Collection[str]]) -> list[str]:
+    """``words`` with the command and its action in front: the user may put options before each of them."""
+    name = _first_of(words, commands)
+    if name is None:
         return words
-    found = next((number for number in range(start, len(words)) if words[number] in actions), start)
-    return [*words[:start], words[found], *words[start:found], *words[found + 1 :]]
+    rest = [*words[:name], *words[name + 1 :]]
+    action = _first_of(rest, commands[words[name]])
+    moved = [] if action is None else [rest.pop(action)]
+    return [words[name], *moved, *rest]
 
 
-def place_of(verb: str) -> tuple[str, str]:
-    """The module of a command, and the name of its function or its actions there."""
-    return _PLACES.get(verb, (verb, "run"))
+def _first_of(words: list[str], names: Collection[str]) -> int | None:
+    """Number of the first word that is one of ``names``; None if another word is in its place, or none."""
+    if not words or not words[0].startswith("-"):
+        return 0 if words and words[0] in names else None
+    return next((number for number, word in enumerate(words) if word in names), None)
 
 
 def _print_version(given: bool) -> None:
@@ -250,15 +226,27 @@ def _command(run: Callable[..., Any]) -> Callable[..., Any]:
             given[name] = group(**{option: given.pop(option) for option in inspect.signature(group).parameters})
         # typer turns a broken pipe into exit code 1 after the command; shells expect 141
         try:
-            return run(**given)
+            return run(**given) if given.get("apply", True) else _planned(run, given)
         except BrokenPipeError as cause:
             raise typer.Exit(EXIT_BROKEN_PIPE) from cause
 
-    command.__doc__ = run.__doc__
+    command.__doc__ = with_examples(run.__doc__ or "")
     # Keyword-only, so that order doesn't matter: options may precede a stream's name, which has no default.
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
+
+
+def _planned(run: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Prints the plan of a command that deletes; carries it out if a person at a terminal agrees."""
+    code = run(**given)
+    if code or given["json"]:
+        return code
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        print("nothing was changed; repeat the command with --apply to carry out this plan", file=sys.stderr)
+    elif typer.confirm("Carry out this plan?", err=True):
+        return run(**{**given, "apply": True})
+    return code
 
 
 def _flushed(code: int) -> int:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ import typer
 from formats.metadata.messages import OffloadContext
 from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import LedgerArguments, opening_sources
-from offloader.cli.options import Json, StoreArguments, Stream, StreamOrTopic, option, position_of
+from offloader.cli.options import Apply, Json, StoreArguments, Stream, StreamOrTopic, option, position_of
 from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows, yes_or_no
 from offloader.cli.retention import opening_lists
 from offloader.coverage import Range, unheld
@@ -49,7 +49,12 @@ def show(
     ] = 0,
     json: Json = False,
 ) -> int:
-    """Show a summary of a stream's manifest, or of the manifest of each partition of a topic."""
+    """Show a summary of a stream's manifest, or of the manifest of each partition of a topic.
+
+    Examples:
+        offloader manifest show orders
+        offloader manifest show orders --records 5
+    """
     opened = given.open()
     named = named_streams(opened, stream)
     one = partial(_show, opened, records=records, of_partition=bool(named.partitions), as_json=json)
@@ -76,6 +81,9 @@ def context(
 
     The ledger database, or a broker with the plugin, knows whether the hot copy is deleted. Without either, a copy
     counts as deleted once the manifest has released it.
+
+    Examples:
+        offloader manifest context orders 7
     """
     if proto is not None and sys.stdout.isatty():
         raise InvalidCall(
@@ -97,7 +105,7 @@ def context(
     if found.uuid is None:
         raise NotFound(
             f"stream {stream}: no segment has entries of ledger {ledger}",
-            hint="`offloader segments` lists the segments",
+            hint="`offloader ls` lists the segments",
         )
     if proto is not None:
         sys.stdout.buffer.write(found.encode(proposed=proto == "pip-76"))
@@ -142,6 +150,9 @@ def rebuild(
     entries are listed, recorded as gaps and end with exit code 6, unless you accept them by position. Name the stream's
     ledger database if it has one: the database knows the ends of ledgers, and entries in it aren't missing. For a
     partitioned topic, rebuild each partition by its own name.
+
+    Examples:
+        offloader manifest rebuild orders --head first --dry-run
     """
     if not head:
         raise InvalidCall(
@@ -175,7 +186,11 @@ def rebuild(
 
 
 def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
-    """Write a checkpoint of a stream's manifest now, or of each partition's manifest."""
+    """Write a checkpoint of a stream's manifest now, or of each partition's manifest.
+
+    Examples:
+        offloader manifest checkpoint orders
+    """
     named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)
 
@@ -191,16 +206,20 @@ def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = Fal
     return run_on_each(named.streams, one, as_json=json)
 
 
-def expire(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
+def expire(stream: StreamOrTopic, given: StoreArguments, apply: Apply = False, json: Json = False) -> int:
     """Delete records and checkpoints that a stream's manifest no longer needs.
 
     Deletes records, checkpoints and runs that are covered by a checkpoint older than orphan_age_min, and the remains of
     the stream's dead incarnations. Never deletes objects of segments. For a partitioned topic, the command handles each
     partition.
+
+    Examples:
+        offloader manifest expire orders
+        offloader manifest expire orders --apply
     """
     named = existing_streams(given.open(), stream)  # before the store is probed with a write
-    settings, opened = given.prepared(read_only=dry_run)
-    one = partial(_expire, opened, settings=settings.manifest, dry_run=dry_run, as_json=json)
+    settings, opened = given.prepared(read_only=not apply)
+    one = partial(_expire, opened, settings=settings.manifest, dry_run=not apply, as_json=json)
     return run_on_each(named.streams, one, as_json=json)
 
 
@@ -465,13 +484,3 @@ def _found_rows(done: Rebuild) -> Iterator[Mapping[str, object]]:
         yield {"what": "not usable", "segment": key, "why": why}
     for key in done.unknown:
         yield {"what": "unknown", "segment": key, "why": "not an object name of this project"}
-
-
-#: Action -> its function, in the order of the help.
-ACTIONS: Mapping[str, Callable[..., Any]] = {
-    "show": show,
-    "context": context,
-    "rebuild": rebuild,
-    "checkpoint": checkpoint,
-    "expire": expire,
-}

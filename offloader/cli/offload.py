@@ -1,4 +1,4 @@
-"""Commands about offloading a stream: offload, pause, resume, accept-source, accept-loss.
+"""Commands about offloading a stream: ``stream offload``, ``pause``, ``resume``, ``set-source``, ``accept-loss``.
 
 They report only objects that are verified in the store, and a pause only after its record is durable.
 """
@@ -133,6 +133,10 @@ def offload(
     file sets the method, else the manifest does. If interrupted, repeat the command: it resumes where it stopped. The
     partitions of a topic are offloaded one after the other; --to needs one partition. If the database lacks
     acknowledged entries, the command offloads the entries before them and ends with exit code 6.
+
+    Examples:
+        offloader stream offload orders
+        offloader stream offload orders --ledgers sqlite:///ledgers.db --dry-run
     """
     last = position_of(until, option="--to") if until else None
     in_database = _in_database(given)
@@ -339,6 +343,9 @@ def pause(
 
     A segment in progress completes; later entries remain in the hot tier. A running writer notices the pause with its
     next record. Appends, reads and retention continue.
+
+    Examples:
+        offloader stream pause orders --reason 'the bucket is moved'
     """
     change = partial(BackfillService.pause, reason=reason)
     return _change(stream, given, change, "paused", "was already paused", as_json=json)
@@ -349,6 +356,9 @@ def resume(stream: StreamOrTopic, given: StoreArguments, json: Json = False) -> 
 
     A running writer with a backlog checks at least once a minute; a writer in the process that resumes the stream
     continues immediately.
+
+    Examples:
+        offloader stream resume orders
     """
     return _change(stream, given, BackfillService.resume, "resumed", "wasn't paused", as_json=json)
 
@@ -383,7 +393,7 @@ def _change(
 _ACCEPTED = "this command needs one stream"
 
 
-def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
+def set_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
     """Switch a stream to a different ledger database, even if it does not match the store.
 
     Use it for a database that was lost, restored from an older backup, or replaced; or for a store that lacks the
@@ -391,6 +401,10 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     progress are kept, entries known to be missing become a gap, and ledgers of the database that contradict the
     manifest are set aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo.
     For a partitioned topic, accept each partition by its own name.
+
+    Examples:
+        offloader stream set-source orders --ledgers sqlite:///new.db --dry-run
+        offloader stream set-source orders --ledgers sqlite:///new.db
     """
     stored = given.open()
     named_streams(stored, stream).require_one(_ACCEPTED)
@@ -427,6 +441,9 @@ def accept_loss(
     independent of on_gap. The command takes a segment in progress from its writer and keeps it if it is complete. If
     you have a copy of the database with these entries, restore it instead. Stop the process that appends first. There
     is no undo. For a partitioned topic, accept each partition by its own name.
+
+    Examples:
+        offloader stream accept-loss orders --ledgers sqlite:///ledgers.db --dry-run
     """
     given.require_ledgers()
     settings, opened = given.prepared(stream, read_only=dry_run)

@@ -30,6 +30,10 @@ from offloader.times import TIME_FORMS, time_ms_of
 ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 
 
+#: Panel of options that most commands have, the last one of a help.
+COMMON = "Common options"
+
+
 def option(name: str, text: str, *, shown: str | bool = False, **more: Any) -> Any:
     """An option with the help ``text``; ``shown``: the default as shown in the help, False: none."""
     return typer.Option(name, help=text, show_default=shown, **more)
@@ -98,13 +102,20 @@ StreamOrTopic = Annotated[
     str,
     name_argument("The stream's name, or a topic's, partitioned or not: persistent://tenant/namespace/topic."),
 ]
-Config = Annotated[str, option("--config", "The settings file (TOML).", envvar="OFFLOADER_CONFIG", metavar="FILE")]
+Config = Annotated[
+    str,
+    option("--config", "The settings file (TOML).", envvar="OFFLOADER_CONFIG", metavar="FILE", rich_help_panel=COMMON),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the planned changes; change nothing.")]
+Apply = Annotated[
+    bool,
+    typer.Option("--apply", help="Carry out the plan. Without this option, the command only prints the plan."),
+]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take ownership even if another writer appears active.")]
 ShowProgress = Annotated[
     bool, typer.Option("--progress", help="Report each segment on standard error, also without a terminal.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.", rich_help_panel=COMMON)]
 
 
 #: Hint where a store is missing.
@@ -152,18 +163,26 @@ class PlaceArguments:
         option(
             "--store",
             "The object store: file:///folder, s3://bucket/root, gs://bucket/root, az://container/root, "
-            "catalogue:///folder (see adopt).",
+            "catalogue:///folder (see import).",
             envvar="OFFLOADER_STORE",
             metavar="URL",
+            rich_help_panel=COMMON,
         ),
     ] = ""
     endpoint_url: Annotated[
         str,
         option(
-            "--endpoint-url", "URL of the S3 API, if it is not AWS.", envvar="OFFLOADER_ENDPOINT_URL", metavar="URL"
+            "--endpoint-url",
+            "URL of the S3 API, if it is not AWS.",
+            envvar="OFFLOADER_ENDPOINT_URL",
+            metavar="URL",
+            rich_help_panel=COMMON,
         ),
     ] = ""
-    region: Annotated[str, option("--region", "The store's region.", envvar="OFFLOADER_REGION", metavar="NAME")] = ""
+    region: Annotated[
+        str,
+        option("--region", "The store's region.", envvar="OFFLOADER_REGION", metavar="NAME", rich_help_panel=COMMON),
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,9 +275,7 @@ def position_of(text: str, *, option: str) -> Position:
     try:
         return Position.parse(text)
     except ValueError as cause:
-        raise InvalidCall(
-            f"{option}: {cause}", hint="`offloader segments STREAM` lists the stream's positions"
-        ) from cause
+        raise InvalidCall(f"{option}: {cause}", hint="`offloader ls STREAM` lists the stream's positions") from cause
 
 
 def named_value(text: str, *, option: str, hint: str) -> tuple[str, str]:
@@ -297,6 +314,7 @@ def partition_position_of(text: str, *, option: str, hint: str) -> tuple[int | N
 
 
 From = Annotated[str, option("--from", "First entry.", metavar="LEDGER:ENTRY", shown="the stream's first")]
+To = Annotated[str, option("--to", "Last entry, inclusive.", metavar="LEDGER:ENTRY", shown="the stream's last")]
 Since = Annotated[
     str,
     option(

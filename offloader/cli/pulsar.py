@@ -1,8 +1,8 @@
-"""Commands that import from Pulsar (adopt) and export to Pulsar (replay).
+"""Commands that import from Pulsar (``import``) and export to Pulsar (``export pulsar``).
 
-adopt imports ledgers that Pulsar offloaded, in place: it takes no token on the command line, and with ``--read-only``
-or ``--dry-run`` writes nothing to the objects' store. replay sends a stream's messages to a topic, and sends nothing
-before all sources and targets are resolved.
+``import`` takes over ledgers that Pulsar offloaded, in place: it takes no token on the command line, and with
+``--read-only`` or ``--dry-run`` writes nothing to the objects' store. ``export pulsar`` sends a stream's messages to a
+topic, and sends nothing before all sources and targets are resolved.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from offloader.cli.options import (
     Since,
     StoreArguments,
     StreamOrTopic,
+    To,
     Until,
     amount,
     name_argument,
@@ -101,7 +102,7 @@ InternalStats = Annotated[
 ]
 
 
-def adopt_ledgers(
+def import_ledgers(
     given: StoreArguments,
     streams: Annotated[
         list[str] | None, name_argument("Only these streams; * and ? are wildcards.", shown="all")
@@ -126,10 +127,10 @@ def adopt_ledgers(
         typer.Option("--take-ownership", help="Let retention delete the objects. Pulsar must not delete them."),
     ] = False,
     release_them: Annotated[
-        bool, typer.Option("--release", help="Undo the import: remove adopted segments from the manifests.")
+        bool, typer.Option("--undo", help="Undo the import: remove adopted segments from the manifests.")
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read all entries, not only indexes and last entries.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the planned records; write nothing.")] = False,
+    dry_run: DryRun = False,
     parallel: Annotated[
         int, typer.Option("--parallel", min=1, max=256, help="Number of objects to check in parallel.")
     ] = REQUESTS_IN_FLIGHT,
@@ -138,13 +139,15 @@ def adopt_ledgers(
     """Import ledgers that Pulsar offloaded, in place: each topic becomes a stream that you can read like any other.
 
     The command neither moves nor changes objects. Run it again to add new ledgers.
+
+    Examples:
+        offloader import --store s3://pulsar-bucket --dry-run
     """
-    if read_only and take_ownership:
-        raise InvalidCall("--read-only and --take-ownership exclude each other", hint="leave one of them out")
-    if release_them and take_ownership:
-        raise InvalidCall("--release and --take-ownership exclude each other", hint="leave one of them out")
+    if take_ownership and (read_only or release_them):
+        other = "--read-only" if read_only else "--undo"
+        raise InvalidCall(f"{other} and --take-ownership exclude each other", hint="leave one of them out")
     if namespaces and not admin_url:
-        raise InvalidCall("--namespace requires --admin-url", hint="give --admin-url URL, or name the streams to adopt")
+        raise InvalidCall("--namespace requires --admin-url", hint="give --admin-url URL, or name the streams")
     if release_them:
         return _release(streams, _opened(given, read_only, dry_run=dry_run), dry_run=dry_run, as_json=json)
     topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
@@ -189,7 +192,7 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
 
 def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:
     if not streams:
-        raise InvalidCall("missing STREAM: --release needs the streams to release", hint="name the streams")
+        raise InvalidCall("missing STREAM: --undo needs the streams to release", hint="name the streams")
     verb = "would release" if dry_run else "released"
 
     def one(stream: str) -> None:
@@ -334,6 +337,9 @@ _ServiceUrl = Annotated[
         metavar="URL",
     ),
 ]
+_Rate = Annotated[
+    float, option("--rate", "Maximum messages per second (0: unlimited).", metavar="MESSAGES", min=0, shown=True)
+]
 
 
 def replay(
@@ -344,14 +350,10 @@ def replay(
     token_file: Annotated[str, option("--token-file", "File with the token.", metavar="FILE")] = "",
     ca_file: Annotated[str, option("--ca-file", "Certificate authorities for pulsar+ssl.", metavar="FILE")] = "",
     start: From = "",
-    end: Annotated[
-        str, option("--to", "Last entry, inclusive.", metavar="LEDGER:ENTRY", shown="the stream's last")
-    ] = "",
+    end: To = "",
     since: Since = "",
     until: Until = "",
-    rate: Annotated[
-        float, option("--rate", "Maximum messages per second (0: unlimited).", metavar="MESSAGES", min=0, shown=True)
-    ] = 0,
+    rate: _Rate = 0,
     mbytes_rate: Annotated[
         float, amount("--rate-mbytes", "Maximum rate per second (0: unlimited).", "megabytes", shown=True)
     ] = 0,
@@ -381,6 +383,9 @@ def replay(
     If interrupted, repeat the command: it resumes where it stopped. Messages arrive once if the target's broker
     deduplicates; otherwise at most one entry may arrive twice, and the output reports it. A relative --since is
     resolved at the first run and kept with the progress: repeated commands start at that time until the replay ends.
+
+    Examples:
+        offloader export pulsar orders --dest persistent://public/default/orders-again --since -1h
     """
     asked = AskedRange.of(start, end, since, until)
     settings, opened = given.prepared(stream)

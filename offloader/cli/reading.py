@@ -1,4 +1,4 @@
-"""Commands that show stored data: segments, read, verify, inspect. They change nothing.
+"""Commands that show stored data: read, verify, inspect. They change nothing.
 
 Entries and objects are shown with control characters escaped, so that their bytes can't control a terminal.
 """
@@ -13,9 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from heapq import merge
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
@@ -32,16 +30,13 @@ from offloader.cli.options import (
     Since,
     StoreArguments,
     StreamOrTopic,
+    To,
     Until,
     amount,
     argument,
     name_argument,
-    option,
 )
 from offloader.cli.output import (
-    AMOUNTS,
-    ENDS,
-    Column,
     TransientLine,
     base64_text,
     bytes_text,
@@ -49,11 +44,10 @@ from offloader.cli.output import (
     duration_text,
     json_line,
     print_result,
-    print_rows,
     utf8_text,
 )
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError, OutcomeUnknown
-from offloader.inspect.inspect import Inspection, inspect_object, segment_row, timeline_of
+from offloader.inspect.inspect import Inspection, inspect_object
 from offloader.inspect.verify import (
     CheckTotals,
     Finding,
@@ -65,11 +59,9 @@ from offloader.inspect.verify import (
     find_unexpected,
 )
 from offloader.ledgers.base import HotTierLost, ReadableLedgers
-from offloader.manifest.failed_segments import failed_segments
 from offloader.manifest.names import named_streams
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerClient, OwnerHotTier, OwnerUnreachable
-from offloader.plot import draw
 from offloader.read.fetch import Fetcher
 from offloader.read.partitions import follow_all, merge_published, open_topic
 from offloader.read.reader import Reader, load_stream, open_stream_reader
@@ -321,88 +313,6 @@ def watch_output(out: TextIO, stop: threading.Event) -> None:
     threading.Thread(target=watch, name="offloader-output", daemon=True).start()
 
 
-# -- segments
-
-#: Suffixes of plot files.
-PICTURES = (".svg", ".png")
-
-_SEGMENT_COLUMNS = [
-    Column("uuid", "SEGMENT"),
-    Column("layout", "LAYOUT", less=6),
-    Column("status", "STATUS", less=7),
-    *ENDS,
-    Column("ledgers", "LEDGERS", lambda ledgers: ",".join(map(str, ledgers)) or "-", less=8),
-    *AMOUNTS,
-    Column("blocks", "BLOCKS", right=True, less=9),
-    Column("publish_time_min_ms", "PUBLISHED FROM", time_text, less=11),
-    Column("publish_time_max_ms", "TO", time_text, less=10),
-    Column("offloaded_ms", "OFFLOADED", time_text, less=12),
-]
-#: With ``--all``.
-_FAILED_COLUMNS = [Column("failed_ms", "FAILED", time_text, less=13), Column("reason", "WHY", less=14)]
-
-
-def segments(
-    stream: StreamOrTopic,
-    given: StoreArguments,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of segments; 0 = all.")] = 0,
-    everything: Annotated[
-        bool,
-        typer.Option(
-            "--all", help="Also list segments that failed, with the reason. Reads every kept record of the manifest."
-        ),
-    ] = False,
-    plot: Annotated[
-        str,
-        typer.Option("--plot", metavar="FILE", help="Draw ledgers, segments and time to FILE.svg or FILE.png."),
-    ] = "",
-    json: Json = False,
-) -> None:
-    """List a stream's segments in order, with positions, ledgers, sizes and times; with --json also the objects."""
-    if plot and (limit or everything):
-        raise InvalidCall(
-            "--plot draws all segments of the manifest; --limit and --all apply to the list only",
-            hint="leave out --plot, or leave out --limit and --all",
-        )
-    opened = given.open()
-    named = named_streams(opened, stream)
-    states = [load_stream(opened, each) for each in named.streams]
-    if plot:
-        if len(states) > 1:
-            raise InvalidCall(
-                f"--plot draws one stream, and {stream} has {len(states)} partitions", hint=f"name {named.streams[0]}"
-            )
-        _plot(states[0], Path(plot), as_json=json)
-        return
-    rows = (
-        {**({"stream": state.stream} if named.partitions else {}), **row}
-        for state in states
-        for row in _segment_rows(opened, state, everything=everything)
-    )
-    columns = [*([Column("stream", "STREAM")] if named.partitions else []), *_SEGMENT_COLUMNS]
-    columns += _FAILED_COLUMNS if everything else []
-    print_rows(islice(rows, limit or None), columns, as_json=json, empty=f"stream {stream} has no segments")
-
-
-def _segment_rows(store: ObjectStore, state: ManifestState, *, everything: bool) -> Iterator[Mapping[str, object]]:
-    """Rows in the stream's order; a failed segment before those that replaced it."""
-    given_up = sorted(failed_segments(store, state), key=lambda each: each.record.begin) if everything else []
-    failed = ((each.record, {"failed_ms": each.failed_ms, "reason": each.reason}) for each in given_up)
-    empty: Mapping[str, object] = {"failed_ms": None, "reason": None} if everything else {}
-    listed = ((record, empty) for record in state.segments.in_order())
-    for record, more in merge(failed, listed, key=lambda each: each[0].begin):
-        yield {**segment_row(record, state.stream), **more}
-
-
-def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
-    if path.suffix not in PICTURES:
-        raise InvalidCall(
-            f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="use a file name with one of these suffixes"
-        )
-    draw(timeline_of(state), path)
-    print_result({"stream": state.stream, "picture": str(path)}, f"Picture: {path}", as_json=as_json)
-
-
 # -- read
 
 #: Prefix of a payload that isn't text of one line.
@@ -414,9 +324,7 @@ def read(
     given: LedgerArguments,
     decoding: MessageArguments,
     start: From = "",
-    end: Annotated[
-        str, option("--to", "Last entry, inclusive.", metavar="LEDGER:ENTRY", shown="the stream's last")
-    ] = "",
+    end: To = "",
     since: Since = "",
     until: Until = "",
     limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of entries or messages; 0 = all.")] = 0,
@@ -434,6 +342,12 @@ def read(
     code is 6. With --json, one object per line: position, publish_time, and payload (text) or payload_base64. With
     --messages, a line per Pulsar message: id, publish time, key and the beginning of the value; with --json, all fields
     of it.
+
+    Examples:
+        offloader read orders --limit 10
+        offloader read orders --since -1h --messages
+        offloader read orders --from 7:0 --to 7:99 --json
+        offloader read orders --follow
     """
     messages = decoding.messages
     _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or until)
@@ -562,7 +476,7 @@ PROGRESS_EVERY_S = 1.0
 
 
 def verify(
-    streams: Annotated[list[str], name_argument("The streams' names, or topics'.", metavar="STREAM...")],
+    streams: Annotated[list[str], name_argument("The streams' names, or topics'.", metavar="STREAM")],
     given: StoreArguments,
     deep: Annotated[bool, typer.Option("--deep", help="Read and decode every block, not only the indexes.")] = False,
     json: Json = False,
@@ -572,6 +486,10 @@ def verify(
     Prints a line for each finding. Without --deep, it checks that both objects of every segment exist with the recorded
     length and checksum, and that every index matches the manifest. With --deep, it also reads every byte of the objects
     and of the manifest. Objects that no manifest names are notes, unless one proves a lost record.
+
+    Examples:
+        offloader verify orders
+        offloader verify orders --deep
     """
     opened = given.open()
     named = [each for name in streams for each in named_streams(opened, name).streams]
@@ -647,7 +565,7 @@ _ROW_BYTES = 16
 
 
 def inspect(
-    key: Annotated[str, argument("The object's key, as `offloader segments --json` prints it.", metavar="OBJECT")],
+    key: Annotated[str, argument("The object's key, as `offloader ls STREAM --json` prints it.", metavar="OBJECT")],
     given: StoreArguments,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of pieces; 0 = all.")] = 0,
     hexadecimal: Annotated[bool, typer.Option("--hex", help="Also show the first bytes of each piece.")] = False,
@@ -663,6 +581,9 @@ def inspect(
 
     Also shows objects that Pulsar wrote. For a damaged object, the command shows the content before the damage, then
     its position and the expected content; the exit code is 6.
+
+    Examples:
+        offloader inspect 3f0a5d1e-7c2b-4e7c-9d0e-1f2a3b4c5d6e --store s3://bucket
     """
     found = inspect_object(given.open(), key)
     head = {"object": found.key, "kind": found.kind, "size_bytes": found.size_bytes, "metadata": found.metadata}

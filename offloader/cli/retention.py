@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import (
+    Apply,
     DryRun,
     Json,
     StoreArguments,
@@ -121,25 +122,34 @@ def plan(given: LedgerArguments, keep: KeepArguments, streams: Streams = None, j
     """Show the decision of the next cycle for each stream, with boundary and reason; change nothing.
 
     Uses the policies of the settings file: see `offloader config explain`. --keep and --keep-size test other policies.
+
+    Examples:
+        offloader retention plan --config offloader.toml
+        offloader retention plan orders --keep 7d
     """
-    return run(given, keep, streams, dry_run=True, json=json)
+    return run(given, keep, streams, json=json)
 
 
 def run(
     given: LedgerArguments,
     keep: KeepArguments,
     streams: Streams = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `retention plan`.")] = False,
+    apply: Apply = False,
     json: Json = False,
 ) -> int:
     """Run one retention cycle now: record the ends of the streams, decide, and move their start positions.
 
     With --ledgers, hot ledgers before the new start are deleted immediately. Objects in the store are deleted by a
     later cleanup round, after a grace period. A failure in one stream does not stop the others.
+
+    Examples:
+        offloader retention run --config offloader.toml
+        offloader retention run orders --keep-size 10GiB --apply
     """
-    if keep.is_given and not streams and not dry_run:
+    dry_run = not apply
+    if keep.is_given and not streams and apply:
         raise InvalidCall("--keep and --keep-size require STREAM", hint="name the streams, or use `retention plan`")
-    if not dry_run and streams and len(streams) == 1:
+    if apply and streams and len(streams) == 1:
         find_scope(given.open(), streams[0])  # before the store is probed with a write
     with _cycles(given, keep, read_only=dry_run) as (cycle, _):
         turn = cycle.plan if dry_run else cycle.run
@@ -165,7 +175,12 @@ def explain_stream(
     decisions: Annotated[bool, typer.Option("--decisions", help="List the decisions of past cycles instead.")] = False,
     json: Json = False,
 ) -> None:
-    """Explain the next deletions of a stream: entries, rule, and subscribers that still need them, with a picture."""
+    """Explain the next deletions of a stream: entries, rule, and subscribers that still need them, with a picture.
+
+    Examples:
+        offloader retention explain orders --config offloader.toml
+        offloader retention explain orders --decisions
+    """
     if decisions and keep.is_given:
         raise InvalidCall(
             "--decisions and --keep exclude each other: past decisions don't depend on --keep",
@@ -247,10 +262,6 @@ _DECISIONS = [
 ]
 
 
-#: Action -> its function, in the order of the help.
-RETENTION: Mapping[str, Callable[..., Any]] = {"explain": explain_stream, "plan": plan, "run": run}
-
-
 # -- subscribers
 
 #: Name of the current end as a cut.
@@ -274,7 +285,11 @@ def list_subscribers(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List a stream's subscribers with their positions, lags and states."""
+    """List a stream's subscribers with their positions, lags and states.
+
+    Examples:
+        offloader subscriber list orders
+    """
     if timeout is None:
         timeout = given.settings(stream).retention.subscriber_timeout_minutes * 60
     with _retention(stream, given, ledgers=given.ledgers, read_only=True) as retention:
@@ -298,6 +313,10 @@ def add_subscriber(
 
     A subscriber does not hold entries back until it publishes a position, unless the policy protects subscribers that
     have never published.
+
+    Examples:
+        offloader subscriber add orders billing
+        offloader subscriber add orders billing --start 7:0
     """
     require_subscriber_name(name)
     wanted = given_cut(start, option="--start") if start else None
@@ -331,6 +350,9 @@ def acknowledge(
 
     You may publish the same position again; it proves that the subscriber is active. Entries that aren't offloaded yet
     are known only with --ledgers.
+
+    Examples:
+        offloader subscriber ack orders billing --at 7:99
     """
     wanted = given_cut(at, option="--at")
     with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
@@ -349,12 +371,14 @@ def remove_subscriber(
     generation: Annotated[int | None, option("--generation", "Highest generation to remove.", min=0)] = None,
     json: Json = False,
 ) -> None:
-    """Remove a subscriber and its position, so that it no longer holds entries back."""
+    """Remove a subscriber and its position, so that it no longer holds entries back.
+
+    Examples:
+        offloader subscriber remove orders billing
+    """
     with _retention(stream, given, ledgers="", read_only=False) as retention:
         if name not in retention.registry().subscribers:
-            raise NotFound(
-                f"{name} doesn't subscribe to stream {stream}", hint=f"`offloader subscribers list {stream}`"
-            )
+            raise NotFound(f"{name} doesn't subscribe to stream {stream}", hint=f"`offloader subscriber list {stream}`")
         removed = retention.remove(name, generation=generation)
     text = (
         f"removed subscriber {name} of {stream}"
@@ -371,6 +395,9 @@ def accept_registry_loss(
 
     Retention stops after the registry was lost or restored to an earlier revision. If you have a copy of its newest
     revision, restore it. Otherwise accept the loss, and register missing subscribers again before retention runs.
+
+    Examples:
+        offloader subscriber accept-loss orders --dry-run
     """
     with _retention(stream, given, ledgers="", read_only=dry_run) as retention:
         revision, named = retention.accept_registry(dry_run=dry_run)
@@ -426,16 +453,6 @@ _SUBSCRIBER_COLUMNS = [
 ]
 
 
-#: Action -> its function, in the order of the help.
-SUBSCRIBERS: Mapping[str, Callable[..., Any]] = {
-    "list": list_subscribers,
-    "add": add_subscriber,
-    "remove": remove_subscriber,
-    "ack": acknowledge,
-    "accept-loss": accept_registry_loss,
-}
-
-
 # -- truncate
 
 Force = Annotated[
@@ -469,8 +486,8 @@ def truncate(
         ),
     ] = "",
     force: Force = False,
-    dry_run: DryRun = False,
     take_over: TakeOver = False,
+    apply: Apply = False,
     json: Json = False,
 ) -> None:
     """Move a stream's start position forward: entries before it are no longer readable.
@@ -479,7 +496,12 @@ def truncate(
     --ledgers names their database. `offloader cleanup run` deletes segments before the start after its grace period;
     until then `offloader cleanup undo` restores them. Only --force moves the start past the offloaded entries: the
     command first asks a reachable process that offloads the stream to complete the entries before the position.
+
+    Examples:
+        offloader stream truncate orders --before 7:0
+        offloader stream truncate orders --before-time -7d --apply
     """
+    dry_run = not apply
     if bool(before) == bool(before_time):
         raise InvalidCall("truncate needs either --before or --before-time", hint="give one of them")
     existing_streams(given.open(), stream)  # before the store is probed with a write

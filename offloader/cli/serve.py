@@ -49,6 +49,10 @@ def run(
 
     With --read-only, it answers requests from the store alone. You can run any number of such processes behind a load
     balancer with the same settings file; they can serve ledgers to brokers.
+
+    Examples:
+        offloader serve --config offloader.toml
+        offloader serve --config offloader.toml --read-only
     """
     if not config:
         raise InvalidCall(

@@ -1,9 +1,9 @@
-"""``offloader spark JOB STREAM...``: runs a Spark job over many streams, locally or on a cluster."""
+"""``offloader spark``: jobs over many streams, on this machine or on a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +18,6 @@ from offloader.cli.options import (
     DryRun,
     Json,
     TakeOver,
-    argument,
     name_argument,
     named_value,
     option,
@@ -29,6 +28,7 @@ from offloader.cli.reading import print_finding, print_totals
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.manifest.names import stream_name
 from offloader.settings.fields import Pairs
+from offloader.settings.layered import SettingsFile
 from offloader.spark.options import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
 
@@ -153,191 +153,192 @@ def print_rebuilt(done: Sequence[Rebuilt], *, dry_run: bool, as_json: bool) -> i
     return ErrorKind.DATA_CORRUPTION.value if any(each.missing for each in done) else 0
 
 
-#: The job.
-Action = Literal["backfill", "compact", "export", "rebuild", "verify"]
 #: Kind of an exported row.
 Content = Literal["entries", "messages"]
-#: What an export writes.
-ExportFormat = Literal["parquet", "iceberg"]
+
+Streams = Annotated[list[str], name_argument("The streams' names, or patterns with * and ?.", metavar="STREAM")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillArguments:
-    """Options of a backfill."""
+class JobArguments(LedgerArguments):
+    """Options of all jobs."""
 
-    take_over: TakeOver = False
-    segments_at_once: Annotated[
-        int | None,
-        option(
-            "--segments-at-once", "backfill: number of parallel tasks.", metavar="N", shown="the cluster's parallelism"
-        ),
+    more: Annotated[
+        list[str] | None, option("--option", "An option of the data source. May be repeated.", metavar="NAME=VALUE")
     ] = None
+    master: Annotated[
+        str, option("--master", "Cluster, as a Spark master URL. Default: this machine.", metavar="URL")
+    ] = ""
+
+    def run(self, name: str, job: Callable[[Any, Any], Any], *, is_short: bool = True) -> Any:
+        """Runs a job with the module of jobs and a session. Imports Spark here because it is slow to load."""
+        from offloader.spark import jobs
+        from offloader.spark.session import command_session
+
+        with command_session(f"offloader spark {name}", self.master, is_short=is_short) as spark:
+            return job(jobs, spark)
+
+    def options(self, streams: Sequence[str]) -> dict[str, str]:
+        """Options of the data source for the streams to read."""
+        return _options(self, streams, self.more or [])
+
+    def settings_file(self) -> SettingsFile | None:
+        """The settings file; None: none was given."""
+        return self.file() if self.config else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionArguments:
-    """Options of a compaction."""
+class ValueArguments:
+    """Options for the values of exported messages."""
 
-    recode: Annotated[
-        bool, typer.Option("--recode", help="compact: also rewrite segments with another compression than the codec's.")
-    ] = False
-    beside_owner: Annotated[
-        bool, typer.Option("--beside-owner", help="compact: also compact streams whose owner is active.")
-    ] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportArguments:
-    """Options of an export."""
-
-    to: Annotated[str, option("--dest", "export: target folder, as a Spark path.", metavar="FOLDER")] = ""
-    content: Annotated[Content, typer.Option("--content", help="export: content of a row.")] = "entries"
     json_values: Annotated[
-        str,
-        option(
-            "--json-values", "export: values are JSON with these fields: 'id BIGINT, name STRING'.", metavar="FIELDS"
-        ),
+        str, option("--json-values", "Values are JSON with these fields: 'id BIGINT, name STRING'.", metavar="FIELDS")
     ] = ""
     avro_values: Annotated[
-        str, option("--avro-values", "export: values are Avro of the schema in this file.", metavar="FILE")
+        str, option("--avro-values", "Values are Avro of the schema in this file.", metavar="FILE")
     ] = ""
     avro_version: Annotated[
         list[str] | None,
         option(
             "--avro-version",
-            "export: the schema that values of schema version N were written with. May be repeated.",
+            "The schema that values of schema version N were written with. May be repeated.",
             metavar="N=FILE",
         ),
     ] = None
+
+    def values(self) -> Values | None:
+        """Type of the messages' values; None: bytes."""
+        return _values(self.json_values, self.avro_values, self.avro_version or [])
+
+
+def backfill(
+    streams: Streams,
+    given: JobArguments,
+    take_over: TakeOver = False,
+    segments_at_once: Annotated[
+        int | None,
+        option("--segments-at-once", "Number of parallel tasks.", metavar="N", shown="the cluster's parallelism"),
+    ] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """Offload entries that only a ledger database has, with Spark; see docs/how-to/spark-backfill.md.
+
+    Examples:
+        offloader spark backfill 'public/default/*' --ledgers sqlite:///ledgers.db --dry-run
+    """
+    options, ledgers, opened = given.options(()), given.require_ledgers(), given.open()
+    how: dict[str, Any] = {
+        "take_over": take_over,
+        "segments_at_once": segments_at_once,
+        "dry_run": dry_run,
+        "ledgers": ledgers,
+    }
+    how["config"] = given.settings_file()
+    done = given.run("backfill", lambda jobs, spark: jobs.backfill(spark, streams, options, **how))
+    return print_backfilled(done, opened, dry_run=dry_run, as_json=json)
+
+
+def compact(
+    streams: Streams,
+    given: JobArguments,
+    recode: Annotated[
+        bool, typer.Option("--recode", help="Also rewrite segments with another compression than the codec's.")
+    ] = False,
+    beside_owner: Annotated[
+        bool, typer.Option("--beside-owner", help="Also compact streams whose owner is active.")
+    ] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """Merge small neighbouring segments of many streams with Spark; see docs/how-to/spark-compact.md.
+
+    Examples:
+        offloader spark compact 'public/default/*' --dry-run
+    """
+    options, opened = given.options(streams), given.open()
+    how = {"recode": recode, "beside_owner": beside_owner, "dry_run": dry_run, "config": given.settings_file()}
+    done = given.run("compact", lambda jobs, spark: jobs.compact(spark, streams, options, **how))
+    return print_compacted(done, opened, dry_run=dry_run, as_json=json)
+
+
+def export(
+    streams: Streams,
+    given: JobArguments,
+    values: ValueArguments,
+    to: Annotated[str, option("--dest", "Target folder, as a Spark path.", metavar="FOLDER")],
+    content: Annotated[Content, typer.Option("--content", help="Content of a row.")] = "entries",
     dead_letter: Annotated[
-        bool, typer.Option("--dead-letter", help="export: write unreadable messages to FOLDER/bad.")
-    ] = False
+        bool, typer.Option("--dead-letter", help="Write unreadable messages to FOLDER/bad.")
+    ] = False,
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="export: skip entries that retention deleted before they were exported.")
-    ] = False
+        bool, typer.Option("--skip-lost", help="Skip entries that retention deleted before they were exported.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Write streams as Parquet by stream and date with Spark; see docs/how-to/spark-export.md.
 
-    def job(self) -> dict[str, Any]:
-        """The parameters of the job."""
-        if not self.to:
-            raise InvalidCall("missing --dest", hint="give --dest FOLDER, for example --dest file://$PWD/export")
-        return {
-            "to": self.to,
-            "content": self.content,
-            "dead_letter": self.dead_letter,
-            "skip_lost": self.skip_lost,
-            "values": _values(self.json_values, self.avro_values, self.avro_version or []),
-        }
+    A repeated export adds new entries. An Iceberg table needs no Spark: `offloader export iceberg`.
+
+    Examples:
+        offloader spark export orders --dest file:///data/export
+        offloader spark export orders --dest s3a://lake/orders --content messages --master spark://host:7077
+    """
+    options = given.options(streams)
+    how = {"to": to, "content": content, "dead_letter": dead_letter, "skip_lost": skip_lost, "values": values.values()}
+    # Spark itself writes the files; the other jobs work in Python.
+    done = given.run("export", lambda jobs, spark: jobs.export(spark, streams, options, **how), is_short=False)
+    return print_exported(done, as_json=json)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildArguments:
-    """Options of a rebuild."""
-
+def rebuild(
+    streams: Streams,
+    given: JobArguments,
     head: Annotated[
         list[str] | None,
         option(
             "--head",
-            "rebuild: start position of a stream, which no object records; 'first' = the first entry found. Without "
-            "STREAM=, "
-            "of all other streams. May be repeated.",
+            "Start position of a stream, which no object records; 'first' = the first entry found. Without STREAM=, of "
+            "all other streams. May be repeated.",
             metavar="[STREAM=]LEDGER:ENTRY|first",
         ),
-    ] = None
-
-    def heads(self) -> dict[str, Position | None]:
-        """Stream -> its head; ``*`` stands for all others."""
-        found: dict[str, Position | None] = {}
-        for text in self.head or []:
-            name, _, position = text.rpartition("=")
-            found[stream_name(name) if name else "*"] = (
-                None if position == HEAD_FIRST else position_of(position, option="--head")
-            )
-        return found
-
-
-#: Jobs with separate options, and their names in errors.
-_OWN_OPTIONS = {
-    BackfillArguments: ("backfill", "backfills"),
-    CompactionArguments: ("compact", "compactions"),
-    ExportArguments: ("export", "exporting"),
-    RebuildArguments: ("rebuild", "rebuilds"),
-}
-_OwnOptions = BackfillArguments | CompactionArguments | ExportArguments | RebuildArguments
-
-
-def _require_of(action: Action, *groups: _OwnOptions) -> None:
-    """Refuses options of another job than ``action``."""
-    for group in groups:
-        of, what = _OWN_OPTIONS[type(group)]
-        if action != of and group != type(group)():
-            *most, last = (f"--{each.name.replace('_', '-')}" for each in fields(group))
-            named = f"{', '.join(most)} and {last} are" if most else f"{last} is"
-            raise InvalidCall(f"{named} only for {what}", hint=f"`offloader spark {of}`")
-
-
-def run(
-    action: Annotated[Action, argument("The job to run.")],
-    streams: Annotated[list[str], name_argument("The streams' names, or patterns with * and ?.", metavar="STREAM...")],
-    given: LedgerArguments,
-    backfilling: BackfillArguments,
-    compacting: CompactionArguments,
-    exporting: ExportArguments,
-    rebuilding: RebuildArguments,
-    dry_run: DryRun = False,
-    written: Annotated[
-        ExportFormat, typer.Option("--format", help="export: Parquet; Iceberg needs no Spark: `offloader export`.")
-    ] = "parquet",
-    more: Annotated[
-        list[str] | None, option("--option", "An option of the data source. May be repeated.", metavar="NAME=VALUE")
     ] = None,
-    master: Annotated[
-        str, option("--master", "Cluster, as a Spark master URL. Default: this machine.", metavar="URL")
-    ] = "",
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> int:
-    """Run a job over many streams with Spark; see docs/how-to/spark.md.
+    """Rebuild manifests that can't be read from the streams' objects with Spark; see docs/how-to/spark-rebuild.md.
 
-    backfill: offload entries that only a ledger database has. compact: merge small neighbouring segments. export: write
-    Parquet by stream and date; a repeated export adds new entries. rebuild: rebuild manifests that can't be read from
-    the streams' objects. verify: check every byte of the streams against their manifests; damage ends with exit code 6.
+    Examples:
+        offloader spark rebuild orders --head first --dry-run
     """
-    _require_parquet(written, streams)
-    options = _options(given, [] if action == "backfill" else streams, more or [])
-    _require_of(action, exporting, backfilling, compacting, rebuilding)
-    if dry_run and action not in ("backfill", "compact", "rebuild"):
-        raise InvalidCall("--dry-run is for backfill, compact and rebuild", hint="`offloader spark backfill`")
-    file = given.file() if given.config else None
-    match action:
-        case "export":
-            exported = exporting.job()
-            done = _run_job(action, master, lambda jobs, spark: jobs.export(spark, streams, options, **exported))
-            return print_exported(done, as_json=json)
-        case "verify":
-            scrub = _run_job(action, master, lambda jobs, spark: jobs.verify(spark, streams, options))
-            return print_scrub(scrub, as_json=json)
-        case "compact":
-            how = {**asdict(compacting), "dry_run": dry_run, "config": file}
-            opened = given.open()
-            done = _run_job(action, master, lambda jobs, spark: jobs.compact(spark, streams, options, **how))
-            return print_compacted(done, opened, dry_run=dry_run, as_json=json)
-        case "rebuild":
-            hot_url = given.ledgers_url() if given.has_ledgers() else ""
-            how = {"heads": rebuilding.heads(), "ledgers": hot_url, "dry_run": dry_run, "config": file}
-            done = _run_job(action, master, lambda jobs, spark: jobs.rebuild(spark, streams, options, **how))
-            return print_rebuilt(done, dry_run=dry_run, as_json=json)
-        case "backfill":
-            hot = {**asdict(backfilling), "dry_run": dry_run, "ledgers": given.require_ledgers(), "config": file}
-            opened = given.open()
-            done = _run_job(action, master, lambda jobs, spark: jobs.backfill(spark, streams, options, **hot))
-            return print_backfilled(done, opened, dry_run=dry_run, as_json=json)
+    options, hot_url = given.options(streams), given.ledgers_url() if given.has_ledgers() else ""
+    how = {"heads": _heads(head or []), "ledgers": hot_url, "dry_run": dry_run, "config": given.settings_file()}
+    done = given.run("rebuild", lambda jobs, spark: jobs.rebuild(spark, streams, options, **how))
+    return print_rebuilt(done, dry_run=dry_run, as_json=json)
 
 
-def _require_parquet(written: ExportFormat, streams: Sequence[str]) -> None:
-    if written != "parquet":
-        raise InvalidCall(
-            "--format iceberg needs no Spark; it is a separate command",
-            hint=f"offloader export {' '.join(streams)} --table NAMESPACE.TABLE --catalog URL",
+def verify(streams: Streams, given: JobArguments, json: Json = False) -> int:
+    """Check every byte of streams against their manifests with Spark; see docs/how-to/spark-verify.md.
+
+    Damage ends with exit code 6.
+
+    Examples:
+        offloader spark verify 'public/default/*'
+    """
+    options = given.options(streams)
+    scrub = given.run("verify", lambda jobs, spark: jobs.verify(spark, streams, options))
+    return print_scrub(scrub, as_json=json)
+
+
+def _heads(given: Sequence[str]) -> dict[str, Position | None]:
+    """Stream -> its head; ``*`` stands for all others."""
+    found: dict[str, Position | None] = {}
+    for text in given:
+        name, _, position = text.rpartition("=")
+        found[stream_name(name) if name else "*"] = (
+            None if position == HEAD_FIRST else position_of(position, option="--head")
         )
+    return found
 
 
 def _values(json_values: str, avro_values: str, avro_version: list[str]) -> Values | None:
@@ -366,16 +367,6 @@ def _text_of(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidCall(f"{name} can't be read: {error}", hint="give a file with an Avro schema as JSON") from error
-
-
-def _run_job(action: Action, master: str, job: Callable[[Any, Any], Any]) -> Any:
-    """Runs a job with the module of jobs and a session. Imports Spark here because it is slow to load."""
-    from offloader.spark import jobs
-    from offloader.spark.session import command_session
-
-    # Spark writes the Parquet files of an export; verify and backfill work in Python.
-    with command_session(f"offloader spark {action}", master, is_short=action != "export") as spark:
-        return job(jobs, spark)
 
 
 def _options(given: LedgerArguments, streams: Sequence[str], more: list[str]) -> dict[str, str]:

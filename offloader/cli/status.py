@@ -437,6 +437,10 @@ def run(
     file, else over HTTP from `offloader serve` at the settings' serve.url or http.listen, or at 127.0.0.1:8750. A
     stream in trouble is marked in the table and does not change the exit code. A damaged manifest ends with exit code
     6, after the other streams.
+
+    Examples:
+        offloader status --config offloader.toml
+        offloader status --config offloader.toml --watch
     """
     if interval is not None and not watching:
         raise InvalidCall("--interval requires --watch", hint="add --watch, or leave --interval out")

@@ -536,7 +536,7 @@ class _Round:
             raise LargeDelete(
                 f"stream {report.stream}: {plan.doomed_bytes():,} of {state.sums.object_bytes:,} bytes would be "
                 "deleted, more than half: nothing new was retired",
-                hint="check `offloader cleanup plan`, then use --yes, or set cleanup.allow_large_delete",
+                hint="check `offloader cleanup plan`, then use --allow-large, or set cleanup.allow_large_delete",
             )
 
 

@@ -61,7 +61,7 @@ def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | Non
     except NotFound as error:
         raise NotFound(
             f"object {key} isn't in {store.url}",
-            hint="`offloader segments STREAM --json` prints the keys of a stream's objects",
+            hint="`offloader ls STREAM --json` prints the keys of a stream's objects",
         ) from error
     window = _Window(store, key, info.size_bytes)
     kind, describe = _kind_of(key, window.bytes_of(0, 4))

@@ -138,7 +138,8 @@ def mismatch_error(state: ManifestState, why: str) -> SourceMismatch:
         f"stream {state.stream}: this hot tier isn't the one recorded in its manifest: {why}; the manifest has "
         f"{database}entries up to {newest or 'none'}, and its newest record is of {when}. Nothing was deleted",
         hint=f"restore that database; or continue with this one and record the missing entries: "
-        f"`offloader accept-source {state.stream}` or open_managed_ledger(..., new_source=True); or use another stream",
+        f"`offloader stream set-source {state.stream}` or open_managed_ledger(..., new_source=True); or use another "
+        "stream",
     )
 
 

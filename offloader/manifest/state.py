@@ -133,7 +133,7 @@ class StreamPaused(EditRefused):
     def __init__(self, stream: str) -> None:
         super().__init__(
             f"stream {stream} is paused: no segments are assigned",
-            hint=f"`offloader resume {stream}` resumes it",
+            hint=f"`offloader stream resume {stream}` resumes it",
         )
 
 

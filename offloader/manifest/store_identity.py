@@ -4,7 +4,7 @@ Every hot tier that notes manifests notes the identity too, at its first commit,
 identity that it started with. A different identity under the same URL is another bucket, a mistyped root, or a store
 that was emptied and used again. It is reported but refuses nothing: the manifests decide that
 (``offloader.manifest.noted``). A copy of a whole store has the same identity, so moving a store keeps it. A stream that
-was copied alone is reported until ``accept-source``.
+was copied alone is reported until ``stream set-source``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from offloader.store.base import CREATE, ObjectStore, put_if
 
 #: Hint where a hot tier noted another identity.
 IDENTITY_HINT = (
-    "check that the right store is mounted. If it is: `offloader accept-source STREAM`; for a Pulsar topic remove the "
-    "property offloader-store of the subscription"
+    "check that the right store is mounted. If it is: `offloader stream set-source STREAM`; for a Pulsar topic remove "
+    "the property offloader-store of the subscription"
 )
 #: Hint for an identity that can't be read.
 _HINT = f"restore an earlier version of {STORE_IDENTITY_KEY}, or delete it: the next writer creates another one"

@@ -191,7 +191,7 @@ def _within(reader: Reader, segments: Sequence[UUID], ranges: list[_Range]) -> l
     if missing := [str(uuid) for uuid in segments if uuid not in held]:
         raise NotFound(
             f"stream {reader.stream} has no readable segment {', '.join(missing)}",
-            hint=f"list them: offloader segments {reader.stream}",
+            hint=f"list them: offloader ls {reader.stream}",
         )
     chosen = sorted((held[uuid].content.begin, held[uuid].content.end) for uuid in set(segments))
     return [

@@ -113,13 +113,13 @@ def first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, in
         except OffloaderError as error:
             raise StoreUnavailable(
                 f"stream {stream}: the ledgers that its broker lists are unknown: {error.message}",
-                hint="nothing was changed; try again, or use `offloader truncate --force`, which ignores the broker: "
-                "consumers that reach a deleted ledger stop there",
+                hint="nothing was changed; try again, or use `offloader stream truncate --force`, which ignores the "
+                "broker: consumers that reach a deleted ledger stop there",
             ) from error
         if answer is not None and not answer.stored:
             raise StoreUnavailable(
                 f"stream {stream}: its broker lists no ledger",
-                hint="`offloader truncate --force` doesn't ask the broker",
+                hint="`offloader stream truncate --force` doesn't ask the broker",
             )
         if answer is not None:
             found[stream] = answer.stored[0][0]

@@ -454,7 +454,7 @@ class StreamRetention:
             raise Corrupt(
                 f"stream {self.name}: its registry of subscribers {what}, but revision {named} existed: it was lost "
                 "or restored to an earlier state. Nothing is deleted",
-                hint="restore its newest version; or register missing subscribers again after `offloader subscribers "
+                hint="restore its newest version; or register missing subscribers again after `offloader subscriber "
                 f"accept-loss {self.name}`",
             )
 
@@ -601,7 +601,7 @@ class StreamRetention:
 
     def refusal(self, outcome: Published) -> OffloaderError | None:
         """Error of a refused publish."""
-        stream, why, register = self.name, outcome.why, f"`offloader subscribers add {self.name} NAME` registers one"
+        stream, why, register = self.name, outcome.why, f"`offloader subscriber add {self.name} NAME` registers one"
         errors: dict[PublishStatus, OffloaderError] = {
             PublishStatus.STREAM_NOT_FOUND: NotFound(why, hint="run `offloader ls` to list the streams"),
             PublishStatus.SUBSCRIBER_NOT_FOUND: NotFound(f"stream {stream}: subscriber {why}", hint=register),

@@ -227,7 +227,7 @@ def _require_readable(way: PluginsWay, topic: str, ledger: TopicLedger) -> None:
     elif answer.status == 404:
         raise NotFound(
             f"{where}, and it isn't in the cold tier: {answer.said}",
-            hint="import it with `offloader adopt` if another driver offloaded it, or check whether this store "
+            hint="import it with `offloader import` if another driver offloaded it, or check whether this store "
             "belongs to another cluster",
         )
     else:

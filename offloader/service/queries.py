@@ -529,7 +529,9 @@ class ServiceView:
 
     def _awaited(self, plan: CleanupPlan) -> dict[str, Any] | None:
         found = awaited_approval(self._store, plan)
-        hint = f"`offloader cleanup run {plan.state.stream} --yes`, or cleanup.allow_large_delete = true"
+        hint = (
+            f"`offloader cleanup run {plan.state.stream} --allow-large --apply`, or cleanup.allow_large_delete = true"
+        )
         return None if found is None else {**asdict(found), "hint": hint}
 
     def orphans(self) -> dict[str, Any]:

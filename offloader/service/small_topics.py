@@ -41,7 +41,7 @@ def check_small_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> 
         f"{len(found)} streams offloaded {sum(found.values())} segments of less than 1 MiB within the last hour, which "
         f"took about {puts:,} PUT requests; {len(without)} of these streams have no offload.segment_size_min",
         "set offload.segment_size_min, so that small segments are closed at offload.segment_age_limit, and merge "
-        "existing segments with `offloader compact`",
+        "existing segments with `offloader stream compact`",
     )
 
 

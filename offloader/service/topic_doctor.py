@@ -78,8 +78,9 @@ def _deleted(streams: list[str], look: Look, patterns: TopicPatterns) -> Iterato
             f"the cluster has no topic of {_named(gone)}: no further entries are offloaded, and the store keeps its "
             f"objects",
             "if the topic was deleted on purpose and the stream has no readers: "
-            f"`offloader delete-stream {gone[0]} --yes` deletes its objects, and `offloader cleanup run` its tombstone "
-            "after manifest.orphan_age_min; otherwise check that pulsar.admin_url names the right cluster",
+            f"`offloader stream delete {gone[0]} --apply` deletes its objects, and `offloader cleanup run --apply` "
+            "its tombstone after manifest.orphan_age_min; otherwise check that pulsar.admin_url names the right "
+            "cluster",
         )
 
 

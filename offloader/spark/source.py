@@ -314,7 +314,7 @@ def with_facts(options: SourceOptions, states: Sequence[ManifestState]) -> Struc
 
 def _read_only() -> Unsupported:
     return Unsupported(
-        "Spark can't write with the format offloader: entries come from a broker or from `offloader offload`",
+        "Spark can't write with the format offloader: entries come from a broker or from `offloader stream offload`",
         hint="keep rows with frame.write.parquet(...), or CREATE TABLE name USING parquet AS SELECT ...",
     )
 

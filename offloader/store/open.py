@@ -187,7 +187,7 @@ def _open_catalogue(url: str, options: StoreOptions) -> ObjectStore:
     notes = _open_notes(url, options)
     place = _read_place(notes, url)
     if place is None:
-        raise NotFound(f"{url} is not a catalogue", hint="create one with `offloader adopt --read-only DIRECTORY`")
+        raise NotFound(f"{url} is not a catalogue", hint="create one with `offloader import --read-only DIRECTORY`")
     of_objects = replace(
         options,
         endpoint_url=options.endpoint_url or place.endpoint_url or None,

@@ -67,7 +67,6 @@ from offloader.write.hot_tier import (
     uncovered,
 )
 from offloader.write.recovery import recover_lost, recoverable
-from offloader.write.rollback import LedgerRewrite, RewriteResult
 from offloader.write.stream_state import Commits
 
 #: Attempts to plan one call again because other writers change the manifest.
@@ -531,41 +530,6 @@ class BackfillService:
         if facts or methods:
             log.commit_as_maintainer([*methods, *facts])
         return [fact.ledger_id for fact in facts]
-
-    def rollback(
-        self,
-        stream: str,
-        *,
-        delete: Sequence[int] = (),
-        take_over: bool = True,
-        read: ReadSettings | None = None,
-        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
-    ) -> RewriteResult:
-        """Make a stream's ledgers readable to a reader older than the streaming method, out of the cold tier alone.
-
-        Each complete ledger becomes a V1 object; its segments are retired. The method ``streaming`` becomes ``ledger``.
-        Safe to interrupt: the next call continues with the remaining ledgers.
-
-        Args:
-            delete: ledgers to be deleted from the stream instead.
-            read: of the stream's reader, for moved buckets.
-            others: as for ``backfill``.
-
-        Raises:
-            InvalidCall: the settings compress, or a ledger of ``delete`` doesn't need rewriting.
-            Fenced: an active owner has the stream, or another writer took it during the run.
-            EditRefused: the stream is on hold.
-            StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
-        """
-        return LedgerRewrite(
-            self._log(stream),
-            self._tools,
-            read or ReadSettings(),
-            delete=delete,
-            take_over=take_over,
-            is_stopped=lambda: self._stopped,
-            on_progress=on_progress,
-        ).run()
 
     def compact(
         self,

@@ -1,13 +1,12 @@
 """Replace segments of a stream by others that hold the same entries, out of the cold tier alone.
 
-``rollback`` makes V1 objects of V2 segments this way, ``compact`` makes one large segment of many small ones. Both plan
-groups (pure functions of the manifest's view); this module carries one group out. The order of durable steps:
+``compact`` makes one large segment of many small ones this way. It plans groups (a pure function of the manifest's
+view); this module carries one group out. The order of durable steps:
 
-1. Either the run takes the stream: ``open_epoch``, after which the previous owner can't commit any more. Or it works
-   beside the owner: its records are maintenance commits within the epoch that it found, refused once another one is
-   open. The owner continues: it never changes an offloaded segment. Promises that nothing can complete any more fail
-   in the first record, so that their objects may be swept: after ``open_epoch`` all, beside the owner those older than
-   ``PROMISE_AGE_MS_MAX``. Failing one that another process is still working on loses nothing: step 5 is refused then.
+1. The run works beside the stream's owner: its records are maintenance commits within the epoch that it found, refused
+   once another one is open. The owner continues: it never changes an offloaded segment. Promises older than
+   ``PROMISE_AGE_MS_MAX`` fail in the first record, so that their objects may be swept. Failing one that another process
+   is still working on loses nothing: step 5 is refused then.
 2. ``rewrite``, one for each new segment: from this record on the orphan search leaves its objects alone. A promise
    claims no range; readers see the old segments.
 3. Both objects of each new segment are uploaded. The entries come from the old segments through the reader, which
@@ -55,7 +54,7 @@ from offloader.store.rate_limit import Priority, working_at
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools, PlannedSegment
 from offloader.write.quota import sized_for
-from offloader.write.stream_state import OWNER_REPLACED, announce
+from offloader.write.stream_state import announce
 from offloader.write.upload import READ_BYTES, LedgerPiece, upload_of, write_segment
 
 _log = logging.getLogger("offloader.replacement")
@@ -165,18 +164,13 @@ class RewriteGroup:
     old: tuple[SegmentRecord, ...]
     new: tuple[PlannedSegment, ...]
 
-    @property
-    def ledger_ids(self) -> list[int]:
-        """Ledgers that become readable to an old reader."""
-        return [each.begin.ledger_id for each in self.new if each.layout is Layout.V1]
-
 
 #: The digest of each ledger of a segment, in order.
 _Digests = dict[int, bytes]
 
 
 class SegmentReplacement:
-    """Replaces groups of one stream's segments. ``take`` or ``join`` comes first.
+    """Replaces groups of one stream's segments. ``join`` comes first.
 
     Args:
         log: the stream's manifest, loaded.
@@ -192,20 +186,6 @@ class SegmentReplacement:
         #: The epoch that the records belong to, and its nonce.
         self._epoch, self._nonce = 0, ""
 
-    def take(self, *, take_over: bool, more: Callable[[ManifestState], Sequence[Edit]]) -> None:
-        """Open an epoch, which fences the owner, and give up what earlier ones promised.
-
-        Args:
-            more: further edits of the same record.
-
-        Raises:
-            EditRefused: the stream is on hold.
-            Fenced: an active owner has the stream.
-        """
-        self._require_replaceable(take_over, "--take-over")
-        self._log.open_epoch()
-        self._begin([*(Failed(each.uuid, OWNER_REPLACED) for each in self._log.state.rewrites), *more(self._log.state)])
-
     def join(self, *, beside_owner: bool) -> None:
         """Work within the current epoch; its owner continues.
 
@@ -216,24 +196,17 @@ class SegmentReplacement:
             EditRefused: the stream is on hold.
             Fenced: an active owner has the stream.
         """
-        self._require_replaceable(beside_owner, "--beside-owner")
-        before_ms = self._tools.clock.now_ms() - PROMISE_AGE_MS_MAX
-        old = [each.uuid for each in self._log.state.rewrites if each.assigned_ms < before_ms]
-        self._begin([Failed(uuid, "the run that promised it ended") for uuid in old])
-
-    def _require_replaceable(self, is_forced: bool, option: str) -> None:
         state, tools = self._log.state, self._tools
-        if state.held:  # refuse before an owner is fenced
+        if state.held:
             raise EditRefused(
                 f"stream {self._log.stream} is on hold: none of its segments are replaced", hint="lift the hold first"
             )
-        takeover_after_s = tools.settings.takeover_after_seconds
-        require_takeable(state, tools.clock.now_ms(), takeover_after_s, take_over=is_forced, option=option)
-
-    def _begin(self, edits: Sequence[Edit]) -> None:
-        self._epoch, self._nonce = self._log.state.epoch, self._log.state.owner.nonce
-        if edits:
-            self._commit(edits)
+        now_ms, after_s = tools.clock.now_ms(), tools.settings.takeover_after_seconds
+        require_takeable(state, now_ms, after_s, take_over=beside_owner, option="--beside-owner")
+        self._epoch, self._nonce = state.epoch, state.owner.nonce
+        old = [each.uuid for each in state.rewrites if each.assigned_ms < now_ms - PROMISE_AGE_MS_MAX]
+        if old:
+            self._commit([Failed(uuid, "the run that promised it ended") for uuid in old])
 
     def run(
         self,
@@ -287,7 +260,7 @@ class SegmentReplacement:
 
     def _commit(self, edits: Sequence[Edit]) -> None:
         log = self._log
-        after = log.commit(edits) if log.epoch is not None else log.commit_as_maintainer(edits, epoch=self._epoch)
+        after = log.commit_as_maintainer(edits, epoch=self._epoch)
         announce(edits, after, recorder_of(log.store))
 
     def _replace(self, group: RewriteGroup, named: Sequence[tuple[UUID, PlannedSegment]]) -> Sequence[Rewritten]:

@@ -69,7 +69,7 @@ def test_dry_run_lists_what_delete_then_removes(offloader: Offloader, place: Pla
     assert (looked.code, looked.err) == (0, "")
     assert place.listed() == before
 
-    done = offloader("cleanup", "orphans", *stream, "--delete", "--json")
+    done = offloader("cleanup", "orphans", *stream, "--apply", "--json")
 
     *rows, summary = done.rows
     assert done.code == 0
@@ -85,7 +85,7 @@ def test_dry_run_lists_what_delete_then_removes(offloader: Offloader, place: Pla
     assert (summary["deleted"], summary["deleted_bytes"], summary["kept"], summary["foreign"]) == (2, 20, 1, 1)
     assert summary["needed"]["segment"]["objects"] == 2
     assert set(place.listed()) == set(before) - set(place.orphans)
-    again = offloader("cleanup", "orphans", *stream, "--delete", "--json").rows[-1]
+    again = offloader("cleanup", "orphans", *stream, "--apply", "--json").rows[-1]
     assert "deleted" not in again
 
 
@@ -99,7 +99,7 @@ def test_people_get_a_table_and_sums(offloader: Offloader, place: Place) -> None
     assert said == f"{STREAM} {place.orphans[0]} segment 2.0 d 10 B yes no manifest names it deletable"
     assert rows[-4].endswith("are needed")
     assert rows[-3:] == [
-        "2 (20 B) can be deleted with --delete",
+        "2 (20 B) can be deleted with --apply",
         "1 (10 B) foreign, never deleted",
         "1 (10 B) kept for now",
     ]
@@ -109,8 +109,6 @@ def test_people_get_a_table_and_sums(offloader: Offloader, place: Place) -> None
 
 
 def test_invalid_calls_are_refused_with_a_hint(offloader: Offloader, place: Place) -> None:
-    code, line, _ = offloader.refuses("cleanup", "orphans", STREAM, "--delete", "--dry-run")
-    assert (code, line) == (2, "--delete and --dry-run contradict each other")
     code, line, _ = offloader.refuses("cleanup", "orphans", "public/default/persistent/nothing")
     assert code == 3
     assert "has no catalogue entry" in line
@@ -121,7 +119,7 @@ def test_invalid_calls_are_refused_with_a_hint(offloader: Offloader, place: Plac
 def test_global_hold_keeps_orphans(offloader: Offloader, place: Place) -> None:
     set_global_hold(place.store, by="me", reason="a test", now_ms=5)
     before = place.listed()
-    done = offloader("cleanup", "orphans", "--delete", "--json")
+    done = offloader("cleanup", "orphans", "--apply", "--json")
     assert done.code == 0
     assert {row["outcome"] for row in done.rows[:-1]} == {"kept"}
     assert place.listed() == before
@@ -132,7 +130,7 @@ def test_unreadable_stream_is_reported_and_the_rest_is_reconciled(offloader: Off
     key = f"{manifest_prefix(broken.stream, broken.log.state.incarnation)}{1:020d}.json"
     place.store.put(key, b"{}", mode=OVERWRITE)
 
-    done = offloader("cleanup", "orphans", "--delete", "--json")
+    done = offloader("cleanup", "orphans", "--apply", "--json")
 
     assert done.code == 6
     assert done.err.startswith(f"offloader: stream {broken.stream}: ")

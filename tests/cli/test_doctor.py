@@ -251,7 +251,7 @@ def test_a_ledger_database_that_the_manifest_does_not_know_is_a_problem(
     assert code != 0
     assert rows[f"stream {STREAM}"]["outcome"] == "problem"
     assert "another database" in rows[f"stream {STREAM}"]["what"]
-    assert f"offloader accept-source {STREAM}" in rows[f"stream {STREAM}"]["hint"]
+    assert f"offloader stream set-source {STREAM}" in rows[f"stream {STREAM}"]["hint"]
 
 
 @pytest.mark.slow

@@ -210,9 +210,7 @@ def test_second_writer_fences_the_first(place: Place, command: Command) -> None:
     first.offload(timeout_s=WAIT_S)
     first.append(b"waiting")
     committed = stored_entries(place.store, STREAM)
-    code, error = command.refused("offload", STREAM)
-    assert (code, error["error"]) == (ErrorKind.FENCED.value, "Fenced")
-    code, error = command.refused("rollback", "apply", STREAM)
+    code, error = command.refused("stream", "offload", STREAM)
     assert (code, error["error"]) == (ErrorKind.FENCED.value, "Fenced")
     assert stored_entries(place.store, STREAM) == committed
     with place.open() as second:
@@ -259,9 +257,8 @@ def test_every_wrong_setting_is_reported_with_file_and_key_before_any_work(place
     for arguments in (
         ["config", "check"],
         ["config", "explain", STREAM],
-        ["offload", STREAM, "--take-over"],
-        ["rollback", "apply", STREAM, "--take-over"],
-        ["compact", STREAM, "--beside-owner"],
+        ["stream", "offload", STREAM, "--take-over"],
+        ["stream", "compact", STREAM, "--beside-owner"],
     ):
         code, error = command.refused(*arguments, "--config", str(config))
         assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "InvalidCall")
@@ -298,14 +295,12 @@ FLIPPED: dict[str, Callable[[Place], str]] = {
 #: What reads or writes a stream by its manifest, and can't without it.
 COMMANDS = [
     ["read", STREAM],
-    ["segments", STREAM],
+    ["ls", STREAM],
     ["manifest", "show", STREAM],
     ["manifest", "checkpoint", STREAM],
-    ["offload", STREAM, "--take-over"],
-    ["rollback", "plan", STREAM],
-    ["rollback", "apply", STREAM, "--take-over"],
-    ["compact", STREAM, "--dry-run"],
-    ["compact", STREAM, "--beside-owner"],
+    ["stream", "offload", STREAM, "--take-over"],
+    ["stream", "compact", STREAM, "--dry-run"],
+    ["stream", "compact", STREAM, "--beside-owner"],
 ]
 
 
@@ -368,7 +363,7 @@ def test_a_store_without_conditional_creates_is_not_written_to(
         assert "can't be written safely" in error["message"]
         assert "single_writer" in error["hint"]
 
-    require_refused("offload", STREAM)
+    require_refused("stream", "offload", STREAM)
     with pytest.raises(Unsupported, match="can't be written safely"):
         open_managed_ledger(STREAM, ledgers=place.ledgers, store=store)
     assert all_keys(store) == []
@@ -376,9 +371,11 @@ def test_a_store_without_conditional_creates_is_not_written_to(
     # A verb that changes only what is there, of a stream that a single writer has brought.
     (tmp_path / "single.toml").write_text("[store]\nsingle_writer = true\n")
     where_once = [*where, "--config", f"{tmp_path}/single.toml"]
-    assert command.reported("accept-source", STREAM, *where_once)[0] == 0, "its hot tier was committed to another store"
-    assert command.reported("offload", STREAM, *where_once, "--take-over")[0] == 0
+    assert command.reported("stream", "set-source", STREAM, *where_once)[0] == 0, (
+        "its hot tier was committed to another store"
+    )
+    assert command.reported("stream", "offload", STREAM, *where_once, "--take-over")[0] == 0
     brought = all_keys(store)
-    require_refused("rollback", "apply", STREAM)
+    require_refused("stream", "compact", STREAM, "--beside-owner")
     assert all_keys(store) == brought
     store.close()

@@ -122,7 +122,7 @@ def test_published_checkpoint_moves_the_subscriber(offloader: Offloader, groups:
     assert done.out == "rg consumed all entries before checkpoint c1\n"
     [row] = offloader("group", "list", "--json").rows
     assert (row["published"], row["owed"]) == ({"orders": {"0": "1:19"}}, [])
-    [subscriber] = offloader("subscribers", "list", "orders", "--json").rows
+    [subscriber] = offloader("subscriber", "list", "orders", "--json").rows
     assert (subscriber["subscriber"], subscriber["lag_entries"]) == ("rg", 31)
 
 
@@ -143,9 +143,9 @@ def test_group_is_changed_and_removed(offloader: Offloader) -> None:
     assert (changed["generation"], changed["streams"], changed["type"]) == (1, ["topic"], "automatic")
     [same] = offloader("group", "set", "rg", "--stream", "topic", "--type", "automatic", "--json").rows
     assert same["generation"] == 1
-    assert offloader("subscribers", "list", "orders").out == "stream orders has no subscribers\n"
+    assert offloader("subscriber", "list", "orders").out == "stream orders has no subscribers\n"
     assert offloader("group", "remove", "rg").out == "removed group rg\n"
-    assert offloader("subscribers", "list", "topic").out == "stream topic has no subscribers\n"
+    assert offloader("subscriber", "list", "topic").out == "stream topic has no subscribers\n"
 
 
 @pytest.mark.slow

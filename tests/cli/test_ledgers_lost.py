@@ -63,7 +63,7 @@ def test_read_fails_when_it_reaches_acknowledged_entries_that_are_missing(
 
 
 def test_read_fails_when_the_whole_database_is_missing(offloader: Offloader, database: Path) -> None:
-    assert main(["offload", STREAM]) == LOST
+    assert main(["stream", "offload", STREAM]) == LOST
     for each in database.parent.glob("l.db*"):
         if each.suffix != ".acked":
             each.unlink()
@@ -73,12 +73,12 @@ def test_read_fails_when_the_whole_database_is_missing(offloader: Offloader, dat
 
 @pytest.mark.slow
 def test_offload_stores_the_present_entries_and_fails(offloader: Offloader) -> None:
-    planned = offloader("offload", STREAM, "--dry-run")
+    planned = offloader("stream", "offload", STREAM, "--dry-run")
     assert (planned.code, "1:3" in planned.out) == (LOST, True)
-    done = offloader("offload", STREAM)
+    done = offloader("stream", "offload", STREAM)
     assert (done.code, "committed end 1:3" in done.out) == (LOST, True)
     assert "accept-loss" in done.err
-    assert offloader("offload", STREAM).code == LOST
+    assert offloader("stream", "offload", STREAM).code == LOST
 
 
 def test_doctor_reports_missing_acknowledged_entries_as_a_problem(offloader: Offloader) -> None:
@@ -91,8 +91,12 @@ def test_doctor_reports_missing_acknowledged_entries_as_a_problem(offloader: Off
 
 @pytest.mark.slow
 def test_commands_succeed_after_the_loss_was_accepted(offloader: Offloader) -> None:
-    assert [offloader(verb, STREAM).code for verb in ("offload", "accept-loss")] == [LOST, 0]
-    assert [offloader(*words).code for words in (["read", STREAM], ["offload", STREAM], ["doctor"])] == [0, 0, 0]
+    assert [offloader("stream", verb, STREAM).code for verb in ("offload", "accept-loss")] == [LOST, 0]
+    assert [offloader(*words).code for words in (["read", STREAM], ["stream", "offload", STREAM], ["doctor"])] == [
+        0,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.slow
@@ -102,12 +106,12 @@ def test_stream_that_was_never_offloaded_is_offloaded_after_the_loss_was_accepte
 ) -> None:
     config = database.with_name("offloader.toml")
     config.write_text(f'[offload]\nmethod = "{method}"\n')
-    assert offloader("accept-loss", STREAM).code == 0
+    assert offloader("stream", "accept-loss", STREAM).code == 0
     with closing(EmbeddedLedgers(str(database))) as ledgers:
         stream = ledgers.open_stream(STREAM)
         stream.append([b"later"] * 2)
         stream.close_ledger()
-    words = (["offload", STREAM, "--config", str(config)], ["read", STREAM], ["doctor"], ["verify", STREAM])
+    words = (["stream", "offload", STREAM, "--config", str(config)], ["read", STREAM], ["doctor"], ["verify", STREAM])
     done = [offloader(*each) for each in words]
     assert [each.code for each in done] == [0, 0, 0, 0], [each.err for each in done]
     assert done[1].out == "kept\n" * 4 + "later\n" * 2
@@ -118,7 +122,7 @@ def test_read_succeeds_when_the_store_has_what_the_database_lacks(offloader: Off
     with closing(EmbeddedLedgers(str(whole))) as ledgers:
         ledgers.open_stream("other").append([b"x"] * 3)
         ledgers.open_stream(STREAM).append([b"y"] * 4)
-    assert offloader("offload", STREAM, "--ledgers", f"sqlite:///{whole}").code == 0
+    assert offloader("stream", "offload", STREAM, "--ledgers", f"sqlite:///{whole}").code == 0
     (database.with_name("whole.db.acked")).rename(database.with_name("gone.db.acked"))
     done = offloader("read", STREAM, "--count", "--ledgers", f"sqlite:///{database.with_name('gone.db')}")
     assert (done.code, done.out) == (0, "4\n")

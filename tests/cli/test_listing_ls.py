@@ -75,13 +75,13 @@ def test_a_prefix_a_limit_and_the_environment_choose(
 ) -> None:
     monkeypatch.setenv("OFFLOADER_STORE", store.url)
     assert [row["stream"] for row in offloader("ls", "--json").rows] == ["alpha", "beta", "gamma"]
-    assert [row["stream"] for row in offloader("ls", "b", "--json").rows] == ["beta"]
+    assert [row["stream"] for row in offloader("ls", "--prefix", "b", "--json").rows] == ["beta"]
     assert [row["stream"] for row in offloader("ls", "--limit", "2", "--json").rows] == ["alpha", "beta"]
 
 
 def test_truncated_segments_do_not_count(offloader: Offloader, store: ObjectStore, streams: list[StreamWriter]) -> None:
     streams[0].log.commit([Truncate(Position(4, 10))])
-    row = offloader("ls", "alpha", "--store", store.url, "--json").rows[0]
+    row = offloader("ls", "--prefix", "alpha", "--store", store.url, "--json").rows[0]
     assert (row["segments"], row["first"]) == (1, "4:10")
 
 
@@ -90,7 +90,7 @@ def test_deleted_stream_is_in_no_list_and_no_problem(
     offloader: Offloader, store: ObjectStore, streams: list[StreamWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFLOADER_STORE", store.url)
-    assert offloader("delete-stream", "alpha", "--yes").code == 0
+    assert offloader("stream", "delete", "--apply", "alpha").code == 0
     assert [row["stream"] for row in offloader("ls", "--json").rows] == ["beta", "gamma"]
     assert [row["stream"] for row in offloader("ls", "--limit", "1", "--json").rows] == ["beta"]
     status = offloader("status", "--json")
@@ -118,7 +118,7 @@ def test_damaged_manifest_is_one_error_row_and_exit_code_6(
     assert "record 2" in done.rows[0]["stream"]
 
 
-@pytest.mark.parametrize("verb", [["ls"], ["segments", "alpha"], ["read", "alpha"]])
+@pytest.mark.parametrize("verb", [["ls"], ["ls", "alpha"], ["read", "alpha"]])
 class TestBadStores:
     """One line, a hint, the exit code by kind; nothing is made."""
 

@@ -1,4 +1,4 @@
-"""``offloader segments STREAM``."""
+"""``offloader ls STREAM``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def writer(tmp_path: Path) -> StreamWriter:
 
 
 def test_segments_are_listed_in_stream_order_with_their_facts(offloader: Offloader, writer: StreamWriter) -> None:
-    done = offloader("segments", "orders", "--wide")
+    done = offloader("ls", "orders", "--wide")
     assert done.code == 0
     heading, first, second = (line.split() for line in done.out.splitlines())
     assert heading[:7] == ["SEGMENT", "LAYOUT", "STATUS", "FIRST", "LAST", "LEDGERS", "ENTRIES"]
@@ -40,13 +40,13 @@ def test_segments_are_listed_in_stream_order_with_their_facts(offloader: Offload
 
 
 def test_segments_fit_80_columns_unless_wide(offloader: Offloader, writer: StreamWriter) -> None:
-    heading, *lines = offloader("segments", "orders").out.splitlines()
+    heading, *lines = offloader("ls", "orders").out.splitlines()
     assert heading.split() == ["SEGMENT", "FIRST", "LAST", "ENTRIES", "PAYLOAD", "STORED"]
     assert max(map(len, [heading, *lines])) <= 80
 
 
 def test_as_json_with_the_names_of_the_objects(offloader: Offloader, writer: StreamWriter) -> None:
-    first, second = offloader("segments", "orders", "--json").rows
+    first, second = offloader("ls", "orders", "--json").rows
     summary = writer.log.state.offloaded()[0].summary
     assert summary is not None
     assert first == {
@@ -77,10 +77,10 @@ def test_as_json_with_the_names_of_the_objects(offloader: Offloader, writer: Str
 def test_assigned_segment_is_shown_without_unknown_facts(offloader: Offloader, writer: StreamWriter) -> None:
     uuid = uuid4()
     writer.log.commit([Assign(uuid, 2, Position(7, 0), None, BASE_MS, {})])
-    row = offloader("segments", "orders", "--json").rows[-1]
+    row = offloader("ls", "orders", "--json").rows[-1]
     assert (row["status"], row["first"], row["last"], row["ledgers"]) == ("assigned", "7:0", None, [])
     assert "entries" not in row
-    last = offloader("segments", "orders", "--wide").out.splitlines()[-1].split()
+    last = offloader("ls", "orders", "--wide").out.splitlines()[-1].split()
     assert last == [str(uuid), "V2", "assigned", "7:0", *["-"] * 9]
 
 
@@ -88,37 +88,37 @@ def test_failed_segments_are_listed_with_the_reason(offloader: Offloader, writer
     failed, later = uuid4(), uuid4()
     writer.log.commit([Assign(failed, 2, Position(7, 0), None, BASE_MS, {})])
     writer.log.commit([Failed(failed, "the store didn't answer"), Assign(later, 2, Position(7, 0), None, BASE_MS, {})])
-    assert str(failed) not in offloader("segments", "orders", "--json").out
-    rows = offloader("segments", "orders", "--all", "--json").rows
+    assert str(failed) not in offloader("ls", "orders", "--json").out
+    rows = offloader("ls", "orders", "--all", "--json").rows
     assert [(row["uuid"], row["status"], row["reason"]) for row in rows] == [
         *((str(uuid), "offloaded", None) for uuid in writer.uuids),
         (str(failed), "failed", "the store didn't answer"),
         (str(later), "assigned", None),
     ]
     assert rows[2]["failed_ms"] > 0
-    assert "the store didn't answer" in offloader("segments", "orders", "--all", "--wide").out
+    assert "the store didn't answer" in offloader("ls", "orders", "--all", "--wide").out
 
 
 def test_unknown_publish_times_are_shown_as_dashes(offloader: Offloader, writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 5, times=TIME_UNKNOWN_MS)])
-    assert offloader("segments", "orders", "--wide").out.splitlines()[-1].split().count("-") == 2
-    assert offloader("segments", "orders", "--json").rows[-1]["publish_time_min_ms"] is None
+    assert offloader("ls", "orders", "--wide").out.splitlines()[-1].split().count("-") == 2
+    assert offloader("ls", "orders", "--json").rows[-1]["publish_time_min_ms"] is None
 
 
 def test_a_limit_and_an_empty_stream(offloader: Offloader, writer: StreamWriter) -> None:
-    assert len(offloader("segments", "orders", "--json", "--limit", "1").rows) == 1
+    assert len(offloader("ls", "orders", "--json", "--limit", "1").rows) == 1
     StreamWriter(writer.store, "empty")
-    assert offloader("segments", "empty").out == "stream empty has no segments\n"
+    assert offloader("ls", "empty").out == "stream empty has no segments\n"
 
 
 def test_an_unknown_stream_is_answered_with_similar_names(offloader: Offloader) -> None:
-    code, line, hint = offloader.refuses("segments", "order")
+    code, line, hint = offloader.refuses("ls", "order")
     assert (code, hint) == (3, "did you mean orders?")
     assert line.startswith("stream order isn't in file://")
 
 
 def test_invalid_stream_name_is_refused(offloader: Offloader) -> None:
-    done = offloader("segments", "a//b")
+    done = offloader("ls", "a//b")
     assert done.code == 2
     assert "stream name 'a//b' can't be used" in done.err
 
@@ -127,16 +127,14 @@ def test_invalid_stream_name_is_refused(offloader: Offloader) -> None:
 @pytest.mark.parametrize(("name", "begin"), [("p.svg", b"<?xml"), ("p.png", b"\x89PNG")])
 def test_a_picture_is_drawn_into_a_file(offloader: Offloader, tmp_path: Path, name: str, begin: bytes) -> None:
     path = tmp_path / name
-    done = offloader("segments", "orders", "--plot", str(path))
+    done = offloader("ls", "orders", "--plot", str(path))
     assert (done.code, done.out) == (0, f"Picture: {path}\n")
     assert path.read_bytes().startswith(begin)
-    assert offloader("segments", "orders", "--plot", str(path), "--json").rows == [
-        {"stream": "orders", "picture": str(path)}
-    ]
+    assert offloader("ls", "orders", "--plot", str(path), "--json").rows == [{"stream": "orders", "picture": str(path)}]
 
 
 def test_a_picture_of_another_kind_is_refused_before_anything_is_written(offloader: Offloader, tmp_path: Path) -> None:
-    code, line, _ = offloader.refuses("segments", "orders", "--plot", str(tmp_path / "p.xlsx"))
+    code, line, _ = offloader.refuses("ls", "orders", "--plot", str(tmp_path / "p.xlsx"))
     assert code == 2
     assert ".svg or .png" in line
     assert not (tmp_path / "p.xlsx").exists()

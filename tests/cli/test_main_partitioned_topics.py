@@ -14,7 +14,7 @@ import pytest
 
 from formats.keys import data_key
 from formats.metadata.messages import OffloadContext, PulsarLedger
-from offloader.cli.main import VERBS, place_of
+from offloader.cli.tree import leaves
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.store.open import open_store
@@ -73,28 +73,25 @@ def streams_of(rows: list[Mapping[str, object]]) -> list[object]:
 
 #: Verb -> what it needs besides the name. Each does its work for each partition, a row with ``stream`` for each.
 EACH = {
-    "segments": [],
-    "pause": [],
-    "resume": [],
+    "ls": [],
+    "stream pause": [],
+    "stream resume": [],
     "verify": [],
     "status": [],
     "manifest show": [],
     "manifest show ": ["--records", "1"],
     "manifest checkpoint": [],
     "manifest checkpoint ": ["--dry-run"],
-    "manifest expire": ["--dry-run"],
-    "compact": ["--beside-owner"],
-    "compact ": ["--dry-run"],
-    "rollback plan": [],
-    "rollback apply": ["--take-over"],
-    "rollback apply ": ["--dry-run"],
+    "manifest expire": [],
+    "stream compact": ["--beside-owner"],
+    "stream compact ": ["--dry-run"],
     "cleanup plan": [],
-    "cleanup run": [],
+    "cleanup run": ["--apply"],
     "cleanup orphans": [],
     "cleanup hold": [],
-    "truncate": ["--before", "0=4:0", "--before", "1=5:0"],
-    "truncate ": ["--before-time", "-1h", "--dry-run"],
-    "delete-stream": ["--dry-run"],
+    "stream truncate": ["--before", "0=4:0", "--before", "1=5:0", "--apply"],
+    "stream truncate ": ["--before-time", "-1h"],
+    "stream delete": [],
 }
 
 
@@ -116,8 +113,8 @@ WHOLE = {
     "read": ["--count"],
     "retention explain": [],
     "retention plan": [],
-    "retention run": [],
-    "subscribers list": [],
+    "retention run": ["--apply"],
+    "subscriber list": [],
     "config explain": [],
 }
 
@@ -132,11 +129,11 @@ def test_verb_is_about_the_topic_as_one(offloader: Offloader, verb: str) -> None
 
 @pytest.mark.slow
 def test_subscribers_and_reader_groups_take_a_topic(offloader: Offloader) -> None:
-    assert offloader("subscribers", "add", TOPIC, "audit").code == 0
-    assert offloader("subscribers", "ack", TOPIC, "audit", "--at", "0=3:5", "--at", "1=4:5").code == 0
-    [row] = offloader("subscribers", "list", TOPIC, "--json").rows
+    assert offloader("subscriber", "add", TOPIC, "audit").code == 0
+    assert offloader("subscriber", "ack", TOPIC, "audit", "--at", "0=3:5", "--at", "1=4:5").code == 0
+    [row] = offloader("subscriber", "list", TOPIC, "--json").rows
     assert row["subscriber"] == "audit"
-    assert offloader("subscribers", "remove", TOPIC, "audit").code == 0
+    assert offloader("subscriber", "remove", TOPIC, "audit").code == 0
     assert offloader("group", "set", "team", "--stream", TOPIC).code == 0
     assert offloader("group", "join", "team", "one", "--stream", TOPIC, "--limit", "1").code == 0
 
@@ -144,14 +141,13 @@ def test_subscribers_and_reader_groups_take_a_topic(offloader: Offloader) -> Non
 #: Verb -> what it needs besides the name; why it is of one partition.
 REFUSED = {
     "manifest rebuild": (["--head", "first"], "a rebuild needs one stream"),
-    "accept-source": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
-    "accept-loss": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
-    "offload": (["--to", "3:5"], "a position belongs to one"),
-    "rollback apply": (["--delete", "3", "--yes"], "a ledger belongs to one stream"),
+    "stream set-source": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
+    "stream accept-loss": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
+    "stream offload": (["--to", "3:5"], "a position belongs to one"),
     "cleanup undo": (["--to", "3:0"], "a position belongs to one"),
     "cleanup undo ": (["--segment", "00000000-0000-0000-0000-000000000001"], "a segment belongs to one stream"),
     "read": (["--from", "3:0"], "a position belongs to one"),
-    "segments": (["--plot", "x.svg"], "--plot draws one stream"),
+    "ls": (["--plot", "x.svg"], "--plot draws one stream"),
 }
 
 
@@ -171,23 +167,29 @@ def test_what_is_of_one_stream_is_refused_and_names_the_partitions(
 def test_every_verb_that_takes_a_stream_is_in_a_table() -> None:
     """A verb with an argument for streams is listed above, or in the tests below."""
     tested = {each.strip() for table in (EACH, WHOLE, REFUSED) for each in table}
-    # `export`, `replay` and `spark` have theirs in tests/iceberg, tests/replay and tests/spark.
-    below = {"export", "offload", "replay", "spark", "adopt", "cleanup audit", "rollback export", "cleanup undo"}
+    # `export iceberg`, `export pulsar` and `spark` have theirs in tests/iceberg, tests/replay and tests/spark.
+    below = {
+        "export iceberg",
+        "stream offload",
+        "export pulsar",
+        "import",
+        "cleanup audit",
+        "export v1",
+        "cleanup undo",
+    }
+    below |= {f"spark {job}" for job in ("backfill", "compact", "export", "rebuild", "verify")}
     # `manifest context` takes one stream, and is in tests/cli/test_manifest.py.
     below |= {"group set", "group join", "manifest context"}
-    below |= {f"subscribers {action}" for action in ("add", "ack", "remove", "accept-loss")}
+    below |= {f"subscriber {action}" for action in ("add", "ack", "remove", "accept-loss")}
     assert set(verbs_with_streams()) - tested - below == set()
 
 
 def verbs_with_streams() -> Iterator[str]:
-    for verb in VERBS:
-        module, attribute = place_of(verb)
-        found = getattr(import_module(f"offloader.cli.{module}"), attribute)
-        actions = found if isinstance(found, Mapping) else {"": found}
-        for action, run in actions.items():
-            named = {"stream", "streams", "topic"} & set(inspect.signature(run).parameters)
-            if named:
-                yield f"{verb} {action}".strip()
+    for words, place in leaves():
+        module, _, function = place.partition(":")
+        run = getattr(import_module(f"offloader.cli.{module}"), function)
+        if {"stream", "streams", "topic"} & set(inspect.signature(run).parameters):
+            yield words
 
 
 @pytest.mark.slow
@@ -202,7 +204,7 @@ def test_offload_completes_each_partition_and_names_the_one_that_fails(
     sources = [database.open_stream(name) for name in PARTITIONS]
     for source in sources:
         source.append([b"a", b"b"], 0)
-    done = offloader("offload", TOPIC, "--json")
+    done = offloader("stream", "offload", TOPIC, "--json")
     assert (done.code, [(row["stream"], row["entries"]) for row in done.rows]) == (
         0,
         [(each, 2) for each in PARTITIONS],
@@ -211,11 +213,11 @@ def test_offload_completes_each_partition_and_names_the_one_that_fails(
     assert [len(stored_entries(opened, each)) for each in PARTITIONS] == [2, 2]
     for source in sources:
         source.append([b"c"], 0)
-    planned = offloader("offload", TOPIC, "--dry-run", "--json")
+    planned = offloader("stream", "offload", TOPIC, "--dry-run", "--json")
     assert (planned.code, [row["stream"] for row in planned.rows]) == (0, PARTITIONS)
     broken = next(info.key for info in opened.list(f"{PARTITIONS[0]}/manifest/").objects if info.size_bytes)
     opened.put(broken, b"damaged")
-    done = offloader("offload", TOPIC, "--take-over", "--json")
+    done = offloader("stream", "offload", TOPIC, "--take-over", "--json")
     failed, whole = done.rows
     assert (done.code, failed["stream"], failed["error"]["exit_code"]) == (6, PARTITIONS[0], 6)
     assert (whole["stream"], whole["entries"]) == (PARTITIONS[1], 1)
@@ -229,7 +231,7 @@ def test_offload_of_a_stream_leaves_what_only_looks_like_its_partition(
     monkeypatch.setenv("OFFLOADER_LEDGERS", topic.ledgers)
     with closing(EmbeddedLedgers(topic.ledgers)) as database:
         database.open_stream(f"{PLAIN}-partition-0").append([b"a"], 0)
-    code, line, _ = offloader.refuses("offload", PLAIN, "--take-over")
+    code, line, _ = offloader.refuses("stream", "offload", PLAIN, "--take-over")
     assert (code, f"stream '{PLAIN}' isn't in ledger database" in line) == (3, True)
     assert f"{PLAIN}-partition-0" not in list_streams(topic.store)
 
@@ -246,14 +248,14 @@ def test_export_takes_a_record_of_each_partition(offloader: Offloader, topic: To
     }
     for given, said in wrong.items():
         options = [part for each in given for part in ("--broker-record", each)]
-        code, line, hint = offloader.refuses("rollback", "export", TOPIC, "--dest", target, *options)
+        code, line, hint = offloader.refuses("export", "v1", TOPIC, "--dest", target, *options)
         assert (code in (2, 3), said in line, bool(hint)) == (True, True, True), (line, hint)
     assert not (tmp_path / "bucket").exists()
     absent = ("--broker-record", f"0={records[0]}", "--broker-record", f"1={tmp_path}/absent")
-    code, line, _ = offloader.refuses("rollback", "export", TOPIC, "--dest", target, *absent)
+    code, line, _ = offloader.refuses("export", "v1", TOPIC, "--dest", target, *absent)
     assert (code, "can't be read" in line, list((tmp_path / "bucket").glob("*"))) == (3, True, [])
     both = [part for number in (0, 1) for part in ("--broker-record", f"{number}={records[number]}")]
-    done = offloader("rollback", "export", TOPIC, "--dest", target, *both, "--json")
+    done = offloader("export", "v1", TOPIC, "--dest", target, *both, "--json")
     assert [(row["stream"], row["ledger_id"], row["state"]) for row in done.rows] == [
         (PARTITIONS[0], 3, "written"),
         (PARTITIONS[1], 4, "written"),
@@ -263,8 +265,8 @@ def test_export_takes_a_record_of_each_partition(offloader: Offloader, topic: To
 
 @pytest.mark.slow
 def test_undo_brings_back_what_a_truncation_of_the_topic_took(offloader: Offloader) -> None:
-    assert offloader("truncate", TOPIC, "--before", "0=4:0", "--before", "1=5:0").code == 0
-    assert offloader("cleanup", "run", TOPIC, "--yes").code == 0
+    assert offloader("stream", "truncate", "--apply", TOPIC, "--before", "0=4:0", "--before", "1=5:0").code == 0
+    assert offloader("cleanup", "run", "--apply", TOPIC, "--allow-large").code == 0
     done = offloader("cleanup", "undo", TOPIC, "--json")
     assert (done.code, [(row["stream"], len(row["segments"])) for row in done.rows]) == (
         0,
@@ -281,16 +283,17 @@ def test_hold_and_audit_are_of_all_partitions(offloader: Offloader, topic: Topic
 
 
 @pytest.mark.slow
-def test_rollback_of_one_damaged_partition_leaves_the_other_rewritten(offloader: Offloader, topic: Topic) -> None:
+def test_compaction_of_one_damaged_partition_leaves_the_other_compacted(offloader: Offloader, topic: Topic) -> None:
     [segment] = load_manifest(topic.store, PARTITIONS[0]).offloaded()
     key = data_key(PARTITIONS[0], segment.uuid)
     data = bytearray(topic.store.get(key)[0])
     data[200] ^= 1
     topic.store.put(key, bytes(data))
-    done = offloader("rollback", "apply", TOPIC, "--take-over")
+    done = offloader("stream", "compact", TOPIC, "--beside-owner", "--recode", "--codec", "zstd")
     assert done.code == 6
     assert f"stream {PARTITIONS[0]}: " in done.err
-    assert [int(load_manifest(topic.store, each).offloaded()[0].layout) for each in PARTITIONS] == [2, 1]
+    compressed = [load_manifest(topic.store, each).offloaded()[0].content.compressed for each in PARTITIONS]
+    assert compressed == [False, True]
 
 
 def test_a_status_file_alone_knows_a_topics_partitions(
@@ -305,7 +308,7 @@ def test_a_status_file_alone_knows_a_topics_partitions(
 
 
 def test_release_of_adopted_ledgers_takes_a_topic(offloader: Offloader) -> None:
-    done = offloader("adopt", TOPIC, "--release", "--json")
+    done = offloader("import", TOPIC, "--undo", "--json")
     assert (done.code, [(row["stream"], row["released"]) for row in done.rows]) == (
         0,
         [(each, 0) for each in PARTITIONS],

@@ -69,22 +69,28 @@ def test_topic_without_partitions_is_its_stream(offloader: Offloader) -> None:
 
 @pytest.mark.slow
 def test_other_verbs_take_topics_and_their_partitions(offloader: Offloader) -> None:
-    segments = offloader("segments", TOPIC, "--json").rows
+    segments = offloader("ls", TOPIC, "--json").rows
     assert [row["stream"] for row in segments] == [f"{STREAM}-partition-0", f"{STREAM}-partition-1"]
-    assert "STREAM" in offloader("segments", TOPIC).out
-    assert offloader.refuses("segments", TOPIC, "--plot", "x.svg")[0] == 2
+    assert "STREAM" in offloader("ls", TOPIC).out
+    assert offloader.refuses("ls", TOPIC, "--plot", "x.svg")[0] == 2
     assert [row["stream"] for row in offloader("verify", TOPIC, "--json").rows] == [
         f"{STREAM}-partition-0",
         f"{STREAM}-partition-1",
     ]
     for change in ("pause", "resume"):
-        rows = offloader(change, TOPIC, "--json").rows
+        rows = offloader("stream", change, TOPIC, "--json").rows
         assert [(row["stream"], row["changed"]) for row in rows] == [
             (f"{STREAM}-partition-0", True),
             (f"{STREAM}-partition-1", True),
         ]
-    for verb in (["pause"], ["resume"], ["manifest", "show"], ["truncate"], ["status"]):
-        more = ["--before", "3:0", "--dry-run"] if verb == ["truncate"] else []
+    for verb in (
+        ["stream", "pause"],
+        ["stream", "resume"],
+        ["manifest", "show"],
+        ["stream", "truncate"],
+        ["status"],
+    ):
+        more = ["--before", "3:0"] if verb == ["stream", "truncate"] else []
         done = offloader(*verb, "persistent://shop/eu/plain", *more)
         assert (done.code, "shop/eu/persistent/plain" in done.out) == (0, True), (verb, done)
 

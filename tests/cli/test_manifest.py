@@ -139,7 +139,7 @@ def test_rebuild_dry_run_prints_the_plan_that_rebuild_then_applies(
 def test_expire_deletes_checkpointed_records_and_dead_incarnations(
     capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter, tmp_path: Path
 ) -> None:
-    arguments = ("expire", STREAM, "--store", store.url)
+    arguments = ("expire", STREAM, "--store", store.url, "--apply")
     incarnation = writer.log.state.incarnation
     writer.log.checkpoint()
     dead = record_key(STREAM, UUID(int=77), 1)
@@ -155,7 +155,7 @@ def test_expire_deletes_checkpointed_records_and_dead_incarnations(
     at_once = tmp_path / "at-once.toml"
     at_once.write_text("[manifest]\norphan_age_min = '0s'\n", encoding="utf-8")
     before = sorted(info.key for info in store.list("").objects)
-    code, out, _ = said(capsys, *arguments, "--config", str(at_once), "--dry-run")
+    code, out, _ = said(capsys, *arguments[:-1], "--config", str(at_once))
     assert code == 0
     assert out.startswith(
         f"{STREAM}: would delete 3 records, 0 checkpoints and 0 runs, and 1 objects of 1 dead incarnations"
@@ -200,7 +200,7 @@ def test_store_without_conditional_creates_is_not_written_to(
     put = LocalStore.put
     monkeypatch.setattr(LocalStore, "put", overwrites)
     before = sorted(info.key for info in store.list("").objects)
-    for arguments in (("checkpoint",), ("expire",), ("rebuild", "--head", "first")):
+    for arguments in (("checkpoint",), ("expire", "--apply"), ("rebuild", "--head", "first")):
         code, _, err = said(capsys, *arguments, STREAM, "--store", store.url)
         assert code != 0
         assert "can't be written safely" in err

@@ -1,4 +1,4 @@
-"""``offloader offload STREAM``."""
+"""``offloader stream offload STREAM``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def offloader(capsys: pytest.CaptureFixture[str], bench: Bench) -> Offloader:
 
 
 def test_offload_sends_everything_and_names_verified_objects(offloader: Offloader, bench: Bench) -> None:
-    (done,) = offloader("offload", STREAM, "--json").rows
+    (done,) = offloader("stream", "offload", STREAM, "--json").rows
 
     store = open_store(bench.url)
     assert stored_entries(store, STREAM) == bench.expected
@@ -77,14 +77,14 @@ def test_offload_sends_everything_and_names_verified_objects(offloader: Offloade
 @pytest.mark.slow
 def test_second_offload_sends_only_new_entries(offloader: Offloader, bench: Bench) -> None:
     """The second run reads the committed end from the manifest and uses a read-only view of the ledgers."""
-    offloader("offload", STREAM)
+    offloader("stream", "offload", STREAM)
     [batch] = bench.source.append([b"one more"], 0)
-    (done,) = offloader("offload", STREAM, "--take-over", "--json").rows
+    (done,) = offloader("stream", "offload", STREAM, "--take-over", "--json").rows
     assert (done["entries"], done["committed"]) == (1, str(batch.last))
 
 
 def test_offload_prints_a_table_and_a_sentence(offloader: Offloader, bench: Bench) -> None:
-    done = offloader("offload", STREAM)
+    done = offloader("stream", "offload", STREAM)
     assert done.code == 0
     heading, row, sentence = done.out.splitlines()
     assert heading.split() == ["SEGMENT", "FIRST", "LAST", "ENTRIES", "PAYLOAD", "STORED"]
@@ -94,31 +94,31 @@ def test_offload_prints_a_table_and_a_sentence(offloader: Offloader, bench: Benc
 
 @pytest.mark.slow
 def test_nothing_to_offload_is_reported(offloader: Offloader) -> None:
-    offloader("offload", STREAM)
-    again = offloader("offload", STREAM)
+    offloader("stream", "offload", STREAM)
+    again = offloader("stream", "offload", STREAM)
     assert (again.code, again.out) == (0, f"nothing to offload in {STREAM}: committed end 3:9\n")
-    assert offloader("offload", STREAM, "--json").rows[0]["offloaded"] == []
-    assert offloader("offload", STREAM, "--dry-run").out == f"nothing to offload in {STREAM}\n"
+    assert offloader("stream", "offload", STREAM, "--json").rows[0]["offloaded"] == []
+    assert offloader("stream", "offload", STREAM, "--dry-run").out == f"nothing to offload in {STREAM}\n"
 
 
 @pytest.mark.slow
 def test_until_and_size_threshold_leave_the_rest_behind(offloader: Offloader, bench: Bench) -> None:
-    (done,) = offloader("offload", STREAM, "--to", "2:4", "--json", "--take-over").rows
+    (done,) = offloader("stream", "offload", STREAM, "--to", "2:4", "--json", "--take-over").rows
     assert done["committed"] == "2:4"
-    (done,) = offloader("offload", STREAM, "--size-threshold", "1500", "--json", "--take-over").rows
+    (done,) = offloader("stream", "offload", STREAM, "--size-threshold", "1500", "--json", "--take-over").rows
     assert done["committed"] == "2:14"
-    (done,) = offloader("offload", STREAM, "--size-threshold", "100000", "--json").rows
+    (done,) = offloader("stream", "offload", STREAM, "--size-threshold", "100000", "--json").rows
     assert done["offloaded"] == []
     assert stored_entries(open_store(bench.url), STREAM) == bench.expected[:35]
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(offloader: Offloader, bench: Bench) -> None:
-    done = offloader("offload", STREAM, "--dry-run")
+    done = offloader("stream", "offload", STREAM, "--dry-run")
     assert [line.split() for line in done.out.splitlines()] == [
         ["LAYOUT", "FIRST", "LAST", "ABOUT"],
         ["V2", "1:0", "3:9", "5.5", "KiB"],
     ]
-    (planned,) = offloader("offload", STREAM, "--dry-run", "--json").rows
+    (planned,) = offloader("stream", "offload", STREAM, "--dry-run", "--json").rows
     assert planned["segments"] == [{"layout": "V2", "first": "1:0", "last": "3:9", "bytes": 5600}]
     assert list_streams(open_store(bench.url)) == []
 
@@ -126,20 +126,20 @@ def test_dry_run_prints_the_plan_and_writes_nothing(offloader: Offloader, bench:
 @pytest.mark.slow
 def test_the_ledger_method_offloads_closed_ledgers(offloader: Offloader, bench: Bench) -> None:
     bench.set_method("ledger")
-    planned = offloader("offload", STREAM, "--dry-run", "--json").rows[0]["segments"]
+    planned = offloader("stream", "offload", STREAM, "--dry-run", "--json").rows[0]["segments"]
     assert [(each["layout"], each["first"], each["last"]) for each in planned] == [
         ("V1", "1:0", "1:19"),
         ("V1", "2:0", "2:19"),
     ]
-    (done,) = offloader("offload", STREAM, "--json", "--size-threshold", "3000").rows
+    (done,) = offloader("stream", "offload", STREAM, "--json", "--size-threshold", "3000").rows
     assert [row["first"] for row in done["offloaded"]] == ["1:0"]
-    (done,) = offloader("offload", STREAM, "--json", "--take-over").rows
+    (done,) = offloader("stream", "offload", STREAM, "--json", "--take-over").rows
     assert [row["first"] for row in done["offloaded"]] == ["2:0"]
     assert [s.layout for s in load_manifest(open_store(bench.url), STREAM).offloaded()] == [1, 1]
 
 
 def test_progress_is_printed_to_standard_error(offloader: Offloader) -> None:
-    done = offloader("offload", STREAM, "--progress", "--json")
+    done = offloader("stream", "offload", STREAM, "--progress", "--json")
     assert done.err == "1 of about 1 segments, 4.9 KiB: 1:0..3:9\n"
     assert len(done.rows) == 1
 
@@ -147,48 +147,48 @@ def test_progress_is_printed_to_standard_error(offloader: Offloader) -> None:
 @pytest.mark.slow
 def test_a_living_writer_keeps_its_stream_without_take_over(offloader: Offloader, bench: Bench) -> None:
     ManifestLog(open_store(bench.url), STREAM, clock=SystemClock()).open_epoch()
-    code, line, hint = offloader.refuses("offload", STREAM)
+    code, line, hint = offloader.refuses("stream", "offload", STREAM)
     assert code == 5
     assert "is owned by" in line
     assert "--take-over" in hint
-    assert offloader("offload", STREAM, "--take-over").code == 0
+    assert offloader("stream", "offload", STREAM, "--take-over").code == 0
 
 
 @pytest.mark.slow
 def test_settings_file_sets_method_and_sizes(offloader: Offloader, bench: Bench, tmp_path: Path) -> None:
     config = tmp_path / "offloader.toml"
     config.write_text(f'[topics."{STREAM}".offload]\nblock_size = "300B"\n')  # the proposal's default: by ledger
-    planned = offloader("offload", STREAM, "--dry-run", "--config", str(config), "--json").rows[0]["segments"]
+    planned = offloader("stream", "offload", STREAM, "--dry-run", "--config", str(config), "--json").rows[0]["segments"]
     assert [each["layout"] for each in planned] == ["V1", "V1"]
-    (done,) = offloader("offload", STREAM, "--config", str(config), "--json").rows
+    (done,) = offloader("stream", "offload", STREAM, "--config", str(config), "--json").rows
     assert (done["method"], done["committed"]) == ("ledger", "2:19")
     state = load_manifest(open_store(bench.url), STREAM)
     assert state.method == "ledger"
     assert all(s.summary is not None and s.summary.blocks > 5 for s in state.offloaded())
 
     config.write_text(f'streaming_offload = true\n[topics."{STREAM}".offload]\nblock_size = "300B"\n')
-    (done,) = offloader("offload", STREAM, "--take-over", "--config", str(config), "--json").rows
+    (done,) = offloader("stream", "offload", STREAM, "--take-over", "--config", str(config), "--json").rows
     assert (done["method"], done["committed"]) == ("streaming", "3:9")
     state = load_manifest(open_store(bench.url), STREAM)
     assert (state.method, [s.layout for s in state.offloaded()]) == ("streaming", [1, 1, 2])
     assert stored_entries(open_store(bench.url), STREAM) == bench.expected
 
     config.write_text('[offload]\nmethod = "none"\n')
-    code, line, _ = offloader.refuses("offload", STREAM, "--config", str(config))
+    code, line, _ = offloader.refuses("stream", "offload", STREAM, "--config", str(config))
     assert (code, line) == (2, f"stream {STREAM} isn't offloaded: its method is none ({config} [process])")
     config.write_text('[offload]\nblok_bytes = 1\nmethod = "x"\n')
-    code, line, _ = offloader.refuses("offload", STREAM, "--config", str(config))
+    code, line, _ = offloader.refuses("stream", "offload", STREAM, "--config", str(config))
     assert (code, line.count(";")) == (2, 1)
 
 
 @pytest.mark.process
 def test_another_process_continues_after_the_manifests_committed_end(offloader: Offloader) -> None:
     """Nothing of it lives in the process that did it: the status is the manifest's."""
-    command = [sys.executable, "-m", "offloader.cli.main", "offload", STREAM, "--to", "2:4"]
+    command = [sys.executable, "-m", "offloader.cli.main", "stream", "offload", STREAM, "--to", "2:4"]
     subprocess.run(command, check=True, timeout=PATIENCE_S)
     (status,) = offloader("status", STREAM, "--json").rows
     assert (status["committed"], status["segments"]["offloaded"]) == ("2:4", 1)
-    (done,) = offloader("offload", STREAM, "--take-over", "--json").rows
+    (done,) = offloader("stream", "offload", STREAM, "--take-over", "--json").rows
     assert (done["offloaded"][0]["first"], done["committed"]) == ("2:5", "3:9")
 
 
@@ -205,14 +205,14 @@ def test_living_writers_stream_is_refused_or_taken_with_its_open_segment(
             assert writer.stdin is not None
             assert writer.stdout is not None
             assert writer.stdout.readline() == "20 entries\n"
-            code, line, hint = offloader.refuses("offload", STREAM)
+            code, line, hint = offloader.refuses("stream", "offload", STREAM)
             assert code == 5
             assert line.startswith(f"stream {STREAM} is owned by ")
             assert f"/{writer.pid}" in line
             assert "--take-over" in hint
             assert load_manifest(open_store(url), STREAM).committed_end() is None
 
-            (done,) = offloader("offload", STREAM, "--take-over", "--json").rows
+            (done,) = offloader("stream", "offload", STREAM, "--take-over", "--json").rows
             assert (done["entries"], done["segments"]) == (20, 1)
             entries = [payload for _, payload in stored_entries(open_store(url), STREAM)]
             assert entries == [b"entry %d" % n for n in range(20)]
@@ -226,12 +226,12 @@ def test_living_writers_stream_is_refused_or_taken_with_its_open_segment(
 def test_invalid_calls_are_refused_before_anything_is_written(
     offloader: Offloader, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert offloader.refuses("offload", "nobody")[0] == 3
-    assert offloader.refuses("offload", STREAM, "--to", "soon")[0] == 2
+    assert offloader.refuses("stream", "offload", "nobody")[0] == 3
+    assert offloader.refuses("stream", "offload", STREAM, "--to", "soon")[0] == 2
     bench.set_method("none")
-    assert "method is none" in offloader.refuses("offload", STREAM)[1]
+    assert "method is none" in offloader.refuses("stream", "offload", STREAM)[1]
     monkeypatch.delenv("OFFLOADER_LEDGERS")
-    assert offloader.refuses("offload", STREAM)[:2] == (2, "no ledger database was given")
+    assert offloader.refuses("stream", "offload", STREAM)[:2] == (2, "no ledger database was given")
 
 
 class HoldingProbe(HoldingProxy):
@@ -254,10 +254,10 @@ class HoldingProbe(HoldingProxy):
 
 
 def test_unknown_topic_is_named_as_unknown(offloader: Offloader, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    offloader("offload", STREAM)
+    offloader("stream", "offload", STREAM)
     monkeypatch.delenv("OFFLOADER_LEDGERS")
     for name in (f"{STREAM}x", "persistent://public/default/nothing"):
-        code, line, hint = offloader.refuses("offload", name)
+        code, line, hint = offloader.refuses("stream", "offload", name)
         assert (code, line.endswith(f" isn't in {bench.url}")) == (3, True), line
         assert STREAM in hint
         assert "--ledgers" in hint
@@ -270,7 +270,7 @@ def test_stream_is_looked_at_while_the_store_is_probed_and_the_database_knows_it
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", place.endpoint.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", place.endpoint.secret_key)
     with HoldingProbe(place.endpoint.url) as proxy:
-        assert offloader("offload", STREAM, "--store", place.url, "--endpoint-url", proxy.url).code == 0
+        assert offloader("stream", "offload", STREAM, "--store", place.url, "--endpoint-url", proxy.url).code == 0
     assert stored_entries(place.open(), STREAM) == bench.expected
     assert all(each.split("?")[0].endswith(f"/_catalog/{STREAM}") for each in proxy.noted[:2])
 
@@ -285,7 +285,7 @@ def test_settings_file_names_the_ledger_database(
     store = f'[serve]\nstore = "{bench.url}"\n'
     config = tmp_path / "offloader.toml"
     config.write_text(store + ("[flight]\n" if section == "flight" else "") + f'ledgers = "{bench.ledgers}"\n')
-    done = offloader("offload", STREAM, "--config", str(config), "--json")
+    done = offloader("stream", "offload", STREAM, "--config", str(config), "--json")
     assert done.code == 0, done.err
     assert [(row["entries"], row["committed"]) for row in done.rows] == [(40, "2:19")]
     assert stored_entries(open_store(bench.url), STREAM) == bench.expected[:40]
@@ -296,7 +296,7 @@ def test_database_of_the_options_wins_over_the_settings_file(
 ) -> None:
     config = tmp_path / "offloader.toml"
     config.write_text(f'[serve]\nledgers = "sqlite:///{tmp_path}/other.db"\n')
-    (done,) = offloader("offload", STREAM, "--config", str(config), "--json").rows
+    (done,) = offloader("stream", "offload", STREAM, "--config", str(config), "--json").rows
     assert done["entries"] == 40
 
 
@@ -304,27 +304,29 @@ def test_database_of_the_options_wins_over_the_settings_file(
 def test_settings_file_without_one_ledger_database_is_refused(
     offloader: Offloader, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offloader("offload", STREAM)
+    offloader("stream", "offload", STREAM)
     monkeypatch.delenv("OFFLOADER_LEDGERS")
     config = tmp_path / "offloader.toml"
     config.write_text("")
-    code, line, hint = offloader.refuses("offload", STREAM, "--config", str(config))
+    code, line, hint = offloader.refuses("stream", "offload", STREAM, "--config", str(config))
     assert (code, line) == (2, f"no ledger database was given: the settings file {config} has no serve.ledgers")
     assert "--ledgers sqlite:///FILE" in hint
     other = f"sqlite:///{tmp_path}/other.db"
     config.write_text(f'[serve]\nledgers = "{bench.ledgers}"\n[flight]\nledgers = "{other}"\n')
-    code, line, hint = offloader.refuses("offload", STREAM, "--config", str(config))
+    code, line, hint = offloader.refuses("stream", "offload", STREAM, "--config", str(config))
     assert (code, line.partition(": ")[2]) == (
         2,
         f"the settings file {config} has two, serve.ledgers and flight.ledgers",
     )
     assert (bench.ledgers in hint, other in hint) == (True, True)
     config.write_text(f'[serve]\nledgers = "{other}"\n')
-    code, line, _ = offloader.refuses("offload", STREAM, "--config", str(config))
+    code, line, _ = offloader.refuses("stream", "offload", STREAM, "--config", str(config))
     assert (code, "other.db" in line) == (3, True)
 
 
 def test_pattern_that_is_no_streams_name_makes_no_store(offloader: Offloader, bench: Bench, tmp_path: Path) -> None:
-    code, _, hint = offloader.refuses("offload", "public/default/persistent/or*", "--store", f"file://{tmp_path}/new")
+    code, _, hint = offloader.refuses(
+        "stream", "offload", "public/default/persistent/or*", "--store", f"file://{tmp_path}/new"
+    )
     assert (code, bool(hint)) == (3, True)
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""``offloader accept-source``: its words."""
+"""``offloader stream set-source``: its words."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_both_databases_are_named_once(
             stream.append([b"x"] * 3)
             uuids.append(str(stream.source_id()))
         if name == "old":
-            assert offloader("offload", "orders", "--ledgers", f"sqlite:///{tmp_path}/old.db").code == 0
+            assert offloader("stream", "offload", "orders", "--ledgers", f"sqlite:///{tmp_path}/old.db").code == 0
     old, new = uuids
     for options, verb in ((["--dry-run"], "would be"), ([], "is now")):
-        done = offloader("accept-source", "orders", "--ledgers", f"sqlite:///{tmp_path}/new.db", *options)
+        done = offloader("stream", "set-source", "orders", "--ledgers", f"sqlite:///{tmp_path}/new.db", *options)
         assert done.out.startswith(f"orders: it is another database, {new} instead of {old}\n")
         assert f"the ledger database {verb} the stream's hot tier" in done.out
         assert (done.out.count(new), done.out.count(old)) == (1, 1)

@@ -1,4 +1,4 @@
-"""``offloader adopt``, and the other verbs on adopted streams."""
+"""``offloader import``, and the other verbs on adopted streams."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def url(bucket: ObjectStore) -> str:
 @pytest.mark.slow
 def test_adopt_prints_a_table_and_a_summary_line(offloader: Offloader, bucket: ObjectStore, url: str) -> None:
     put_golden(bucket)
-    done = offloader("adopt", "--store", url, "--wide")
+    done = offloader("import", "--store", url, "--wide")
     assert (done.code, done.err) == (0, "")
     heading, row, last = done.out.splitlines()
     assert heading.split() == ["STREAM", "ADOPTED", "ALREADY", "LEFT", "OUT", "ENTRIES", "PAYLOAD", "FIRST", "LAST"]
     assert row.split() == [GOLDEN_STREAM, "4", "0", "0", f"{ENTRIES:,}", "11.9", "MiB", "1001:0", "1007:2"]
     assert last == "adopted 4 segments of 1 stream; imported before: 0"
-    assert "would adopt 0 segments" in offloader("adopt", "--store", url, "--dry-run").out
+    assert "would adopt 0 segments" in offloader("import", "--store", url, "--dry-run").out
 
 
 @pytest.mark.slow
@@ -65,12 +65,12 @@ def test_every_verb_works_on_adopted_streams(
 ) -> None:
     put_golden(bucket)
     keys = {info.key for info in bucket.list("").objects}
-    offloader("adopt", "--store", url, *(["--read-only", str(tmp_path / "notes")] if read_only else []))
+    offloader("import", "--store", url, *(["--read-only", str(tmp_path / "notes")] if read_only else []))
     place = f"catalogue://{tmp_path}/notes" if read_only else url
 
     [row] = offloader("ls", "--store", place, "--json").rows
     assert (row["stream"], row["segments"], row["entries"]) == (GOLDEN_STREAM, 4, ENTRIES)
-    segments = offloader("segments", GOLDEN_STREAM, "--store", place, "--json").rows
+    segments = offloader("ls", GOLDEN_STREAM, "--store", place, "--json").rows
     assert [segment["data"] for segment in segments] == [case["data"]["key"] for case in golden_cases()]
     assert not any(segment["owned"] for segment in segments)
     assert offloader("read", GOLDEN_STREAM, "--store", place, "--count").out == f"{ENTRIES}\n"
@@ -90,7 +90,7 @@ def test_json_contains_streams_problems_and_a_summary(offloader: Offloader, buck
     bucket.put("11111111-1111-4111-8000-000000000000-ledger-1", b"half")
     bucket.put("notes.txt", b"")
 
-    done = offloader("adopt", "--store", url, "--json")
+    done = offloader("import", "--store", url, "--json")
 
     stream, problem, summary = done.rows
     assert done.code == 6
@@ -124,7 +124,7 @@ def test_remarks_name_left_out_objects_with_their_reason(
     missing = {"ledgerId": 1005, "entries": 5, "size": 5, "offloaded": False}
     stats.write_text(json.dumps({"ledgers": sorted([*ledgers, missing], key=lambda ledger: ledger["ledgerId"])}))
 
-    out = offloader("adopt", "--store", url, "--internal-stats", f"persistent://public/default/oracle={stats}").out
+    out = offloader("import", "--store", url, "--internal-stats", f"persistent://public/default/oracle={stats}").out
 
     assert f"{GOLDEN_STREAM}: left out 11111111-1111-4111-8000-0000000003e9 1001:0: the topic has no ledger 1001" in out
     assert f"{GOLDEN_STREAM}: not in the store: ledgers 1005\n" in out
@@ -145,11 +145,11 @@ def test_a_saved_answer_of_pulsar_names_the_topics(
     offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path, document: object, argument: str
 ) -> None:
     put_golden(bucket, without=["managedledgername"])
-    assert "4 ledgers of unknown topics" in offloader("adopt", "--store", url).out
+    assert "4 ledgers of unknown topics" in offloader("import", "--store", url).out
     path = tmp_path / "stats.json"
     path.write_text(json.dumps(document))
 
-    [row, _] = offloader("adopt", "--store", url, "--json", "--internal-stats", argument.format(path)).rows
+    [row, _] = offloader("import", "--store", url, "--json", "--internal-stats", argument.format(path)).rows
 
     assert (row["stream"], row["adopted"]) == (GOLDEN_STREAM, 4)
 
@@ -189,12 +189,12 @@ def test_adopt_sends_the_admin_token(
     offloader: Offloader, bucket: ObjectStore, url: str, admin_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_golden(bucket, without=["managedledgername"])
-    code, line, hint = offloader.refuses("adopt", "--store", url, "--admin-url", admin_url)
+    code, line, hint = offloader.refuses("import", "--store", url, "--admin-url", admin_url)
     assert (code, line) == (8, f"{admin_url}/admin/v2/tenants returned status 401")
     assert "OFFLOADER_ADMIN_TOKEN" in hint
     monkeypatch.setenv("OFFLOADER_ADMIN_TOKEN", "let-me-in")
 
-    [row, _] = offloader("adopt", "--store", url, "--json", "--admin-url", admin_url).rows
+    [row, _] = offloader("import", "--store", url, "--json", "--admin-url", admin_url).rows
 
     assert (row["stream"], row["adopted"]) == (GOLDEN_STREAM, 4)
 
@@ -211,9 +211,9 @@ def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, ur
             2,
             "--read-only and --take-ownership exclude each other",
         ),
-        (["--release"], 2, "missing STREAM: --release needs the streams to release"),
-        (["--release", GOLDEN_STREAM, "--take-ownership"], 2, "--release and --take-ownership exclude each other"),
-        (["--release", "orders"], 3, "stream orders isn't in"),
+        (["--undo"], 2, "missing STREAM: --undo needs the streams to release"),
+        (["--undo", GOLDEN_STREAM, "--take-ownership"], 2, "--undo and --take-ownership exclude each other"),
+        (["--undo", "orders"], 3, "stream orders isn't in"),
         (["--namespace", "public/default"], 2, "--namespace requires --admin-url"),
         (["--internal-stats", str(tmp_path / "none")], 3, "can't be read"),
         (["--internal-stats", str(bad)], 2, "isn't JSON"),
@@ -221,7 +221,7 @@ def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, ur
         (["--internal-stats", f"non-persistent://a/b/c={stats}"], 2, "is no persistent topic"),
         (["--admin-url", "broker:8080"], 2, "is not an admin URL"),
     ):
-        found = offloader("adopt", "--store", url, *arguments)
+        found = offloader("import", "--store", url, *arguments)
         assert (found.code, found.out) == (code, ""), arguments
         assert words in found.err
 
@@ -232,7 +232,7 @@ def test_settings_of_the_store_count_as_for_every_other_verb(
     put_golden(bucket)
     config = tmp_path / "offloader.toml"
     config.write_text(f'[serve]\nstore = "{url}"\n[store]\nencryption = "AES256"\n')
-    code, line, _ = offloader.refuses("adopt", "--config", str(config))
+    code, line, _ = offloader.refuses("import", "--config", str(config))
     assert (code, line) == (2, f"store.encryption is supported for s3:// only, not for {url}")
 
 
@@ -243,6 +243,6 @@ def test_internal_statistics_that_cannot_be_used_say_how_to_make_them(
     path = tmp_path / "stats.json"
     if content is not None:
         path.write_text(content)
-    found, line, hint = offloader.refuses("adopt", "--internal-stats", str(path), "--store", f"file://{tmp_path}")
+    found, line, hint = offloader.refuses("import", "--internal-stats", str(path), "--store", f"file://{tmp_path}")
     assert (found, said in line) == (code, True)
     assert hint == "save the output of `pulsar-admin topics stats-internal TOPIC`, and name that file"

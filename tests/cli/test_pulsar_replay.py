@@ -1,4 +1,4 @@
-"""``offloader replay`` onto the fake broker: its output, and that a killed process loses and repeats nothing."""
+"""``offloader export pulsar`` onto the fake broker: its output, and that a killed process loses and repeats nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["replay", *words])
+    code = main(["export", "pulsar", *words])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -159,7 +159,7 @@ def test_sent_entries_may_be_truncated_before_the_replay_continues(
 ) -> None:
     words = [STREAM, "--dest", TARGET, *told.options, "--from", "7:0"]
     assert run(capsys, *words, "--to", "7:19")[0] == 0
-    assert main(["truncate", STREAM, "--before", "7:15", "--store", told.store.url]) == 0
+    assert main(["stream", "truncate", "--apply", STREAM, "--before", "7:15", "--store", told.store.url]) == 0
     code, out, err = run(capsys, *words)
     assert (code, err) == (0, "")
     assert "in 80 of 80 entries" in out
@@ -172,7 +172,7 @@ def test_replay_does_not_continue_silently_behind_entries_that_were_truncated_un
 ) -> None:
     words = [STREAM, "--dest", TARGET, *told.options]
     assert run(capsys, *words, "--to", "7:19")[0] == 0
-    assert main(["truncate", STREAM, "--before", "7:30", "--store", told.store.url]) == 0
+    assert main(["stream", "truncate", "--apply", STREAM, "--before", "7:30", "--store", told.store.url]) == 0
     capsys.readouterr()
     code, out, err = run(capsys, *words)
     assert (code, out, told.place.arrived) == (3, "", ALL[:20])
@@ -186,7 +186,7 @@ def test_replay_does_not_continue_silently_behind_entries_that_were_truncated_un
 def test_ledger_may_be_deleted_that_was_sent_to_its_end(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     words = [STREAM, "--dest", TARGET, *told.options, "--from", "7:0"]
     assert run(capsys, *words, "--to", "7:39")[0] == 0
-    assert main(["truncate", STREAM, "--before", "9:0", "--store", told.store.url]) == 0
+    assert main(["stream", "truncate", "--apply", STREAM, "--before", "9:0", "--store", told.store.url]) == 0
     code, _, err = run(capsys, *words)
     assert (code, err, told.place.arrived) == (0, "", ALL)
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.main import main
-from offloader.cli.spark import _options
+from offloader.cli.spark import JobArguments
 from offloader.manifest.load import load_manifest
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
@@ -40,8 +39,17 @@ def config(tmp_path: Path) -> str:
         ["verify"],
         ["verify", "--deep"],
         ["retention", "plan", "--keep", "1d"],
-        ["truncate", "--before-time", "2020-01-01", "--dry-run"],
-        ["export", "--table", "t.entries", "--catalog", "sqlite:///catalog.db", "--warehouse", "file://warehouse"],
+        ["stream", "truncate", "--before-time", "2020-01-01", "--apply"],
+        [
+            "export",
+            "iceberg",
+            "--table",
+            "t.entries",
+            "--catalog",
+            "sqlite:///catalog.db",
+            "--warehouse",
+            "file://warehouse",
+        ],
     ],
     ids=" ".join,
 )
@@ -63,22 +71,23 @@ def test_read_refuses_another_place_without_the_setting(
 
 
 @pytest.mark.slow
-def test_rollback_rewrites_segments_of_a_moved_bucket(
+def test_compaction_rewrites_segments_of_a_moved_bucket(
     capsys: pytest.CaptureFixture[str], config: str, tmp_path: Path
 ) -> None:
-    done = Offloader(capsys)("rollback", "apply", "orders", "--take-over", "--config", config)
+    done = Offloader(capsys)(
+        "stream", "compact", "orders", "--beside-owner", "--recode", "--codec", "zstd", "--config", config
+    )
     assert (done.code, done.err) == (0, "")
     [segment] = load_manifest(open_store(f"file://{tmp_path}/store"), "orders").offloaded()
-    assert (segment.layout, segment.driver["bucket"]) == (1, f"{tmp_path}/store")
+    assert (segment.content.compressed, segment.driver["bucket"]) == (True, f"{tmp_path}/store")
     assert main(["verify", "orders", "--deep", "--store", f"file://{tmp_path}/store"]) == 0
 
 
 def test_spark_jobs_that_read_get_the_setting_of_each_stream(config: str) -> None:
     with Path(config).open("a", encoding="utf-8") as file:
         file.write('[topics."a/b/persistent/t".read]\nrelocate = { "older" = "there" }\n')
-    given = LedgerArguments(config=config)
     here = Path(config).parent / "store"
-    assert _options(given, ["orders", "a/*"], [])["relocate"] == f"old={here}"
-    assert _options(given, ["persistent://a/b/t"], [])["relocate"] == "older=there"
-    assert _options(given, ["orders"], ["relocate=x=y"])["relocate"] == "x=y"
-    assert "relocate" not in _options(given, [], [])
+    assert JobArguments(config=config).options(["orders", "a/*"])["relocate"] == f"old={here}"
+    assert JobArguments(config=config).options(["persistent://a/b/t"])["relocate"] == "older=there"
+    assert JobArguments(config=config, more=["relocate=x=y"]).options(["orders"])["relocate"] == "x=y"
+    assert "relocate" not in JobArguments(config=config).options([])

@@ -64,16 +64,19 @@ def test_plan_names_the_listed_ledger(offloader: Offloader, config: Path) -> Non
 def test_truncation_past_a_listed_ledger_is_refused_by_name(
     offloader: Offloader, config: Path, store: ObjectStore, bench: PulsarBench
 ) -> None:
-    refused = offloader("truncate", STREAM, "--before", "3:0", "--config", str(config))
+    refused = offloader("stream", "truncate", "--apply", STREAM, "--before", "3:0", "--config", str(config))
     assert refused.code != 0
     assert "the broker still lists ledger 2" in refused.err
     assert "--force" in refused.err
     assert load_manifest(store, STREAM).head is None
-    assert offloader("truncate", STREAM, "--before", "2:0", "--config", str(config)).code == 0
+    assert offloader("stream", "truncate", "--apply", STREAM, "--before", "2:0", "--config", str(config)).code == 0
     assert load_manifest(store, STREAM).head == Position(2, 0)
     bench.admin.is_up = False
-    unknown = offloader("truncate", STREAM, "--before", "3:0", "--config", str(config))
+    unknown = offloader("stream", "truncate", "--apply", STREAM, "--before", "3:0", "--config", str(config))
     assert unknown.code != 0
     assert "the ledgers that its broker lists are unknown" in unknown.err
-    assert offloader("truncate", STREAM, "--before", "3:0", "--config", str(config), "--force").code == 0
+    assert (
+        offloader("stream", "truncate", "--apply", STREAM, "--before", "3:0", "--config", str(config), "--force").code
+        == 0
+    )
     assert load_manifest(store, STREAM).head == Position(3, 0)

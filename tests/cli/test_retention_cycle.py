@@ -45,21 +45,21 @@ def offloader(capsys: pytest.CaptureFixture[str], store: ObjectStore) -> Offload
 @pytest.mark.slow
 def test_plan_matches_the_run_and_only_the_run_truncates(offloader: Offloader, store: ObjectStore) -> None:
     orders = "a/b/persistent/orders"
-    offloader("subscribers", "add", orders, "audit")
-    offloader("subscribers", "ack", orders, "audit", "--at", "2:5")
+    offloader("subscriber", "add", orders, "audit")
+    offloader("subscriber", "ack", orders, "audit", "--at", "2:5")
     before = {info.key: info.etag for info in store.list("").objects}
     planned = {row["stream"]: row for row in offloader("retention", "plan", "--json").rows}
-    dry = {row["stream"]: row["new_head"] for row in offloader("retention", "run", "--dry-run", "--json").rows}
+    dry = {row["stream"]: row["new_head"] for row in offloader("retention", "run", "--json").rows}
     assert dry == {name: row["new_head"] for name, row in planned.items()}
     assert {info.key: info.etag for info in store.list("").objects} == before
     assert set(planned) == {orders, "a/b/persistent/aged", "a/b/persistent/t"}
     assert (planned[orders]["new_head"], planned[orders]["entries"]) == ("2:5", 55)
     assert planned["a/b/persistent/aged"]["policy"].startswith("by time: keeps at least 1 h")
-    [done] = offloader("retention", "run", orders, "--json").rows
+    [done] = offloader("retention", "run", "--apply", orders, "--json").rows
     assert done["truncated"] == [orders]
     assert done["rule"] == planned[orders]["rule"]
     assert load_manifest(store, orders).head == Position(2, 5)
-    table = offloader("retention", "run", "--wide").out.splitlines()
+    table = offloader("retention", "run", "--apply", "--wide").out.splitlines()
     assert table[0].split() == ["STREAM", "BEGINS", "AT", "ENTRIES", "GO", "BYTES", "GO", "LOSES", "BOUNDARY", "RULE"]
     assert len(table) == 4
 
@@ -67,16 +67,16 @@ def test_plan_matches_the_run_and_only_the_run_truncates(offloader: Offloader, s
 @pytest.mark.slow
 def test_explaining_shows_the_stream_its_readers_and_past_decisions(offloader: Offloader) -> None:
     orders = "a/b/persistent/orders"
-    offloader("subscribers", "add", orders, "audit")
-    offloader("subscribers", "ack", orders, "audit", "--at", "2:5")
+    offloader("subscriber", "add", orders, "audit")
+    offloader("subscriber", "ack", orders, "audit", "--at", "2:5")
     lines = offloader("retention", "explain", orders).out.splitlines()
     assert lines[0] == f"stream   {orders}"
     assert [line for line in lines if line.startswith("result   entries before 2:5 would be deleted: 55 entries, ")]
     assert max(map(len, lines)) < 80
     assert offloader("retention", "explain", orders, "--decisions").out == f"no decisions on stream {orders} yet\n"
-    offloader("retention", "run", orders)
-    offloader("retention", "run", orders)
-    offloader("retention", "run", orders)
+    offloader("retention", "run", "--apply", orders)
+    offloader("retention", "run", "--apply", orders)
+    offloader("retention", "run", "--apply", orders)
     rows = offloader("retention", "explain", orders, "--decisions", "--json").rows
     # The one that truncated, and one of those after which nothing went.
     assert [row["cut"] for row in rows] == [None, {"0.0": "2:5"}]
@@ -99,10 +99,10 @@ def test_explain_names_why_a_new_policy_deletes_nothing(offloader: Offloader, tm
 
 @pytest.mark.slow
 def test_failing_stream_is_reported_and_others_are_truncated(offloader: Offloader, store: ObjectStore) -> None:
-    offloader("subscribers", "add", "a/b/persistent/orders", "audit")
+    offloader("subscriber", "add", "a/b/persistent/orders", "audit")
     key = next(info.key for info in store.list("").objects if info.key.endswith("/subscribers"))
     store.put(key, b"{}")
-    done = offloader("retention", "run", "--wide")
+    done = offloader("retention", "run", "--apply", "--wide")
     assert done.code == 6
     assert len(done.out.splitlines()) == 4
     assert "persistent/orders" in done.err
@@ -117,16 +117,16 @@ def test_named_stream_that_does_not_exist_keeps_no_other_from_its_turn(
     offloader: Offloader, store: ObjectStore, name: str, code: int, words: str
 ) -> None:
     orders = "a/b/persistent/orders"
-    offloader("subscribers", "add", orders, "audit")
-    offloader("subscribers", "ack", orders, "audit", "--at", "2:5")
-    done = offloader("retention", "run", name, orders)
+    offloader("subscriber", "add", orders, "audit")
+    offloader("subscriber", "ack", orders, "audit", "--at", "2:5")
+    done = offloader("retention", "run", "--apply", name, orders)
     assert (done.code, words in done.err) == (code, True)
     assert load_manifest(store, orders).head == Position(2, 5)
 
 
 def test_bad_calls_change_nothing(offloader: Offloader, store: ObjectStore, tmp_path: Path) -> None:
     before = {info.key: info.etag for info in store.list("").objects}
-    unknown = offloader("retention", "run", "a/b/persistent/nowhere")
+    unknown = offloader("retention", "run", "--apply", "a/b/persistent/nowhere")
     assert (unknown.code, "isn't in" in unknown.err) == (3, True)
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(
@@ -175,11 +175,11 @@ def test_plan_by_keep_names_the_boundary_and_why(aged: Offloader, store: ObjectS
 
 @pytest.mark.slow
 def test_run_by_keep_is_for_streams_that_are_named(aged: Offloader, store: ObjectStore) -> None:
-    refused = aged("retention", "run", "--keep", "1d")
+    refused = aged("retention", "run", "--apply", "--keep", "1d")
     assert (refused.code, "require STREAM" in refused.err) == (2, True)
-    assert aged("retention", "run", "orders", "--keep", "1d", "--keep-at-least-size", "5KiB").code == 0
+    assert aged("retention", "run", "--apply", "orders", "--keep", "1d", "--keep-at-least-size", "5KiB").code == 0
     assert load_manifest(store, "orders").head == Position(3, 0)
-    refused = aged("retention", "run", "orders", "--keep-at-least", "1d")
+    refused = aged("retention", "run", "--apply", "orders", "--keep-at-least", "1d")
     assert (refused.code, "no effect" in refused.err) == (2, True)
 
 
@@ -199,10 +199,10 @@ def test_keep_option_takes_nothing_of_what_the_settings_keep_at_least(aged: Offl
 def test_more_than_half_needs_approval_since_the_first_decision_that_let_it_go(
     aged: Offloader, store: ObjectStore
 ) -> None:
-    aged("retention", "run", "orders", "--keep", "65h")
+    aged("retention", "run", "--apply", "orders", "--keep", "65h")
     assert aged("cleanup", "plan", "orders", "--json").rows[-1]["awaiting_approval"] is None
-    aged("retention", "run", "orders", "--keep", "1d")
-    aged("retention", "run", "orders", "--keep", "15h")
+    aged("retention", "run", "--apply", "orders", "--keep", "1d")
+    aged("retention", "run", "--apply", "orders", "--keep", "15h")
     decisions = aged("retention", "explain", "orders", "--decisions", "--json").rows
     since_ms = [row["at_ms"] for row in decisions][1]
     awaited = aged("cleanup", "plan", "orders", "--json").rows[-1]["awaiting_approval"]
@@ -211,7 +211,7 @@ def test_more_than_half_needs_approval_since_the_first_decision_that_let_it_go(
     assert 2 * awaited["bytes"] > sums.object_bytes
     text = aged("cleanup", "plan", "orders").out
     assert "more than half would be retired, since 20" in text
-    assert aged("cleanup", "run", "orders").code != 0
+    assert aged("cleanup", "run", "orders", "--apply").code != 0
     assert load_manifest(store, "orders").sums.segments == 7
-    assert aged("cleanup", "run", "orders", "--yes").code == 0
+    assert aged("cleanup", "run", "orders", "--allow-large", "--apply").code == 0
     assert load_manifest(store, "orders").sums.segments == 1

@@ -1,4 +1,4 @@
-"""``offloader truncate --force`` and ``offload`` ask the process at the manifest's address and verify its response."""
+"""``stream truncate --force`` and ``stream offload`` ask the process at the manifest's address and verify it."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_entries_that_the_owner_offloads_are_not_given_up(
     offloader: Offloader, store: ObjectStore, owner: Owner
 ) -> None:
     epoch = load_manifest(store, "orders-partition-0").epoch
-    [row] = offloader("truncate", "orders", "--before", "0=2:5", "--force", "--json").rows
+    [row] = offloader("stream", "truncate", "--apply", "orders", "--before", "0=2:5", "--force", "--json").rows
     assert owner.asked == [("/v1/streams/orders-partition-0/offload", "2:4")]
     assert (row["head"], row["gaps"], row["failed"]) == ("2:5", [], [])
     state = load_manifest(store, "orders-partition-0")
     assert (state.head, state.epoch, state.gaps) == (Position(2, 5), epoch, ())
     # What is offloaded needs nobody.
-    assert offloader("truncate", "orders", "--before", "0=2:9", "--force").code == 0
+    assert offloader("stream", "truncate", "--apply", "orders", "--before", "0=2:9", "--force").code == 0
     assert len(owner.asked) == 1
 
 
@@ -105,7 +105,7 @@ def test_owner_that_cannot_offload_in_time_keeps_its_stream(
     offloader: Offloader, store: ObjectStore, owner: Owner
 ) -> None:
     owner.answer = lambda _: (503, {"detail": "2:4 isn't offloaded yet", "kind": "retry_later"})
-    done = offloader("truncate", "orders", "--before", "0=2:5", "--force")
+    done = offloader("stream", "truncate", "--apply", "orders", "--before", "0=2:5", "--force")
     assert done.code == 4
     assert "2:4 isn't offloaded yet" in done.err
     assert "--take-over" in done.err
@@ -114,9 +114,9 @@ def test_owner_that_cannot_offload_in_time_keeps_its_stream(
 
 @pytest.mark.slow
 def test_owner_is_not_asked_without_force_or_with_take_over(offloader: Offloader, owner: Owner) -> None:
-    assert offloader("truncate", "orders", "--before", "0=2:0").code == 0
-    assert offloader("truncate", "orders", "--before", "0=2:5", "--dry-run").code == 2
-    assert offloader("truncate", "orders", "--before", "0=2:5", "--force", "--take-over").code == 2
+    assert offloader("stream", "truncate", "--apply", "orders", "--before", "0=2:0").code == 0
+    assert offloader("stream", "truncate", "orders", "--before", "0=2:5").code == 2
+    assert offloader("stream", "truncate", "--apply", "orders", "--before", "0=2:5", "--force", "--take-over").code == 2
     assert owner.asked == []
 
 
@@ -127,11 +127,11 @@ def test_unreachable_owner_keeps_its_stream_unless_taken_over(
     owner.server.shutdown()
     owner.server.server_close()
     owner.writer.log.commit([Assign(UUID(int=7), 2, Position(2, 0), Position(2, 9), 0, {})])
-    done = offloader("truncate", "orders", "--before", "0=2:5", "--force")
+    done = offloader("stream", "truncate", "--apply", "orders", "--before", "0=2:5", "--force")
     assert done.code == 5
     assert f"is owned by {owner.writer.log.state.writer.name} at {owner.url}" in done.err
     assert load_manifest(store, "orders-partition-0").head is None
-    done = offloader("truncate", "orders", "--before", "0=2:5", "--force", "--take-over")
+    done = offloader("stream", "truncate", "--apply", "orders", "--before", "0=2:5", "--force", "--take-over")
     assert "dropped without offload: 1:10 up to 2:4" in done.out
 
 
@@ -141,7 +141,7 @@ def test_false_success_of_owner_gives_up_no_entries(offloader: Offloader, store:
     owner.writer.log.commit([Assign(UUID(int=7), 2, Position(2, 0), None, 0, {})])
     for said in ("2:9", "1:9"):
         owner.answer = lambda _, said=said: (200, {"committed": said})  # type: ignore[misc]
-        done = offloader("truncate", "orders", "--before", "0=2:5", "--force")
+        done = offloader("stream", "truncate", "--apply", "orders", "--before", "0=2:5", "--force")
         state = load_manifest(store, "orders-partition-0")
         assert (state.head, state.gaps, done.code != 0) == (None, (), True), done
         assert owner.url in done.err
@@ -152,13 +152,13 @@ def test_offload_reports_nothing_as_done_that_the_manifest_does_not_show(
     offloader: Offloader, store: ObjectStore, owner: Owner
 ) -> None:
     owner.answer = lambda _: (200, {"committed": "2:9"})
-    done = offloader("offload", "orders-partition-0")
+    done = offloader("stream", "offload", "orders-partition-0")
     assert done.code != 0, done
     assert (
         "reports stream orders-partition-0 as offloaded up to 2:9, but its manifest as offloaded up to 1:9" in done.err
     )
     owner.answer = owner.completes
-    assert "committed end 2:9" in offloader("offload", "orders-partition-0").out
+    assert "committed end 2:9" in offloader("stream", "offload", "orders-partition-0").out
 
 
 @pytest.mark.slow
@@ -166,10 +166,10 @@ def test_offload_sends_no_token_to_an_address_that_only_the_manifest_names(
     offloader: Offloader, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFLOADER_TOKEN", "a-token-of-this-test")
-    done = offloader("offload", "orders-partition-0")
+    done = offloader("stream", "offload", "orders-partition-0")
     assert owner.asked == [], "the token was sent"
     assert done.code == 8
     assert owner.url in done.err
     assert "access.owner_hosts" in done.err
     monkeypatch.setenv("OFFLOADER_OWNER_HOSTS", "127.0.0.1")
-    assert offloader("offload", "orders-partition-0").code == 0
+    assert offloader("stream", "offload", "orders-partition-0").code == 0

@@ -6,26 +6,22 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
-from typer.main import get_command
-
-from offloader.cli import main as program
+from offloader.cli.main import program
+from offloader.cli.tree import TREE
 
 __all__ = ["command_line", "commands"]
 
 
 def commands() -> Iterator[tuple[str, Any]]:
     """Words of each command, and what typer made of it."""
-    package = program.__name__.rpartition(".")[0]
-    yield "offloader", get_command(program._app("", program.VERBS, package))
-    for verb in program.VERBS:
-        group: Any = get_command(program._app(verb, program.VERBS, package))
-        found = group.commands[verb]
-        actions = getattr(found, "commands", None)
-        if actions is None:
-            yield f"offloader {verb}", found
-        else:
-            for action, command in actions.items():
-                yield f"offloader {verb} {action}", command
+    yield "offloader", program()
+    for panel in TREE.values():
+        for name, command in panel.items():
+            found = program(name).commands[name]
+            if command.place:
+                yield f"offloader {name}", found
+            else:
+                yield from ((f"offloader {name} {action}", leaf) for action, leaf in found.commands.items())
 
 
 def command_line() -> str:

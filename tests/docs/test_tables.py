@@ -22,7 +22,8 @@ from formats.entries import Position
 from formats.manifest import EDIT_KINDS, Assign, LedgerClosed, Offloaded, decode_record, encode_record
 from formats.pulsar.messages import COLUMNS, ENTRY_COLUMNS
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
-from offloader.cli.main import VERBS, main
+from offloader.cli.main import main
+from offloader.cli.tree import TREE, leaves
 from offloader.errors import ErrorKind
 from offloader.groups import reader_groups
 from offloader.iceberg.history import ExportedRange
@@ -57,8 +58,9 @@ from tests.support.pages import fences
 from tests.test_architecture import FUNCTION_LINES_MAX, MODULE_LINES_MAX
 
 DOCS = ROOT / "docs"
+COMMANDS = {name: command for panel in TREE.values() for name, command in panel.items()}
 #: Options of Spark and Docker, and those that every verb has beside its own.
-OTHERS = {"--conf", "--properties-file", "--py-files", "--profile", "--volumes", "--debug", "--wide"}
+OTHERS = {"--conf", "--format", "--properties-file", "--py-files", "--profile", "--volumes", "--debug", "--wide"}
 
 
 def page(name: str) -> str:
@@ -88,14 +90,14 @@ def code(cell: str) -> list[str]:
 @pytest.mark.slow
 def test_generated_reference_is_up_to_date() -> None:
     texts = generated()
-    assert len(texts) == 7
+    assert len(texts) == 7 + len(COMMANDS)
     for path, text in texts.items():
         assert path.read_text(encoding="utf-8") == text, "run ./dev reference"
 
 
 def test_command_line_tables_have_every_verb_once_and_the_exit_codes() -> None:
     text = page("reference/command-line.md")
-    assert sorted(verb for row in table(text, "verb") for verb in code(row[0])) == sorted(VERBS)
+    assert [name for row in table(text, "command") for name in code(row[0])] == list(COMMANDS)
     rows = [(int(row[0]), row[1]) for row in table(text, "exit code")]
     kinds = {kind.value: kind.name.lower() for kind in ErrorKind}
     assert dict(rows) == {0: "", **kinds, EXIT_INTERRUPTED: "interrupted", EXIT_BROKEN_PIPE: ""}
@@ -108,13 +110,6 @@ def options_of(*words: str) -> frozenset[str]:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
         main([*words, "--help"])
     return frozenset(re.findall(r"--[a-z][a-z-]+", out.getvalue()))
-
-
-def actions_of(verb: str) -> list[str]:
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        main([verb, "--help"])
-    listed = out.getvalue().partition("Commands")[2]
-    return re.findall(r"^\W*([a-z][a-z-]+)  ", listed, re.M)
 
 
 def commands(text: str) -> list[list[str]]:
@@ -131,7 +126,7 @@ def test_commands_in_pages_have_options_that_exist() -> None:
     for path in CURRENT:
         for words in commands(path.read_text(encoding="utf-8")):
             named = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
-            assert words[0] in VERBS or not named, f"{path}: {words}"
+            assert words[0] in COMMANDS or not named, f"{path}: {words}"
             has_action = words[1:] and re.match(r"[a-z]", words[1])
             known = options_of(*words[: 2 if has_action else 1]) | options_of(words[0]) if named else frozenset()
             wrong += [f"{path.relative_to(ROOT)}: offloader {words[0]} {option}" for option in named - known]
@@ -141,8 +136,7 @@ def test_commands_in_pages_have_options_that_exist() -> None:
 @pytest.mark.slow
 def test_options_named_by_themselves_are_those_of_a_verb() -> None:
     """In the pages about our commands."""
-    actions = {(verb, action) for verb in VERBS for action in actions_of(verb)}
-    known = {option for words in {(verb,) for verb in VERBS} | actions for option in options_of(*words)}
+    known = {option for words, _ in leaves() for option in options_of(*words.split())}
     wrong = []
     for path in CURRENT:
         if path.parent.name in ("how-to", "tutorials") or path.name in ("README.md", "command-line.md"):

@@ -312,17 +312,12 @@ def _messages(folder: Path, request: pytest.FixtureRequest) -> _Made:
     yield World({"/data/store": f"{folder}/store"}, names={"spark": request.getfixturevalue("spark")})
 
 
-@world("docs/how-to/back-to-pulsar.md")
-def _back_to_pulsar(folder: Path, request: pytest.FixtureRequest) -> _Made:
-    yield World({"/srv/pulsar": str(folder)}, (UUID, ("0{8}-0.*0{12}", "UUID")))
-
-
 @world("docs/how-to/migration.md")
 def _migration(folder: Path, request: pytest.FixtureRequest) -> _Made:
     put_golden(open_store(f"file://{folder}/bucket"))
 
     def check(run: Run) -> None:
-        owned = run.shell.run("offloader segments public/default/persistent/oracle --json").splitlines()
+        owned = run.shell.run("offloader ls public/default/persistent/oracle --json").splitlines()
         assert [json.loads(line)["owned"] for line in owned] == [True] * 4, "what step 6 is for"
 
     yield World({"/srv/pulsar": str(folder)}, (UUID,), check=check)
@@ -336,7 +331,6 @@ def _rate_limits(folder: Path, request: pytest.FixtureRequest) -> _Made:
 
 @world("docs/how-to/existing-ledgers.md")
 @world("docs/how-to/offloading.md")
-@world("docs/how-to/rewriting-as-v1.md")
 def _offloading(folder: Path, request: pytest.FixtureRequest) -> _Made:
     writer = (r"is owned by \S+, which wrote its last record \d+ s ago", "is owned by WRITER")
     yield World({"/srv/orders": str(folder)}, (UUID, writer))

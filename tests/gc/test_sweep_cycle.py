@@ -101,7 +101,7 @@ def test_deleting_more_than_half_of_a_stream_needs_confirmation() -> None:
     bench.truncate(4, 10)
     with pytest.raises(LargeDelete, match="more than half") as raised:
         bench.run()
-    assert "--yes" in raised.value.hint
+    assert "--allow-large" in raised.value.hint
     assert len(bench.state.offloaded()) == 1
     assert bench.run(allow_large=True).swept.retired == 1
 

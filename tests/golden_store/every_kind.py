@@ -94,8 +94,8 @@ def write_every_kind(place: Place) -> None:
     _deleted(place)
     _half(place)
     _group(place)
-    place.run("adopt", ORACLE, "--release")
-    place.run("adopt")
+    place.run("import", ORACLE, "--undo")
+    place.run("import")
     place.run("cleanup", "hold", "--all", "--reason", "case 8")
 
 
@@ -149,7 +149,7 @@ def _many_segments(place: Place) -> None:
     for made in (edits, [Truncate(Position(MANY_SEGMENTS, 1)), Retire(tuple(uuids))]):
         log.commit(made)
         place.run("manifest", "checkpoint", stream)
-    place.run("manifest", "expire", stream, "--config", str(place.at_once))
+    place.run("manifest", "expire", "--apply", stream, "--config", str(place.at_once))
     with place.topic(stream) as topic:
         _offloaded(topic, stream, 0, LEDGER_ENTRIES)
     place.run("cleanup", "hold", stream, "--reason", "case 9")
@@ -169,7 +169,7 @@ def _lost(place: Place) -> None:
     active.close(drain=False)
     for file in copy.iterdir():
         shutil.copy(file, place.folder)
-    place.run("accept-loss", "b/lost", "--ledgers", place.database("b/lost"))
+    place.run("stream", "accept-loss", "b/lost", "--ledgers", place.database("b/lost"))
     with place.topic("b/lost") as topic:
         topic.resume()
         _offloaded(topic, "b/lost", LEDGER_ENTRIES, LEDGER_ENTRIES)
@@ -206,7 +206,7 @@ def _aside(place: Place) -> None:
 def _undone(place: Place) -> None:
     with place.topic("b/undone") as topic:
         topic.truncate(Position(_in_ledgers(topic, "b/undone", 4)[2], 3))
-    place.run("cleanup", "run", "b/undone", "--yes")
+    place.run("cleanup", "run", "--apply", "b/undone", "--allow-large")
     place.run("cleanup", "undo", "b/undone")
 
 
@@ -215,7 +215,7 @@ def _purged(place: Place) -> None:
         for ledger_id in _in_ledgers(topic, "b/purged", 5)[2:4]:
             topic.truncate(Position(ledger_id, 5))
             for _ in range(2):
-                place.run("cleanup", "run", "b/purged", "--yes", "--config", str(place.at_once))
+                place.run("cleanup", "run", "--apply", "b/purged", "--allow-large", "--config", str(place.at_once))
     # The objects of the second batch are gone, and the process ended before it could say so.
     key = place.store.list("b/purged/retention/deleted/").objects[-1].key
     batch = DeletionRecord.decode(place.store.get(key)[0])
@@ -229,7 +229,7 @@ def _awaited(place: Place) -> None:
         ledgers = _in_ledgers(topic, "b/awaited", 4)
         open_reader(place.store, "b/awaited", lease_seconds=3600)  # its lease stays, as after a crash
         topic.truncate(Position(ledgers[2], 3))
-    place.run("cleanup", "run", "b/awaited", "--yes")
+    place.run("cleanup", "run", "--apply", "b/awaited", "--allow-large")
 
 
 def _released(place: Place) -> None:
@@ -255,8 +255,8 @@ def _deleted(place: Place) -> None:
     for stream in ("b/anew", "b/deleted"):
         with place.topic(stream) as topic:
             _offloaded(topic, stream, 0, LEDGER_ENTRIES)
-        place.run("delete-stream", stream, "--yes")
-    place.run("delete-stream", "b/anew", "--yes", "--config", str(place.at_once))  # its tombstone too
+        place.run("stream", "delete", "--apply", stream)
+    place.run("stream", "delete", "--apply", "b/anew", "--config", str(place.at_once))  # its tombstone too
     with place.topic("b/anew") as topic:
         _offloaded(topic, "b/anew", 0, LEDGER_ENTRIES)
 

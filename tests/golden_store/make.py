@@ -7,7 +7,7 @@ earlier code wrote. Beside those of ``every_kind``, the store has these streams:
   that are in the database only
 * ``a/by-ledger``: V1 objects by the ledger method, and a closed ledger that isn't offloaded yet
 * ``a/truncated``: begins inside a ledger, whole ledgers are gone, their segments are retired and not yet deleted
-* ``a/rolled``: V2 segments that were replaced by V1 objects
+* ``a/rolled``: small segments that were replaced by larger ones
 * ``a/paused``: paused and held
 * ``a/left``: its writer ended without completing what it had
 * ``a/topic``: two partitions, truncated as one stream by retention
@@ -53,8 +53,8 @@ def _streamed(place: Place) -> None:
         for number in range(12):
             topic.append_batch(entries("a/streamed", 100 * number, 100), 1_700_000_000_000 + number)
             topic.offload()
-        place.run("subscribers", "add", "a/streamed", "reader")
-        place.run("subscribers", "ack", "a/streamed", "reader", "--at", f"{topic.ledgers()[1].ledger_id}:3")
+        place.run("subscriber", "add", "a/streamed", "reader")
+        place.run("subscriber", "ack", "a/streamed", "reader", "--at", f"{topic.ledgers()[1].ledger_id}:3")
     with place.topic("a/streamed", method="none") as topic:
         topic.append_batch(entries("a/streamed", 1200, 50))
     open_reader(place.store, "a/streamed", lease_seconds=3600)  # its lease stays, as after a crash
@@ -75,7 +75,7 @@ def _truncated(place: Place) -> None:
         topic.append_batch(entries("a/truncated", 0, 900))
         topic.offload()
         topic.truncate(Position(topic.ledgers()[2].ledger_id, 7))
-    place.run("cleanup", "run", "a/truncated", "--yes")
+    place.run("cleanup", "run", "--apply", "a/truncated", "--allow-large")
 
 
 def _rolled(place: Place) -> None:
@@ -83,7 +83,7 @@ def _rolled(place: Place) -> None:
         topic.append_batch(entries("a/rolled", 0, 500))
         topic.close_ledger()
         topic.offload()
-    place.run("rollback", "apply", "a/rolled", "--take-over", code=2)  # the last ledger is open
+    place.run("stream", "compact", "a/rolled", "--beside-owner")
 
 
 def _paused(place: Place) -> None:
@@ -110,9 +110,9 @@ def _topic(place: Place) -> None:
             topic.append_batch(entries(f"a/topic {number}", 0, 700))
             topic.offload()
             begins += ["--at", f"{number}={topic.ledgers()[1 + number].ledger_id}:5"]
-    place.run("subscribers", "add", "a/topic", "billing")
-    place.run("subscribers", "ack", "a/topic", "billing", *begins)
-    place.run("retention", "run", "a/topic", "--config", str(place.config))
+    place.run("subscriber", "add", "a/topic", "billing")
+    place.run("subscriber", "ack", "a/topic", "billing", *begins)
+    place.run("retention", "run", "--apply", "a/topic", "--config", str(place.config))
 
 
 def _pulsars(place: Place) -> None:
@@ -122,7 +122,7 @@ def _pulsars(place: Place) -> None:
         if key.removesuffix("-index").endswith(_ADOPTED):
             metadata = json.loads(path.read_text())["userMetadata"]
             place.store.put(key, (_PULSARS / key).read_bytes(), metadata=metadata)
-    place.run("adopt")
+    place.run("import")
 
 
 def main(words: list[str]) -> None:

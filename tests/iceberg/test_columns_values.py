@@ -349,7 +349,17 @@ def test_command_takes_schemas_of_files(
     (tmp_path / "old.avsc").write_text(json.dumps(OLD))
     (tmp_path / "new.json").write_text(json.dumps({"type": "AVRO", "data": json.dumps(day)}))
     offloader = Offloader(capsys)
-    arguments = ["export", writer.stream, "--store", lake.store_url, "--table", "lake.entries", "--content", "messages"]
+    arguments = [
+        "export",
+        "iceberg",
+        writer.stream,
+        "--store",
+        lake.store_url,
+        "--table",
+        "lake.entries",
+        "--content",
+        "messages",
+    ]
     arguments += ["--catalog", lake.catalog, "--warehouse", lake.warehouse]
     done = offloader(*arguments, "--schema", f"0={tmp_path}/old.avsc", "--schema", f"1={tmp_path}/new.json")
     assert (done.code, done.err) == (0, "")
@@ -374,7 +384,7 @@ def test_broker_gives_the_schemas_of_an_exported_topic_by_version(
     send(writer, *entries)
     monkeypatch.setenv("OFFLOADER_STORE", lake.store_url)
     offloader = Offloader(capsys)
-    arguments = ["export", "persistent://shop/eu/orders", "--table", "lake.entries", "--content", "messages"]
+    arguments = ["export", "iceberg", "persistent://shop/eu/orders", "--table", "lake.entries", "--content", "messages"]
     arguments += ["--catalog", lake.catalog, "--warehouse", lake.warehouse]
     with schema_registry("shop/eu/orders", versions) as registry:
         done = offloader(*arguments, "--admin-url", registry.url)

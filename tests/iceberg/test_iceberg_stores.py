@@ -57,7 +57,7 @@ def test_command_exports_streams_and_all_partitions_of_a_topic(lake: Lake, capsy
     for number, each in enumerate(writers):
         each.add([batch_of(1, 0, 10 + number)], closes=[1])
         each.add([batch_of(2, 0, 5)], closes=[2])
-    done = offloader("export", "persistent://shop/eu/orders", "t/other", *places(lake), "--range-size", "1")
+    done = offloader("export", "iceberg", "persistent://shop/eu/orders", "t/other", *places(lake), "--range-size", "1")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
         "shop/eu/persistent/orders-partition-0: 15 new entries, exported up to 2:4",
@@ -65,7 +65,7 @@ def test_command_exports_streams_and_all_partitions_of_a_topic(lake: Lake, capsy
         "t/other: 17 new entries, exported up to 2:4",
     ]
     assert rows_by_duckdb(lake.foreign_table()) == sent(*writers)
-    again = offloader("export", "t/other", *places(lake), "--json")
+    again = offloader("export", "iceberg", "t/other", *places(lake), "--json")
     assert again.rows == [{"stream": "t/other", "ranges": 0, "entries": 0, "rows": 0, "end": "2:4"}]
 
 
@@ -80,7 +80,7 @@ def test_stream_that_cannot_be_exported_keeps_no_other_from_its_turn(
     trimmed.log.commit([Truncate(Position(3, 0))])
     trimmed.log.commit([Retire(tuple(trimmed.uuids[:2]))])
     other.add([batch_of(1, 0, 10)])
-    done = offloader("export", "t/trimmed", "t/whole", *places(lake))
+    done = offloader("export", "iceberg", "t/trimmed", "t/whole", *places(lake))
     assert (done.code, done.out) == (Trimmed.kind.value, "t/whole: 10 new entries, exported up to 1:9\n")
     assert "stream t/trimmed: exported up to 1:9, but the following entries were deleted" in done.err
 
@@ -92,14 +92,14 @@ def test_retention_keeps_what_the_subscribed_export_has_not_committed(
     one, *partitions = (
         lake.writer(name) for name in ("t/one", "a/b/persistent/c-partition-0", "a/b/persistent/c-partition-1")
     )
-    arguments = ["export", "t/one", "persistent://a/b/c", *places(lake), "--subscriber", "lake"]
+    arguments = ["export", "iceberg", "t/one", "persistent://a/b/c", *places(lake), "--subscriber", "lake"]
     assert offloader(*arguments).code == 0
     for each in (one, *partitions):
         each.add([batch_of(1, 0, 10)], closes=[1])
         each.add([batch_of(2, 0, 7)])
 
     def cut_of(name: str) -> object:
-        [row] = offloader("subscribers", "list", name, "--store", lake.store_url, "--json").rows
+        [row] = offloader("subscriber", "list", name, "--store", lake.store_url, "--json").rows
         return row["subscriber"], row["cut"]
 
     assert cut_of("t/one") == ("lake", None)
@@ -117,7 +117,7 @@ def test_exporter_that_another_of_its_subscriber_has_passed_is_done(
 ) -> None:
     one, offloader, export = lake.writer("t/one"), Offloader(capsys), iceberg.export
     one.add([batch_of(1, 0, 10)])
-    arguments = ["export", "t/one", *places(lake), "--subscriber", "lake"]
+    arguments = ["export", "iceberg", "t/one", *places(lake), "--subscriber", "lake"]
 
     def passed(*given: Any, **more: Any) -> Any:
         """Before it acknowledges, another exporter adds more."""
@@ -129,7 +129,7 @@ def test_exporter_that_another_of_its_subscriber_has_passed_is_done(
 
     monkeypatch.setattr(iceberg, "export", passed)
     assert offloader(*arguments).code == 0
-    [row] = offloader("subscribers", "list", "t/one", "--store", lake.store_url, "--json").rows
+    [row] = offloader("subscriber", "list", "t/one", "--store", lake.store_url, "--json").rows
     assert row["cut"] == {"0.0": "1:15"}
 
 
@@ -140,7 +140,7 @@ def test_table_of_messages_has_every_column_of_every_message(lake: Lake, capsys:
         writer.add([batch], closes=[ledger])
         rows = [row for part in MessageDecoder(MessageOptions(), source=name).decode(batch) for row in part.to_pylist()]
         expected += [{"stream": "t/messages", **row} for row in rows]
-    done = Offloader(capsys)("export", "t/messages", *places(lake), "--content", "messages", "--json")
+    done = Offloader(capsys)("export", "iceberg", "t/messages", *places(lake), "--content", "messages", "--json")
     assert done.rows[0]["rows"] == len(expected) > done.rows[0]["entries"] == len(writer.entries)
     table = lake.foreign_table()
 
@@ -153,14 +153,14 @@ def test_table_of_messages_has_every_column_of_every_message(lake: Lake, capsys:
     for row in scanned:
         row["encryption_keys"] = row["encryption_keys"] or None  # pyiceberg's scan takes a null list for an empty one
     assert ordered(scanned) == ordered(expected)
-    _, said, _ = Offloader(capsys).refuses("export", "t/messages", *places(lake))
+    _, said, _ = Offloader(capsys).refuses("export", "iceberg", "t/messages", *places(lake))
     assert said == "table lake.entries contains messages, not entries"
 
 
 def test_damaged_message_fails_or_is_a_row_that_says_why(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
     writer, offloader = lake.writer("t/messages"), Offloader(capsys)
     writer.add([EntryBatch.build(1, 0, [b"no message", b"nor this"])])
-    arguments = ["export", "t/messages", *places(lake), "--content", "messages"]
+    arguments = ["export", "iceberg", "t/messages", *places(lake), "--content", "messages"]
     code, said, hint = offloader.refuses(*arguments)
     assert (code, "1:0" in said) == (2, True), "entries that aren't Pulsar's are refused"
     assert "--on-bad-message null" in hint
@@ -173,11 +173,13 @@ def test_damaged_message_fails_or_is_a_row_that_says_why(lake: Lake, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (["export", "s"], "missing --table and --catalog", "--table NAMESPACE.TABLE and --catalog URL"),
-        (["export", "s", "--format", "parquet"], "--format parquet needs Spark", "offloader spark export s --dest"),
-        (["export", "s", "--table", "a.b", "--catalog", "c", "--catalog-option", "x"], "'x' isn't NAME=VALUE", "s3."),
-        (["spark", "export", "s", "--format", "iceberg"], "needs no Spark", "offloader export s --table"),
-        (["export", "s", "--table", "a.b", "--catalog", "c"], "no catalogue c is configured", "sqlite:"),
+        (["export", "iceberg", "s"], "missing --table and --catalog", "--table NAMESPACE.TABLE and --catalog URL"),
+        (
+            ["export", "iceberg", "s", "--table", "a.b", "--catalog", "c", "--catalog-option", "x"],
+            "'x' isn't NAME=VALUE",
+            "s3.",
+        ),
+        (["export", "iceberg", "s", "--table", "a.b", "--catalog", "c"], "no catalogue c is configured", "sqlite:"),
     ],
 )
 def test_wrong_calls_are_refused(
@@ -201,7 +203,7 @@ def test_wrong_input_creates_no_table(
     lake: Lake, capsys: pytest.CaptureFixture[str], stream: str, more: list[str], error: str
 ) -> None:
     lake.writer("s").add([batch_of(1, 0, 10)])
-    _, said, _ = Offloader(capsys).refuses("export", stream, *places(lake), *more)
+    _, said, _ = Offloader(capsys).refuses("export", "iceberg", stream, *places(lake), *more)
     assert error in said
     catalog = load_catalog("offloader", type="sql", uri=lake.catalog, warehouse=lake.warehouse)
     assert not catalog.table_exists("lake.entries")
@@ -222,7 +224,7 @@ def test_following_export_ends_though_a_library_loses_the_interrupt(
     monkeypatch.setattr(iceberg, "export", interrupted)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        done = Offloader(capsys)("export", writer.stream, *places(lake), "--follow")
+        done = Offloader(capsys)("export", "iceberg", writer.stream, *places(lake), "--follow")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

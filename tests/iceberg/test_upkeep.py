@@ -166,7 +166,7 @@ def test_dry_run_for_a_subscriber_writes_nothing_into_the_store(
 ) -> None:
     offload(writer, 1)
     place = ["--store", lake.store_url, "--table", "lake.entries", "--catalog", lake.catalog]
-    arguments = ["export", writer.stream, *place, "--warehouse", lake.warehouse, "--subscriber", "lake"]
+    arguments = ["export", "iceberg", writer.stream, *place, "--warehouse", lake.warehouse, "--subscriber", "lake"]
     assert Offloader(capsys)(*arguments).code == 0
 
     def written() -> dict[Path, int]:

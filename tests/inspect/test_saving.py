@@ -138,7 +138,7 @@ def test_offload_reports_the_saving_of_what_it_stored(tmp_path: Path, capsys: py
         topic.append_batch(log_lines(3_000), 1_700_000_000_000)
     config = tmp_path / "offloader.toml"
     config.write_text('[offload]\nmethod = "streaming"\n')
-    words = ["offload", STREAM, "--store", store, "--ledgers", ledgers, "--config", str(config)]
+    words = ["stream", "offload", STREAM, "--store", store, "--ledgers", ledgers, "--config", str(config)]
     assert main(words) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("compression: stored bytes are ")

@@ -30,26 +30,25 @@ UNKNOWN: dict[str, Mapping[str, Any]] = {
 }
 #: All that need the manifest of one stream.
 COMMANDS = """
-accept-loss STREAM --ledgers LEDGERS
-accept-source STREAM --ledgers LEDGERS
+stream accept-loss STREAM --ledgers LEDGERS
+stream set-source STREAM --ledgers LEDGERS
 cleanup hold STREAM
-cleanup orphans STREAM --delete
+cleanup orphans STREAM --apply
 cleanup plan STREAM
-cleanup run STREAM --yes
+cleanup run STREAM --allow-large --apply
 cleanup undo STREAM
-delete-stream STREAM --yes
+stream delete STREAM --apply
 manifest checkpoint STREAM
-manifest expire STREAM
+manifest expire STREAM --apply
 manifest rebuild STREAM --head first
 manifest show STREAM
-offload STREAM --ledgers LEDGERS --take-over
-pause STREAM
+stream offload STREAM --ledgers LEDGERS --take-over
+stream pause STREAM
 read STREAM
-resume STREAM
-retention run STREAM
-rollback apply STREAM --take-over
-segments STREAM
-truncate STREAM --before 9:9 --take-over
+stream resume STREAM
+retention run STREAM --apply
+ls STREAM
+stream truncate STREAM --before 9:9 --take-over --apply
 verify STREAM
 """
 _names = count()

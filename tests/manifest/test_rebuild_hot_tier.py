@@ -106,7 +106,7 @@ def test_gap_that_the_hot_tier_can_fill_is_filled_by_the_next_start(
         settings = Path(place.database.removeprefix("sqlite:///")).parent / "offloader.toml"
         settings.write_text(f'[offload]\nmethod = "{method}"\n')
         options = ["--store", place.url, "--ledgers", place.database, "--config", str(settings), "--take-over"]
-        assert main(["offload", STREAM, *options]) == 0
+        assert main(["stream", "offload", STREAM, *options]) == 0
     words = (*WORDS, "later") if method == "start" else WORDS
     assert place.read() == [f"{each} {number}" for each in words for number in range(10)]
     state = load_manifest(place.store, STREAM)

@@ -152,7 +152,7 @@ def test_other_identity_is_named_by_doctor_until_it_is_accepted(
     assert f"store identity: its identity is {other}, and {noted} is known to the hot tier" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert place.run("accept-source", STREAM) == 0
+    assert place.run("stream", "set-source", STREAM) == 0
     assert place.noted() == other
     capsys.readouterr()
     assert place.run("doctor") == 0
@@ -164,7 +164,7 @@ def test_other_identity_is_named_by_doctor_until_it_is_accepted(
 def test_identity_is_neither_an_orphan_nor_foreign(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.offload()
     assert main(["cleanup", "orphans", "--store", place.url, "--json"]) == 0
-    assert main(["adopt", "--store", place.url, "--dry-run", "--json"]) == 0
+    assert main(["import", "--store", place.url, "--dry-run", "--json"]) == 0
     orphans, adopted = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert orphans["needed"]["store"]["objects"] == 1
     assert adopted["foreign"] == 0

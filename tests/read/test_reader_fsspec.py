@@ -33,9 +33,9 @@ def require_read_by_commands(capsys: pytest.CaptureFixture[str], *options: str) 
     capsys.readouterr()
     assert main(["read", STREAM, "--count", *options]) == 0
     assert capsys.readouterr().out == "30\n"
-    for verb in (["verify", "--deep"], ["segments"], ["status"]):
+    for verb in (["verify", "--deep"], ["ls"], ["status"]):
         assert main([*verb, STREAM, *options]) == 0
-        assert STREAM in capsys.readouterr().out or verb == ["segments"]
+        assert STREAM in capsys.readouterr().out or verb == ["ls"]
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ def test_unknown_ledgers_and_another_clusters_are_named(bench: PulsarBench, stor
     with http_process(tmp_path, streams=()) as (http, _):
         [(what, hint, _)] = problems(asked(bench, http.url))
     assert "it isn't in the cold tier" in what
-    assert "offloader adopt" in hint
+    assert "offloader import" in hint
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_streams_of_deleted_topics_are_named_with_the_commands(bench: PulsarBenc
     [finding] = found(bench, store)
     assert finding.check == "deleted topics"
     assert "no topic of public/default/persistent/gone:" in finding.what
-    assert "`offloader delete-stream public/default/persistent/gone --yes`" in finding.hint
+    assert "`offloader stream delete public/default/persistent/gone --apply`" in finding.hint
     assert "`offloader cleanup run`" in finding.hint
 
 

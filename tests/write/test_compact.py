@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from uuid import UUID
 
@@ -21,8 +23,9 @@ from offloader.manifest.state import EditRefused, ManifestState
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
+from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
 from offloader.store.memory import MemoryStore
-from offloader.testing.faulty_store import Fault
+from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.compact import CompactionResult, plan_compaction
 from offloader.write.offloader import LedgerOffloader
@@ -30,11 +33,12 @@ from offloader.write.replacement import PROMISE_AGE_MS_MAX
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import PATIENCE_S
-from tests.write.test_rollback import STREAM, Bench
 
+STREAM = "public/default/persistent/orders"
 #: One task at a time, so that the n-th storage call is the same one each time.
 OFFLOAD = {"block_bytes": 1024, "backfill_segments_in_flight_max": 1}
 SETTINGS = Settings.of({"offload": OFFLOAD})
+_names = count()
 
 
 def sized(size_bytes: int, **more: object) -> Settings:
@@ -42,11 +46,33 @@ def sized(size_bytes: int, **more: object) -> Settings:
     return Settings.of({"offload": {**OFFLOAD, "max_size_per_offload_segment_mbytes": size_bytes / 2**20, **more}})
 
 
-class CompactionBench(Bench):
+class FaultStore(FaultyStore):
+    """... whose puts can be looked at and changed on the way."""
+
+    on_put: Callable[[str, bytes], bytes] = staticmethod(lambda _, body: body)
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        given = bytes(body)
+        sent = self.on_put(key, given)
+        return super().put(key, sent, mode=mode, metadata=metadata, crc32c=crc32c if sent == given else None)
+
+
+class CompactionBench:
     """A stream of small V2 segments over many ledgers; the last ledger is open."""
 
     def __init__(self, *, settings: Settings = SETTINGS) -> None:
-        super().__init__(settings=settings)
+        self.memory = MemoryStore(f"compaction-{next(_names)}", "", SystemClock())
+        self.store = FaultStore(self.memory)
+        self.settings = settings
+        self.writer = StreamWriter(self.memory, STREAM)
 
     def add_segments(self) -> None:
         add = self.writer.add
@@ -57,6 +83,16 @@ class CompactionBench(Bench):
         add([batch_of(5, 0, 3), batch_of(6, 0, 2)], closes=[5])
         add([batch_of(6, 2, 9)], closes=[6])
         add([batch_of(9, 0, 4)])
+
+    @property
+    def expected(self) -> list[tuple[Position, bytes]]:
+        return [(entry.position, entry.payload) for entry in self.writer.entries]
+
+    def require_whole(self) -> None:
+        """Every entry exactly once and in order, by an independent reader and by ours."""
+        assert stored_entries(self.memory, STREAM) == self.expected
+        with open_stream_reader(self.memory, STREAM) as reader:
+            assert [entry for batch in reader.scan() for entry in batch.entries()] == self.writer.entries
 
     def compact(
         self, *, settings: Settings | None = None, recode: bool = False, beside_owner: bool = True
@@ -144,8 +180,8 @@ def test_results_are_at_most_a_segment_large() -> None:
 
 def test_large_segments_are_left_alone() -> None:
     bench = CompactionBench(settings=sized(1150))
-    for first, count in ((0, 8), (8, 1), (9, 1), (10, 9), (19, 1)):
-        bench.writer.add([batch_of(1, first, count, size=100)])
+    for first, entries in ((0, 8), (8, 1), (9, 1), (10, 9), (19, 1)):
+        bench.writer.add([batch_of(1, first, entries, size=100)])
     bench.compact()
     assert bench.ends() == [
         (Position(1, 0), Position(1, 7)),

@@ -212,7 +212,16 @@ def test_stream_goes_on_when_its_store_is_back(replaced: Place) -> None:
 
 @pytest.mark.slow
 def test_other_store_can_be_accepted_after_a_dry_run(replaced: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["accept-source", STREAM, "--ledgers", replaced.database, "--store", replaced.store.url, "--json"]
+    arguments = [
+        "stream",
+        "set-source",
+        STREAM,
+        "--ledgers",
+        replaced.database,
+        "--store",
+        replaced.store.url,
+        "--json",
+    ]
     before = replaced.files()
 
     def accept(*options: str) -> Any:

@@ -248,7 +248,7 @@ class StoredPlace(Place):
 
     def accept(self, *options: str, name: str = "ledgers") -> dict[str, Any]:
         database = f"sqlite:///{self.folder}/{name}/ledgers.db"
-        return command("accept-source", STREAM, "--store", self.url, "--ledgers", database, *options)
+        return command("stream", "set-source", STREAM, "--store", self.url, "--ledgers", database, *options)
 
 
 @pytest.fixture
@@ -568,7 +568,7 @@ def test_entries_lost_by_a_database_become_a_gap_by_command(stored: StoredPlace)
         stored.open()
 
     database = f"sqlite:///{stored.folder}/ledgers/ledgers.db"
-    done = command("accept-loss", STREAM, "--store", stored.url, "--ledgers", database)
+    done = command("stream", "accept-loss", STREAM, "--store", stored.url, "--ledgers", database)
     with stored.open() as stream:
         stream.resume()
         new = offloaded(stream, "new")
@@ -600,7 +600,7 @@ def crashed_with_an_open_segment(place: StoredPlace) -> dict[str, list[tuple[Pos
 
 def accept_loss(place: StoredPlace, *options: str) -> dict[str, Any]:
     database = f"sqlite:///{place.folder}/ledgers/ledgers.db"
-    return command("accept-loss", STREAM, "--store", place.url, "--ledgers", database, *options)
+    return command("stream", "accept-loss", STREAM, "--store", place.url, "--ledgers", database, *options)
 
 
 @pytest.mark.slow
@@ -653,7 +653,7 @@ def test_accepting_a_loss_leaves_a_running_owner_alone_unless_told_otherwise(sto
 
     with redirect_stderr(StringIO()) as printed:
         database = f"sqlite:///{stored.folder}/ledgers/ledgers.db"
-        code = main(["accept-loss", STREAM, "--store", stored.url, "--ledgers", database])
+        code = main(["stream", "accept-loss", STREAM, "--store", stored.url, "--ledgers", database])
 
     assert (code, load_manifest(stored.store, STREAM)) == (5, before)
     assert "--take-over" in printed.getvalue()

@@ -205,7 +205,7 @@ def test_manual_offload_of_a_paused_stream_is_refused_unless_nothing_is_due(benc
     assert runs.pause(STREAM) is False, "it is paused already"
     for run in (runs.backfill, runs.ledgers):
         bench.world.ledgers.close_ledger()
-        with pytest.raises(StreamPaused, match=f"stream {STREAM} is paused.*offloader resume {STREAM}"):
+        with pytest.raises(StreamPaused, match=f"stream {STREAM} is paused.*offloader stream resume {STREAM}"):
             run(bench.world.ledgers, STREAM)
     assert [edit for edit in bench.edits() if isinstance(edit, Pause)] == [Pause("why")]
     assert runs.resume(STREAM) is True

@@ -311,7 +311,7 @@ def policy_warnings(document: object, *, broker_plugin: bool = False) -> tuple[s
     if not broker_plugin and any(_number(each) >= 0 for each in thresholds if each is not None):
         found.append(
             "the broker offloads by itself too: every ledger is stored twice; set its offload thresholds to -1, or "
-            "leave the namespace to it and use `offloader adopt`"
+            "leave the namespace to it and use `offloader import`"
         )
     return tuple(found)
 

@@ -104,7 +104,7 @@ def refused(path: str, lost: LostRange) -> SourceMismatch:
         f"stream {lost.stream!r}: entries up to {lost.last} were acknowledged{by} according to {path}.acked, "
         f"but ledger database {path} {but}",
         hint=f"restore {path} with its -wal file from a complete copy; or continue without these entries: "
-        f"offloader accept-loss {lost.stream}",
+        f"offloader stream accept-loss {lost.stream}",
     )
 
 

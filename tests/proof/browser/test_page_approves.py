@@ -62,7 +62,7 @@ def test_data_older_than_keep_is_deleted_after_approval_on_the_page(tmp_path: Pa
         for age in range(HOURS, 0, -1):
             orders.append([b"an hour"], [now_ms - age * HOUR_MS])
         orders.append([b"now"], [now_ms])
-    assert main(["offload", ORDERS, "--ledgers", ledgers, "--config", str(file)]) == 0
+    assert main(["stream", "offload", ORDERS, "--ledgers", ledgers, "--config", str(file)]) == 0
     everything = objects_of(store)
     with Serving(file) as serving:
         url = serving.logged("http_started")["url"]

@@ -189,7 +189,14 @@ class Roles:
         if role == "spark":
             return ("tests.proof.chaos.chaos_spark", self._store, journal)
         if role in ("backfill", "spark-backfill"):
-            verb = ("offload",) if role == "backfill" else ("spark", "backfill")
+            verb = (
+                (
+                    "stream",
+                    "offload",
+                )
+                if role == "backfill"
+                else ("spark", "backfill")
+            )
             what = ("chaos/history", "--take-over", "--config", large, "--store", self._store)
             return (_OFFLOADER, *verb, *what, "--ledgers", f"sqlite:///{database}")
         self._cleaned += 1
@@ -197,7 +204,17 @@ class Roles:
 
     def cleaning(self, config: str) -> Sequence[str]:
         """One round of cleanup; the search for orphans is another command."""
-        return (_OFFLOADER, "cleanup", "run", "--yes", "--store", self._store, "--config", str(self.config(config)))
+        return (
+            _OFFLOADER,
+            "cleanup",
+            "run",
+            "--apply",
+            "--allow-large",
+            "--store",
+            self._store,
+            "--config",
+            str(self.config(config)),
+        )
 
     def searching(self, config: str) -> Sequence[str]:
         """One search for orphans."""
@@ -205,7 +222,7 @@ class Roles:
             _OFFLOADER,
             "cleanup",
             "orphans",
-            "--delete",
+            "--apply",
             "--store",
             self._store,
             "--config",

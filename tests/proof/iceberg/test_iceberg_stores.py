@@ -30,7 +30,17 @@ def test_following_export_ends_by_sigterm_after_the_range_that_it_adds(lake: Lak
     writer = lake.writer()
     for ledger in range(1, 301):
         writer.add([batch_of(ledger, 0, 2)], closes=[ledger])
-    command = [sys.executable, "-m", "offloader", "export", writer.stream, *places(lake), "--follow", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "offloader",
+        "export",
+        "iceberg",
+        writer.stream,
+        *places(lake),
+        "--follow",
+        "--json",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [*command, "--range-size", "1"], cwd=lake.folder, env=environment, stdout=subprocess.PIPE, text=True
@@ -57,7 +67,17 @@ def test_warehouse_on_an_s3_server(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_place.options["access_key"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_place.options["secret_key"])
     arguments = [
-        *("export", "t/orders", "--store", s3_place.url, "--endpoint-url", endpoint, "--table", "lake.entries"),
+        *(
+            "export",
+            "iceberg",
+            "t/orders",
+            "--store",
+            s3_place.url,
+            "--endpoint-url",
+            endpoint,
+            "--table",
+            "lake.entries",
+        ),
         *("--catalog", lake.catalog, "--warehouse", f"{s3_place.url}/warehouse", "--range-size", "1"),
         *("--catalog-option", f"s3.endpoint={endpoint}", "--catalog-option", "s3.region=us-east-1"),
     ]
@@ -82,7 +102,17 @@ def test_warehouse_on_an_s3_server(
 def test_following_export_adds_what_is_offloaded_later(lake: Lake) -> None:
     writer = lake.writer()
     writer.add([batch_of(1, 0, 10)])
-    command = [sys.executable, "-m", "offloader", "export", writer.stream, *places(lake), "--follow", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "offloader",
+        "export",
+        "iceberg",
+        writer.stream,
+        *places(lake),
+        "--follow",
+        "--json",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [*command, "--every", "200ms"], cwd=lake.folder, env=environment, stdout=subprocess.PIPE, text=True

@@ -196,7 +196,7 @@ def test_files_go_with_the_last_snapshot_that_names_them(lake: Lake, writer: Str
 def test_command_joins_and_expires(lake: Lake, writer: StreamWriter, capsys: pytest.CaptureFixture[str]) -> None:
     offloader = Offloader(capsys)
     place = ["--store", lake.store_url, "--table", "lake.entries", "--catalog", lake.catalog]
-    arguments = ["export", writer.stream, *place, "--warehouse", lake.warehouse, "--range-size", "1"]
+    arguments = ["export", "iceberg", writer.stream, *place, "--warehouse", lake.warehouse, "--range-size", "1"]
     code, said, _ = offloader.refuses(*arguments, "--dry-run")
     assert (code, said) == (2, "--dry-run requires --join-files or --expire-snapshots")
     assert not (lake.folder / "catalog.db").exists()

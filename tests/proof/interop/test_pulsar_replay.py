@@ -42,7 +42,7 @@ class Place:
 
     def command(self, target: str, *more: str) -> list[str]:
         return [
-            *(sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--dest", target),
+            *(sys.executable, "-m", "offloader.cli.main", "export", "pulsar", STREAM, "--dest", target),
             *("--store", self.store_url, "--service-url", self.broker.service_url, *more),
         ]
 

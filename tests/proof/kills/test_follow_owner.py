@@ -188,7 +188,16 @@ def test_follower_without_an_owner_reads_what_is_offloaded_and_says_how_far_behi
             assert "no answer from" in note
             assert note.endswith("following offloaded entries only: none yet")
             assert follower.has(seen)
-            offload = ("offload", STREAM, "--store", place.store.url, "--ledgers", place.ledgers, "--take-over")
+            offload = (
+                "stream",
+                "offload",
+                STREAM,
+                "--store",
+                place.store.url,
+                "--ledgers",
+                place.ledgers,
+                "--take-over",
+            )
             assert main(offload) == 0
             assert len(stored_entries(place.store, STREAM)) == place.sent
             eventually(lambda: follower.has(place.expected))

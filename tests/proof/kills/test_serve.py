@@ -131,27 +131,27 @@ def test_command_asks_a_running_process_to_complete_its_segment(
         eventually(lambda: place.is_known and load_manifest(place.store, ORDERS).assigned())
         assert urllib3.request("GET", f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE_S, retries=3).status == 200
         # The address stands in the epoch's record; nobody but whoever has a token may ask.
-        assert main(["offload", ORDERS]) == 8
+        assert main(["stream", "offload", ORDERS]) == 8
         assert "OFFLOADER_TOKEN" in capsys.readouterr().err
         monkeypatch.setenv("OFFLOADER_TOKEN", "a-token-of-this-test")
         # An address in a manifest gets no token by itself.
-        assert main(["offload", ORDERS]) == 8
+        assert main(["stream", "offload", ORDERS]) == 8
         assert "OFFLOADER_OWNER_HOSTS" in capsys.readouterr().err
         monkeypatch.setenv("OFFLOADER_OWNER_HOSTS", "127.0.0.1")
-        assert main(["offload", ORDERS, "--json"]) == 0
+        assert main(["stream", "offload", ORDERS, "--json"]) == 0
         done = json.loads(capsys.readouterr().out)
         assert (done["owner"], done["segments"], done["entries"]) == (f"http://127.0.0.1:{port}", 1, 50)
         assert place.has_all()
-        assert main(["offload", ORDERS]) == 0
+        assert main(["stream", "offload", ORDERS]) == 0
         assert capsys.readouterr().out.startswith(f"nothing to offload in {ORDERS}: committed end ")
         state = load_manifest(place.store, ORDERS)
         assert (state.epoch, state.owner.url) == (1, f"http://127.0.0.1:{port}")
     # It is gone: without ledgers nobody can be asked, with them it is done here.
     place.append()
-    assert main(["offload", ORDERS]) == 4
+    assert main(["stream", "offload", ORDERS]) == 4
     assert "no answer from" in capsys.readouterr().err
     monkeypatch.setenv("OFFLOADER_LEDGERS", f"sqlite:///{tmp_path}/ledgers.db")
-    eventually(lambda: main(["offload", ORDERS, "--take-over"]) == 0)
+    eventually(lambda: main(["stream", "offload", ORDERS, "--take-over"]) == 0)
     assert place.has_all()
 
 

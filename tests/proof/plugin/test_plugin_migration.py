@@ -85,7 +85,7 @@ def test_broker_without_the_plugin_reads_exported_ledgers(
         for name, value in servers["minio"].environment.items():
             monkeypatch.setenv(name, value)
         place = ["--store", world.store_url, "--endpoint-url", world.endpoint.url, "--region", "us-east-1"]
-        call = ["rollback", "export", stream, *place, "--dest", f"s3://{world.bucket}", "--broker-record", str(record)]
+        call = ["export", "v1", stream, *place, "--dest", f"s3://{world.bucket}", "--broker-record", str(record)]
         found = []
         for _ in range(2):
             capsys.readouterr()

@@ -148,7 +148,7 @@ def test_readme_sample_works_with_the_extras_that_readme_installs(bare: Environm
     stream = "public/default/persistent/orders"
     assert stream in bare.offloader("ls", "--store", store)
     assert bare.offloader("read", stream, "--count", "--json", "--store", store).strip() == '{"count": 3}'
-    for words in (["segments", stream], ["verify", stream, "--deep"], ["cleanup", "plan"], ["retention", "plan"]):
+    for words in (["ls", stream], ["verify", stream, "--deep"], ["cleanup", "plan"], ["retention", "plan"]):
         bare.offloader(*words, "--store", store)
     assert "[serve]" in bare.offloader("config", "sample")
 

@@ -1,4 +1,4 @@
-"""``offloader replay`` onto the fake broker: its output, and that a killed process loses and repeats nothing."""
+"""``offloader export pulsar`` onto the fake broker: its output, and that a killed process loses and repeats nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,18 @@ from tests.support.waiting import eventually
 @pytest.mark.process
 @pytest.mark.parametrize("begin", [[], ["--since", "-10000d"]], ids=["whole", "relative"])
 def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path: Path, begin: list[str]) -> None:
-    command = [sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--dest", TARGET, *begin, *told.options]
+    command = [
+        sys.executable,
+        "-m",
+        "offloader.cli.main",
+        "export",
+        "pulsar",
+        STREAM,
+        "--dest",
+        TARGET,
+        *begin,
+        *told.options,
+    ]
 
     def has_arrived(upto: int) -> bool:
         return len(told.place.arrived) >= upto

@@ -15,8 +15,7 @@ from offloader.manifest.log import load_manifest
 from offloader.testing.faulty_store import Fault
 from tests.support.readback import unaccounted_keys
 from tests.support.streams import batch_of
-from tests.write.test_compact import CompactionBench, sized
-from tests.write.test_rollback import STREAM
+from tests.write.test_compact import STREAM, CompactionBench, sized
 
 
 def small_segments() -> CompactionBench:

@@ -184,10 +184,9 @@ def command(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["backfill", "t/a", "--dest", "x"], "--dead-letter and --skip-lost are only for exporting"),
-        (["verify", "t/a", "--dry-run"], "--dry-run is for backfill, compact and rebuild"),
-        (["verify", "t/a", "--recode"], "--recode and --beside-owner are only for compactions"),
-        (["export", "t/a", "--dest", "x", "--take-over"], "are only for backfills"),
+        (["backfill", "t/a", "--dest", "x"], "no such option: --dest"),
+        (["verify", "t/a", "--dry-run"], "no such option: --dry-run"),
+        (["export", "t/a", "--dest", "x", "--take-over"], "no such option: --take-over"),
     ],
 )
 def test_options_of_other_jobs_are_refused(command: Offloader, arguments: list[str], expected: str) -> None:

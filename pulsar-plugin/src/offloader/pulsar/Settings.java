@@ -24,7 +24,7 @@ import java.util.regex.Pattern;
  * @param memory of the cache that all topics of the broker share, in bytes, loads under way included
  * @param readAhead chunks that are loaded before a sequential reader asks for them
  * @param source this cluster's identity, as the sidecar has it; empty: not compared
- * @param export where {@code offloader rollback export} writes, in the names in which Pulsar's own offloader records it;
+ * @param export where {@code offloader export v1} writes, in the names in which Pulsar's own offloader records it;
  *     empty: no bucket is recorded with a ledger
  * @param from where the settings were found, for messages
  */

@@ -1,4 +1,4 @@
-"""``offloader rollback export STREAM``: ledgers under the broker's uuids, for Pulsar's own offloader."""
+"""``offloader export v1 STREAM``: ledgers under the broker's uuids, for Pulsar's own offloader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from offloader.manifest.log import load_manifest
 from offloader.read.reader import read_offloaded
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write import rollback
+from offloader.write import export_v1
 from offloader.write.backfill_service import fill_gaps
 from offloader.write.upload import write_segment
 from tests.cli.reading_verbs import Done, Offloader
@@ -82,7 +82,7 @@ class Export:
         return self.offloader(*self.words(to), "--broker-record", str(self.save(ledgers)), *more)
 
     def words(self, to: str = "") -> Sequence[str]:
-        return "rollback", "export", STREAM, "--store", self.writer.store.url, "--dest", to or self.target_url
+        return "export", "v1", STREAM, "--store", self.writer.store.url, "--dest", to or self.target_url
 
     @property
     def target_url(self) -> str:
@@ -159,7 +159,7 @@ def test_what_reads_otherwise_than_it_was_written_is_not_there_for_the_next_run(
         return summary
 
     with monkeypatch.context() as patched:
-        patched.setattr(rollback, "write_segment", damaged)
+        patched.setattr(export_v1, "write_segment", damaged)
         done = export([export.recorded(3)], "--json")
     assert (done.code, done.rows[0]["state"]) == (6, "left")
     again = export([export.recorded(3)], "--json")
@@ -176,7 +176,7 @@ def test_what_could_not_be_read_back_is_not_there_for_the_next_run(
         raise StoreUnavailable("the bucket doesn't answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rollback.LedgerExport, "_digest", unreadable)
+        patched.setattr(export_v1.LedgerExport, "_digest", unreadable)
         assert export([export.recorded(3)]).code == StoreUnavailable.kind.value
     assert [row["state"] for row in export([export.recorded(3)], "--json").rows] == ["written"]
 

@@ -1,5 +1,4 @@
-"""Write V1 objects out of the cold tier: in place of V2 segments, for readers older than the streaming method, and for
-the records of Pulsar's own offloader.
+"""Write V1 objects out of the cold tier, for the records of Pulsar's own offloader.
 
 A broker looks for an offloaded ledger by the uuid in its record of the topic: ``<uuid>-ledger-<id>`` and its index at
 the root of a bucket. An export writes such objects; the stream and its manifest aren't changed.
@@ -7,19 +6,17 @@ the root of a bucket. An export writes such objects; the stream and its manifest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 from uuid import UUID
 
 from formats.entries import Position
 from formats.errors import FormatError
-from formats.manifest import Edit, LedgersDeleted, Retire, Rewritten, SetMethod
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
 from formats.segment_map import SegmentMap
 from formats.summary import Layout, SegmentSummary
-from offloader.coverage import without
 from offloader.errors import (
     Corrupt,
     ErrorKind,
@@ -32,9 +29,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import LedgerInfo
-from offloader.manifest.log import ManifestLog
-from offloader.manifest.segment_table import is_at_root
-from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.manifest.state import ManifestState
 from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs
 from offloader.read.ledger_entries import LedgerEntries
 from offloader.read.ledger_plan import (
@@ -48,251 +43,12 @@ from offloader.read.ledger_plan import (
 from offloader.settings import OffloadSettings, ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
-from offloader.write.backfill import HistoryTools, PlannedSegment
-from offloader.write.quota import segment_bytes_max, sized_for
+from offloader.write.quota import sized_for
 from offloader.write.replacement import (
-    GROUP_SEGMENTS,
     ColdLedger,
-    Contents,
     EntryDigest,
-    RewriteGroup,
-    SegmentReplacement,
-    contents,
-    runs_in,
 )
 from offloader.write.upload import LedgerPiece, upload_of, write_segment
-
-#: Segments that one group replaces.
-GROUP_SEGMENTS_MAX = 256
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedLedger:
-    """A ledger unreadable to an old reader: it has entries in V2 segments, or in compressed blocks.
-
-    Attributes:
-        segments: that hold entries of it; others may share them.
-        entries, payload_bytes: in those.
-        obstacle: why it can't be rewritten, for display; empty: it can.
-    """
-
-    ledger_id: int
-    segments: int
-    entries: int
-    payload_bytes: int
-    obstacle: str = ""
-
-
-def streamed_ledgers(state: ManifestState) -> list[StreamedLedger]:
-    """Ledgers unreadable to an old reader, ascending (proposal: rollback guide)."""
-    return [
-        StreamedLedger(
-            ledger_id,
-            segments=len(held),
-            entries=sum(span.entries for _, span in held),
-            payload_bytes=sum(span.payload_bytes for _, span in held),
-            obstacle=_obstacle(state, ledger_id, held),
-        )
-        for ledger_id, held in contents(_unreadable(state.offloaded()))
-    ]
-
-
-def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> RewriteGroup | None:
-    """The first group of those that make ``wanted`` readable; ``None``: nothing left to rewrite.
-
-    Whole segments are replaced, as long as they hold wanted ledgers and until they are enough and have completed one.
-    This minimises double writes: only the first and the last one's parts of incomplete ledgers.
-
-    Args:
-        wanted: ledger ids without an obstacle, ascending.
-        bytes_max: object bytes from which on a group ends; it also ends at ``GROUP_SEGMENTS_MAX`` segments.
-    """
-    if not wanted:
-        return None
-    left, missing, complete = set(wanted), dict[int, int](), set[int]()
-    old, old_bytes = list[SegmentRecord](), 0
-    for segment in _unreadable(state.offloaded(Position(wanted[0], 0))):
-        spans = [span for span in segment.spans if span.ledger_id in left]
-        if not spans:
-            if old:
-                break
-            continue
-        old.append(segment)
-        old_bytes += segment.content.data_bytes
-        for span in spans:
-            entries = missing.get(span.ledger_id, state.closed_ledgers[span.ledger_id] + 1) - span.entries
-            missing[span.ledger_id] = entries
-            if not entries:
-                complete.add(span.ledger_id)
-        if complete and (old_bytes >= bytes_max or len(old) >= GROUP_SEGMENTS_MAX):
-            break
-    return RewriteGroup(tuple(old), tuple(_new(state, complete, old))) if complete else None
-
-
-def _new(state: ManifestState, complete: set[int], old: Sequence[SegmentRecord]) -> Iterator[PlannedSegment]:
-    """Replacements of ``old``: runs of entries, one of each ledger at a time."""
-    for ledger_id, held in contents(old):
-        layout = Layout.V1 if ledger_id in complete else Layout.V2
-        for first, last in runs_in(held) if ledger_id not in state.deleted_ledgers else ():
-            yield PlannedSegment(layout, Position(ledger_id, first), Position(ledger_id, last))
-
-
-def _unreadable(segments: Sequence[SegmentRecord]) -> Iterator[SegmentRecord]:
-    return (segment for segment in segments if segment.layout != 1 or segment.content.compressed)
-
-
-def _obstacle(state: ManifestState, ledger_id: int, held: Contents) -> str:
-    """Why a ledger can't become one V1 object; empty: it can."""
-    if ledger_id in state.deleted_ledgers:
-        return "it is deleted from the stream"
-    if foreign := [segment for segment, _ in held if not segment.owned or is_at_root(segment.driver)]:
-        return f"segment {foreign[-1].uuid} is adopted and can't be replaced"
-    if (last := state.closed_ledgers.get(ledger_id)) is None:
-        return "it isn't recorded as closed"
-    if state.head is not None and state.head > Position(ledger_id, 0):
-        return f"the stream begins at {state.head}"
-    missing = without([(0, last)], runs_in(held))
-    # Gaps inside a segment show only in its count.
-    if missing or sum(span.entries for _, span in held) != last + 1:
-        first, end = missing[0] if missing else (0, last)
-        gap = next((g for g in state.gaps if g.first <= Position(ledger_id, first) <= g.last), None)
-        why = "aren't offloaded" if gap is None else f"are a gap ({gap.reason})"
-        return f"entries {first}..{end} {why}"
-    committed = state.committed_end()
-    if committed is None or committed < Position(ledger_id, last):
-        return f"the committed end is {committed or '(none)'}"
-    return ""
-
-
-#: Why a ledger is left that was no candidate when the run began.
-LATER = "it was completed during the run: the next run rewrites it"
-#: Segments retired by one record.
-RETIRED_PER_RECORD_MAX = 500
-
-
-@dataclass(slots=True)
-class RewriteResult:
-    """Result of a run.
-
-    Attributes:
-        rewritten: name and summary of each V1 object, in the stream's order.
-        deleted: ledgers that were marked as deleted.
-        replaced, retired: segments whose objects are deleted after the grace period.
-        left: ledgers still unreadable to an old reader, with the reason.
-        errors: why groups couldn't be rewritten.
-    """
-
-    rewritten: list[tuple[UUID, SegmentSummary]] = field(default_factory=list)
-    deleted: list[int] = field(default_factory=list)
-    replaced: int = 0
-    retired: int = 0
-    left: list[StreamedLedger] = field(default_factory=list)
-    errors: list[OffloaderError] = field(default_factory=list)
-
-
-class LedgerRewrite:
-    """One run over one stream. Single use.
-
-    Args:
-        log: the stream's manifest; the run opens an epoch, which fences the owner.
-        tools: of the process; its settings must not compress: an old reader can't decompress.
-        read: of the stream's reader.
-        delete: ledgers to be deleted from the stream instead of rewritten.
-        take_over: take the stream from an active owner.
-        is_stopped: called at intervals; when True the run ends with an error.
-        on_progress: called with each ledger that became readable to an old reader.
-
-    Raises:
-        InvalidCall: the settings compress, or a ledger to be deleted is already readable to an old reader.
-    """
-
-    def __init__(
-        self,
-        log: ManifestLog,
-        tools: HistoryTools,
-        read: ReadSettings,
-        *,
-        delete: Sequence[int],
-        take_over: bool,
-        is_stopped: Callable[[], bool],
-        on_progress: Callable[[SegmentSummary], None],
-    ) -> None:
-        if tools.settings.codec != "none":
-            raise InvalidCall(f"an old reader can't read codec {tools.settings.codec}", hint="set codec to none")
-        self._log, self._delete = log, sorted(set(delete))
-        self._replacement = SegmentReplacement(log, tools, is_stopped, read=read)
-        self._take_over, self._on_progress = take_over, on_progress
-        self._bytes_max = GROUP_SEGMENTS * segment_bytes_max(tools.settings)
-        self._wanted = list[int]()
-        self._failed: dict[int, OffloaderError] = {}
-        self._result = RewriteResult()
-
-    def run(self) -> RewriteResult:
-        """Rewrite the rewritable ledgers and delete those to be deleted.
-
-        Raises: as ``BackfillService.rollback``; EditRefused also when segments were repeatedly retired during the run.
-        """
-        ledgers = streamed_ledgers(self._log.load())
-        if unknown := set(self._delete) - {each.ledger_id for each in ledgers}:
-            raise InvalidCall(
-                f"stream {self._log.stream}: an old reader reads ledger {min(unknown)}, or it isn't offloaded",
-                hint="`offloader rollback plan` lists the ledgers that can be deleted",
-            )
-        self._wanted = [e.ledger_id for e in ledgers if not e.obstacle and e.ledger_id not in self._delete]
-        if self._wanted or self._delete:
-            self._replacement.take(take_over=self._take_over, more=self._first_edits)
-            self._replacement.run(
-                lambda state: next_group(state, self._wanted, self._bytes_max),
-                on_replaced=self._replaced,
-                on_failed=self._damaged,
-                on_changed=self._changed,
-            )
-            self._retire_deleted()
-        self._result.left = [
-            replace(each, obstacle=each.obstacle or str(self._failed.get(each.ledger_id, LATER)))
-            for each in streamed_ledgers(self._log.state)
-            if each.ledger_id not in self._log.state.deleted_ledgers
-        ]
-        return self._result
-
-    def _first_edits(self, state: ManifestState) -> Sequence[Edit]:
-        # Else the stream's next segment would be V2 again.
-        edits: list[Edit] = [SetMethod("ledger")] if state.method == "streaming" else []
-        self._result.deleted = deleted = [each for each in self._delete if each not in state.deleted_ledgers]
-        return [*edits, *([LedgersDeleted(tuple(deleted))] if deleted else [])]
-
-    def _changed(self, state: ManifestState) -> None:
-        whole = {each.ledger_id for each in streamed_ledgers(state) if not each.obstacle}
-        self._wanted = [each for each in self._wanted if each in whole]
-
-    def _damaged(self, group: RewriteGroup, error: OffloaderError) -> None:
-        self._result.errors.append(error)
-        self._failed |= dict.fromkeys(group.ledger_ids, error)
-        self._leave(group)
-
-    def _replaced(self, group: RewriteGroup, by: Sequence[Rewritten]) -> None:
-        self._result.replaced += len(group.old)
-        for each in by:
-            if each.summary.layout is Layout.V1:
-                self._result.rewritten.append((each.uuid, each.summary))
-                self._on_progress(each.summary)
-        self._leave(group)
-
-    def _leave(self, group: RewriteGroup) -> None:
-        done = set(group.ledger_ids)
-        self._wanted = [each for each in self._wanted if each not in done]
-
-    def _retire_deleted(self) -> None:
-        state = self._log.state
-        gone = [
-            segment.uuid
-            for segment in state.offloaded()
-            if segment.owned and all(span.ledger_id in state.deleted_ledgers for span in segment.content.ledgers)
-        ]
-        for start in range(0, len(gone), RETIRED_PER_RECORD_MAX):
-            self._log.commit([Retire(tuple(gone[start : start + RETIRED_PER_RECORD_MAX]))])
-        self._result.retired = len(gone)
-
 
 #: Of a ledger's own errors the kind that a run ends with: the first of these that there is.
 _WORST_FIRST = (SourceMismatch, NotFound, Unsupported)

@@ -1,4 +1,4 @@
-"""Rewrites a stream's ledgers and is killed at a named storage call: ``DIRECTORY VERB KEY_PATTERN before|after``."""
+"""Compacts a stream and is killed at a named storage call: ``DIRECTORY VERB KEY_PATTERN before|after``."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from offloader.write.offloader import LedgerOffloader
 from tests.proof.kills.killed_writer import STREAM, KillingStore
 from tests.support.streams import StreamWriter, batch_of
 
-#: What is there before is written by epoch 1 in these records.
+#: Records of the written stream, all of epoch 1.
 RECORDS_BEFORE = 3
 
 
 def written_stream(directory: Path) -> StreamWriter:
-    """Two ledgers that share a segment, and an open one."""
+    """Two closed ledgers that share a segment, and an open one."""
     writer = StreamWriter(open_store(f"file://{directory}/store"), STREAM)
     writer.add([batch_of(1, 0, 60), batch_of(2, 0, 5)], closes=[1])
     writer.add([batch_of(2, 5, 60), batch_of(3, 0, 5)], closes=[2])
     return writer
 
 
-def roll_back(store: ObjectStore) -> None:
-    """Rewrites what can be rewritten."""
+def compact(store: ObjectStore) -> None:
+    """Merges the two segments."""
     offloader = LedgerOffloader(store, Settings())
-    offloader.history.rollback(STREAM)
+    offloader.history.compact(STREAM)
     offloader.close()
 
 
 def main() -> None:
     directory, verb, key_part, when = sys.argv[1:]
-    roll_back(KillingStore(open_store(f"file://{directory}/store"), verb, key_part, when))  # type: ignore[arg-type]
+    compact(KillingStore(open_store(f"file://{directory}/store"), verb, key_part, when))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,177 @@
+"""``offloader export v1``: write ledgers for a broker with Pulsar's own offloader."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from formats.errors import FormatError
+from formats.metadata.messages import PulsarLedger
+from formats.pulsar.ledger_record import decode_ledger_record
+from offloader.cli.errors import run_on_each
+from offloader.cli.options import (
+    DryRun,
+    Json,
+    ShowProgress,
+    StoreArguments,
+    StreamOrTopic,
+    number_of,
+    open_chosen_store,
+    option,
+)
+from offloader.cli.output import (
+    Column,
+    SegmentProgress,
+    bytes_text,
+    print_rows,
+)
+from offloader.errors import BucketMissing, InvalidCall, NotFound
+from offloader.manifest.names import NamedStreams, named_streams
+from offloader.read.reader import load_stream
+from offloader.write.export_v1 import (
+    ExportedLedger,
+    LedgerExport,
+    error_of,
+    recorded_ledgers,
+)
+
+_EXPORT_COLUMNS = [
+    Column("ledger_id", "LEDGER", str, right=True),
+    Column("entries", "ENTRIES", right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True, less=1),
+    Column("state", "STATE"),
+    Column("data", "OBJECT", less=2),
+    Column("why", "WHY", wraps=True),
+]
+
+
+def run(
+    stream: StreamOrTopic,
+    given: StoreArguments,
+    to: Annotated[str, option("--dest", "Bucket of the broker's own offloader.", metavar="URL")],
+    broker_record: Annotated[
+        list[str],
+        option(
+            "--broker-record",
+            "File with the broker's metadata record of the topic: the value of "
+            "/managed-ledgers/TENANT/NAMESPACE/persistent/TOPIC. For a partitioned topic "
+            "once for each partition, by its number.",
+            metavar="[PARTITION=]FILE",
+        ),
+    ],
+    dry_run: DryRun = False,
+    progress: ShowProgress = False,
+    json: Json = False,
+) -> int:
+    """Write a stream's ledgers for a broker with Pulsar's own offloader.
+
+    Use it when a broker that offloaded through the plugin returns to Pulsar's own offloader. Each ledger that is
+    offloaded according to the broker's record becomes a V1 object with its index, under the record's uuid, at the root
+    of the bucket. The objects include entries that only brokers read (markers, aborted messages). Each object is read
+    back and compared; existing objects are kept. The stream isn't changed. If interrupted, repeat the command: it
+    resumes where it stopped.
+
+    Examples:
+        offloader export v1 orders --dest s3://broker-bucket --broker-record orders.record --dry-run
+    """
+    settings, opened = given.prepared(stream)
+    named = named_streams(opened, stream)
+    paths = _by_stream(named, broker_record)
+    states = {each: load_stream(opened, each) for each in named.streams}
+    open_target = partial(
+        open_chosen_store,
+        *(to, given.endpoint_url, given.region),
+        settings=settings.store,
+        limits=settings.limits,
+    )
+    with suppress(BucketMissing):
+        open_target()  # the records are readable: only now create the target
+    recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in paths.items()}
+    target = open_target(read_only=dry_run, create=not dry_run)
+
+    def one(each: str) -> None:
+        own = given.settings(each)
+        with SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown:
+            shown.expect(len(recorded[each]))
+            export = LedgerExport(
+                *(opened, states[each], target), settings=own.offload, read=own.read, on_progress=shown.segment
+            )
+            done = export.run(recorded[each], dry_run=dry_run)
+        of, columns = _of_partition(named, each)
+        rows = [{**of, **_export_row(ledger, dry_run=dry_run)} for ledger in done]
+        print_rows(
+            *(rows, [*columns, *_EXPORT_COLUMNS]),
+            as_json=json,
+            empty=f"the broker's record has no offloaded ledger: {paths[each]}",
+        )
+        error = error_of(done)
+        if error is not None:
+            raise error
+
+    return run_on_each(named.streams, one, as_json=json)
+
+
+def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
+    """The record's file of each stream; raises ``InvalidCall`` unless there is exactly one for each."""
+    hint = "give --broker-record PARTITION=FILE once for each partition"
+    if not named.partitions:
+        if len(given) > 1:
+            raise InvalidCall(f"{named.name} is one stream and needs one record", hint="give --broker-record once")
+        return {named.name: given[0]}
+    found: dict[str, str] = {}
+    for text in given:
+        digits, separator, path = text.partition("=")
+        number = number_of(digits)
+        if not separator or number is None:
+            named.require_one("a broker's record belongs to one: give --broker-record PARTITION=FILE")
+        stream = None if number is None else named.partitions.get(number)
+        if stream is None or stream in found:
+            what = f"names partition {number} twice" if stream else f"partition {number} isn't in the store"
+            raise InvalidCall(f"--broker-record {text}: {what}", hint=hint)
+        found[stream] = path
+    absent = [str(number) for number, stream in named.partitions.items() if stream not in found]
+    if absent:
+        raise InvalidCall(f"missing --broker-record for partition {', '.join(absent)} of {named.name}", hint=hint)
+    return found
+
+
+def _export_row(done: ExportedLedger, *, dry_run: bool) -> Mapping[str, object]:
+    return {
+        "ledger_id": done.ledger.ledger_id,
+        "uuid": str(done.ledger.uuid),
+        "entries": done.ledger.entries,
+        "payload_bytes": done.payload_bytes,
+        "state": _export_state(done, dry_run=dry_run),
+        "data": done.ledger.objects().data_key,
+        "index": done.ledger.objects().index_key,
+        "why": "" if done.error is None else done.error.message,
+    }
+
+
+def _broker_record(path: str) -> Sequence[PulsarLedger]:
+    try:
+        return decode_ledger_record(Path(path).read_bytes())
+    except OSError as cause:
+        raise NotFound(
+            f"--broker-record: {path} can't be read: {cause.strerror}", hint="save the value to this file first"
+        ) from cause
+    except FormatError as cause:
+        raise InvalidCall(
+            f"--broker-record: {path} isn't a broker's record of a topic: {cause}",
+            hint="save the raw bytes of the value, neither text nor base64",
+        ) from cause
+
+
+def _export_state(done: ExportedLedger, *, dry_run: bool) -> str:
+    if done.error is not None:
+        return "left"
+    return "there already" if not done.written else "to be written" if dry_run else "written"
+
+
+def _of_partition(named: NamedStreams, stream: str) -> tuple[Mapping[str, str], Sequence[Column]]:
+    """The stream as a value for each row and as a column; empty unless the topic has partitions."""
+    return ({"stream": stream}, [Column("stream", "STREAM")]) if named.partitions else ({}, [])
