@@ -454,7 +454,7 @@ def undo(
 
     Examples:
         offloader cleanup undo orders --dry-run
-        offloader cleanup undo orders --to 7:0
+        offloader cleanup undo orders --to 3:0
     """
     try:
         uuids = [UUID(text) for text in segment or []]

@@ -73,7 +73,7 @@ def set_group(
     A group of another type than none subscribes to each of its streams under the group's name.
 
     Examples:
-        offloader group set billing orders invoices
+        offloader group set billing --stream orders --type automatic
     """
     absent_group(group)  # checks the names before the store is probed with a write
     for each in stream:

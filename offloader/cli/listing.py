@@ -53,7 +53,7 @@ def list_stored(
     Examples:
         offloader ls --store s3://bucket
         offloader ls --prefix public/default/ --json
-        offloader ls persistent://public/default/orders --all
+        offloader ls orders --all
         offloader ls orders --plot segments.svg
     """
     if stream:

@@ -566,7 +566,7 @@ def undo_retirements(
     """Restore retired segments, and the start position from before their retirement.
 
     Args:
-        segments: only these; default: all that are retired.
+        segments: only these; default: all that are retired and reach ``head``.
         head: the new start position; default: the one before the earliest of them was cut off, as far as records are
             kept, else that segment's begin.
 
@@ -578,7 +578,7 @@ def undo_retirements(
     """
     state = log.load()
     groups = [
-        (group.record_id, [s for s in group.segments if not segments or s.uuid in segments])
+        (group.record_id, [s for s in group.segments if (s.uuid in segments if segments else _reaches(s, head))])
         for group in retired_groups(state)
     ]
     chosen = sorted((each for _, found in groups for each in found), key=lambda each: each.begin)
@@ -606,6 +606,10 @@ def undo_retirements(
     if any((found := after.segments.get(each.uuid)) is None or found.retire_record is not None for each in chosen):
         raise StoreUnavailable(f"stream {state.stream}: another process retired these segments again", hint=_AGAIN)
     return replace(undone, record_id=record_id)
+
+
+def _reaches(segment: SegmentRecord, head: Position | None) -> bool:
+    return head is None or segment.end is None or segment.end >= head
 
 
 def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[SegmentRecord]) -> Position | None:

@@ -143,6 +143,15 @@ def test_undo_of_later_segments_sets_head_to_the_first_restored() -> None:
     assert undo(bench, segments=bench.writer.uuids[1:3]).head == Position(2, 0)
 
 
+def test_undo_to_a_position_restores_no_segment_before_it() -> None:
+    bench = Bench()
+    bench.truncate(4)
+    bench.run()
+    undone = undo(bench, head=Position(2, 5))
+    assert (undone.head, [each.uuid for each in undone.segments]) == (Position(2, 5), bench.writer.uuids[1:3])
+    assert len(open_stream_reader(bench.memory, STREAM).read(Position(2, 5), Position(4, 9))) == 25
+
+
 def test_gap_after_the_head_does_not_limit_undo() -> None:
     bench = Bench()
     bench.log().commit_as_maintainer([Gap(Position(5, 0), Position(5, 4), "for a test")])
