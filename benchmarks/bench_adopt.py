@@ -21,7 +21,7 @@ from uuid import UUID
 from formats.metadata.messages import BookKeeperLedger
 from formats.segment_map import SegmentMap
 from offloader.adopt import adopt
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ByteRange, ListPage, ObjectInfo, ObjectStore, PartInfo, UploadInfo
 from offloader.store.wrappers import ReadOnlyStore
@@ -63,7 +63,7 @@ class Bucket:
         return ()
 
     def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        raise NotFound(f"{key}: no upload {upload_id}")
+        raise NotFoundError(f"{key}: no upload {upload_id}")
 
     def close(self) -> None:
         pass
@@ -80,7 +80,7 @@ class Bucket:
 
     def get(self, key: str, byte_range: ByteRange | None = None, **_: object) -> tuple[bytes, ObjectInfo]:
         if "-ledger-" not in key:
-            raise NotFound(key)
+            raise NotFoundError(key)
         body = self.index if key.endswith("-index") else self.data
         number = int(key.removesuffix("-index").rpartition("-")[2])
         metadata = {

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from formats.checksum import check_crc32c
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, EntryBatch, byte_array
 from formats.errors import (
-    BadMagic,
-    Inconsistent,
-    Truncated,
+    BadMagicError,
+    InconsistentError,
+    TruncatedError,
     located,
     require_at_most,
     require_bytes,
@@ -43,7 +43,7 @@ def interleave(batch: EntryBatch, out: Bytes | None = None) -> Bytes:
     """The entries as encoded in a block: uint8, shape (``batch.wire_bytes``,), in ``out`` or in new memory.
 
     Raises:
-        LimitExceeded: more than ``RUN_BYTES_MAX`` bytes.
+        LimitExceededError: more than ``RUN_BYTES_MAX`` bytes.
     """
     wire_bytes = require_at_most("entries of one block", batch.wire_bytes, RUN_BYTES_MAX, unit="bytes")
     if len(batch) < _FEW_ENTRIES:
@@ -155,7 +155,7 @@ def check_entry_headers(run: Bytes, lengths: NDArray[np.int64], first_entry_id: 
     ``lengths``, int64, shape (n,), n > 0, fill ``run`` exactly with 12 bytes each.
 
     Raises:
-        Inconsistent: naming the first entry that differs.
+        InconsistentError: naming the first entry that differs.
     """
     count, step = len(lengths), _equal_step(lengths)
     expected = _headers(lengths, np.arange(first_entry_id, first_entry_id + count, dtype=np.int64))
@@ -168,7 +168,7 @@ def check_entry_headers(run: Bytes, lengths: NDArray[np.int64], first_entry_id: 
         return
     headers = found.view(_HEADER)
     at = int(np.argmax(headers != expected))
-    raise Inconsistent(
+    raise InconsistentError(
         "entry header",
         offset=int(_starts(lengths)[at]),
         expected=f"entry {int(expected['entry_id'][at])} of {int(lengths[at])} bytes",
@@ -183,8 +183,8 @@ def walk(data: Bytes, start: int, stop: int, barrier: int) -> tuple[NDArray[np.i
     block's magic at ``barrier`` (-1: none is there). All are offsets in ``data``.
 
     Raises:
-        Truncated: an entry exceeds ``stop``.
-        Inconsistent: a negative length that isn't padding.
+        TruncatedError: an entry exceeds ``stop``.
+        InconsistentError: a negative length that isn't padding.
     """
     lengths = _equal_lengths(data, start, stop, barrier)
     position = start + (0 if not lengths else len(lengths) * (lengths[0] + ENTRY_HEADER_BYTES))
@@ -199,7 +199,7 @@ def walk(data: Bytes, start: int, stop: int, barrier: int) -> tuple[NDArray[np.i
             break
         following = position + ENTRY_HEADER_BYTES + length
         if following > stop:
-            raise Truncated(
+            raise TruncatedError(
                 "entry goes past the end of its block",
                 offset=position,
                 expected=f"at most {stop - position - ENTRY_HEADER_BYTES} bytes",
@@ -208,7 +208,7 @@ def walk(data: Bytes, start: int, stop: int, barrier: int) -> tuple[NDArray[np.i
         append(length)
         position = following
     if stop - position in (1, 2, 3) and not data[position] & 0x80:
-        raise Truncated("entry header is cut", offset=position, expected=12, found=stop - position)
+        raise TruncatedError("entry header is cut", offset=position, expected=12, found=stop - position)
     return np.array(lengths, dtype=np.int64), position
 
 
@@ -217,7 +217,7 @@ def _check_padding(end: memoryview, offset: int) -> None:
     found = bytes(end[: len(PADDING)])
     differing = int.from_bytes(found, "big") ^ int.from_bytes(PADDING[: len(found)], "big")
     if differing.bit_count() > _PADDING_BITS_MAX:
-        raise Inconsistent("entry length", offset=offset, expected="a length or padding", found=found.hex())
+        raise InconsistentError("entry length", offset=offset, expected="a length or padding", found=found.hex())
 
 
 def _equal_lengths(data: Bytes, start: int, stop: int, barrier: int) -> list[int]:
@@ -283,10 +283,10 @@ def decode_block_header(data: Buffer, *, object_name: str = "", offset: int = 0)
     """Decodes the header at the start of ``data``; ignores what follows.
 
     Raises:
-        Truncated: fewer bytes than the header has.
-        BadMagic: no block begins here.
-        Inconsistent: lengths that contradict each other.
-        ChecksumMismatch, UnsupportedVersion: our extension in it is damaged or newer.
+        TruncatedError: fewer bytes than the header has.
+        BadMagicError: no block begins here.
+        InconsistentError: lengths that contradict each other.
+        ChecksumMismatchError, UnsupportedVersionError: our extension in it is damaged or newer.
     """
     with located(object_name, offset):
         view = byte_array(data)
@@ -294,14 +294,14 @@ def decode_block_header(data: Buffer, *, object_name: str = "", offset: int = 0)
         magic, header_bytes, block_bytes, first_entry_id, ledger_id = _FIXED.unpack_from(view.data)
         layout = _LAYOUT.get(magic)
         if layout is None:
-            raise BadMagic(
+            raise BadMagicError(
                 "data block header magic word not match",
                 expected=" or ".join(each.hex() for each in _LAYOUT),
                 found=magic.hex(),
             )
         extension = decode_block_extension(view[:BLOCK_HEADER_BYTES])
         if not _FIXED.size <= header_bytes <= block_bytes or block_bytes >= 2**63 or first_entry_id < 0:
-            raise Inconsistent(
+            raise InconsistentError(
                 "block header",
                 expected="36 <= header length <= block length, first entry >= 0",
                 found=f"header length {header_bytes}, block length {block_bytes}, first entry {first_entry_id}",
@@ -329,7 +329,7 @@ def _check_extended(header: BlockHeader, extension: BlockExtension) -> None:
         or last_entry_id != extension.last_entry_id
         or not same_size
     ):
-        raise Inconsistent(
+        raise InconsistentError(
             "block header",
             expected=f"a block of at least {needed} bytes, last entry {last_entry_id}",
             found=f"{header.block_bytes} bytes, last entry {extension.last_entry_id}",
@@ -365,7 +365,7 @@ def decode_block(
     if of_ledger is None:
         of_ledger = -1 if ledger_id is None else ledger_id
     elif ledger_id not in (None, of_ledger):
-        raise Inconsistent("ledger of the block", expected=ledger_id, found=of_ledger)
+        raise InconsistentError("ledger of the block", expected=ledger_id, found=of_ledger)
     require_equal("header length", header.header_bytes, header_bytes)
     if header.extension is not None:
         return _decode_extended(view, header, header.extension, of_ledger, decompressed_bytes_max)
@@ -394,7 +394,7 @@ def _decode_extended(
         )
         run_bytes = int(table.lengths.sum()) + ENTRY_HEADER_BYTES * extension.entries
         if run_bytes != extension.uncompressed_bytes:
-            raise Inconsistent(
+            raise InconsistentError(
                 "entry table", expected=f"lengths that make {extension.uncompressed_bytes} bytes", found=run_bytes
             )
     with located("", header.header_bytes):
@@ -414,7 +414,7 @@ def _stored_run(stored: Bytes, extension: BlockExtension, limit: int) -> Bytes:
         return stored
     prefix = stored[: len(COMPRESSED_PREFIX)].tobytes()
     if prefix != COMPRESSED_PREFIX:
-        raise BadMagic("compressed payload", expected=COMPRESSED_PREFIX.hex(), found=prefix.hex())
+        raise BadMagicError("compressed payload", expected=COMPRESSED_PREFIX.hex(), found=prefix.hex())
     return byte_array(
         decompress(extension.codec, stored[len(COMPRESSED_PREFIX) :], extension.uncompressed_bytes, limit)
     )
@@ -451,5 +451,5 @@ def decode_run(
     falling = ids[1:] <= ids[:-1]
     if falling.any():
         at = int(np.argmax(falling))
-        raise Inconsistent("entry ids don't ascend", expected=f"more than {int(ids[at])}", found=int(ids[at + 1]))
+        raise InconsistentError("entry ids don't ascend", expected=f"more than {int(ids[at])}", found=int(ids[at + 1]))
     return EntryBatch(ledger_id, ids, split_payloads(run, lengths), np.full(len(ids), TIME_UNKNOWN_MS, dtype=np.int64))

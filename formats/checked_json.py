@@ -13,12 +13,12 @@ from uuid import UUID
 from formats.checksum import crc32c
 from formats.entries import Position
 from formats.errors import (
-    BadMagic,
-    ChecksumMismatch,
+    BadMagicError,
+    ChecksumMismatchError,
     FormatError,
-    Inconsistent,
-    Truncated,
-    UnsupportedVersion,
+    InconsistentError,
+    TruncatedError,
+    UnsupportedVersionError,
     located,
     require_at_most,
 )
@@ -45,14 +45,14 @@ def sealed(body: Mapping[str, Any], *, bytes_max: int = DOCUMENT_BYTES_MAX) -> b
     """Encodes JSON with a CRC-32C at its end; deterministic.
 
     Raises:
-        Inconsistent: a text that can't be encoded; everything encoded can be decoded.
-        LimitExceeded: more than ``bytes_max`` bytes, which ``opened`` would refuse.
+        InconsistentError: a text that can't be encoded; everything encoded can be decoded.
+        LimitExceededError: more than ``bytes_max`` bytes, which ``opened`` would refuse.
     """
     text = _ENCODER.encode(body)
     try:
         text_bytes = text.encode()
     except UnicodeEncodeError as error:
-        raise Inconsistent(f"text that UTF-8 can't hold: {error}") from error
+        raise InconsistentError(f"text that UTF-8 can't hold: {error}") from error
     data = text_bytes[:-1] + _CRC_SUFFIX % crc32c(text_bytes[:-1])
     require_at_most("bytes", len(data), bytes_max)
     return data
@@ -64,20 +64,20 @@ def opened(data: bytes, version: int, *, bytes_max: int = DOCUMENT_BYTES_MAX) ->
     # The CRC is at a fixed distance from the end and covers the raw bytes before it, so checking it doesn't depend on
     # JSON libraries producing identical text.
     if len(data) < _CRC_SUFFIX_BYTES + 1:
-        raise Truncated("too short", expected=f"> {_CRC_SUFFIX_BYTES}", found=len(data))
+        raise TruncatedError("too short", expected=f"> {_CRC_SUFFIX_BYTES}", found=len(data))
     if data[:1] != b"{":
-        raise BadMagic("not a JSON object", offset=0, expected="{", found=repr(data[:1]))
+        raise BadMagicError("not a JSON object", offset=0, expected="{", found=repr(data[:1]))
     body_bytes, suffix = data[:-_CRC_SUFFIX_BYTES], data[-_CRC_SUFFIX_BYTES:]
     expected = _CRC_SUFFIX % crc32c(body_bytes)
     if suffix != expected:
-        raise ChecksumMismatch("CRC-32C", offset=len(body_bytes), expected=repr(expected), found=repr(suffix))
+        raise ChecksumMismatchError("CRC-32C", offset=len(body_bytes), expected=repr(expected), found=repr(suffix))
     try:
         body = json.loads(body_bytes + b"}")
     except (ValueError, RecursionError) as error:
-        raise Inconsistent(f"not JSON: {error}") from error
+        raise InconsistentError(f"not JSON: {error}") from error
     found = body.pop("format", None)
     if found != version or isinstance(found, bool):
-        raise UnsupportedVersion("format", expected=version, found=found)
+        raise UnsupportedVersionError("format", expected=version, found=found)
     return cast("dict[str, Any]", body)
 
 
@@ -92,8 +92,8 @@ class CheckedDocument:
         """The bytes of the object; the same document always gives the same bytes.
 
         Raises:
-            Inconsistent: a text or a number that can't be encoded.
-            LimitExceeded: more than ``bytes_max``.
+            InconsistentError: a text or a number that can't be encoded.
+            LimitExceededError: more than ``bytes_max``.
         """
         return sealed({"format": self.format_version, **to_json(self)}, bytes_max=self.bytes_max)
 
@@ -108,7 +108,7 @@ def to_json(value: object) -> Any:
     """Converts a manifest value to JSON types: dataclasses to objects, positions to pairs, uuids to text.
 
     Raises:
-        Inconsistent: a number that no field holds; everything encoded can be decoded.
+        InconsistentError: a number that no field holds; everything encoded can be decoded.
     """
     kind: Any = type(value)
     if kind is int:
@@ -140,7 +140,7 @@ def to_json(value: object) -> Any:
 
 def _checked(value: int) -> int:
     if not _is_int64(value):
-        raise Inconsistent("a number that no field holds", expected="-2**63 to 2**63 - 1", found=value)
+        raise InconsistentError("a number that no field holds", expected="-2**63 to 2**63 - 1", found=value)
     return int(value)  # a position may have NumPy's integers
 
 
@@ -249,9 +249,9 @@ def _dataclass(kind: Any) -> _Decoder:
 def _refuse_fields(value: dict[str, object], names: list[str], path: str) -> NoReturn:
     unknown = sorted(set(value) - set(names))
     if unknown:
-        raise UnsupportedVersion(f"unknown field {path}{unknown[0]}", expected=", ".join(names))
+        raise UnsupportedVersionError(f"unknown field {path}{unknown[0]}", expected=", ".join(names))
     missing = next(name for name in names if name not in value)
-    raise Inconsistent(f"field {path}{missing} is missing")
+    raise InconsistentError(f"field {path}{missing} is missing")
 
 
 def _position(value: object, path: str) -> Position:
@@ -261,4 +261,4 @@ def _position(value: object, path: str) -> Position:
 
 
 def _mismatch(expected: str, value: object, path: str) -> FormatError:
-    return Inconsistent(f"field {path.rstrip('.')}", expected=expected, found=repr(value)[:60])
+    return InconsistentError(f"field {path.rstrip('.')}", expected=expected, found=repr(value)[:60])

@@ -26,7 +26,7 @@ from formats.checkpoint_parquet import (
     require_sizes,
 )
 from formats.entries import Position
-from formats.errors import Inconsistent, located, require_at_most, require_equal
+from formats.errors import InconsistentError, located, require_at_most, require_equal
 from formats.manifest import FACT_UNKNOWN, Gap, GapFilled, Totals, Writer
 
 #: ``last_entry_id`` of a ledger that isn't known to be closed.
@@ -104,7 +104,7 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
     """A Parquet file of ledger facts.
 
     Raises:
-        LimitExceeded: it is too large to be read.
+        LimitExceededError: it is too large to be read.
     """
     import pyarrow.parquet as pq
 
@@ -143,10 +143,10 @@ def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
                 start += batch.num_rows
             require_equal("rows", start, rows)
         except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-            raise Inconsistent(f"not a table of ledgers: {error}") from error
+            raise InconsistentError(f"not a table of ledgers: {error}") from error
         ids = columns["ledger_id"]
         if (ids[1:] <= ids[:-1]).any():
-            raise Inconsistent("ledgers", expected="ascending ids")
+            raise InconsistentError("ledgers", expected="ascending ids")
         return LedgerColumns(**columns)
 
 
@@ -313,7 +313,7 @@ def encode_checkpoint(header: Checkpoint, segments: SegmentColumns) -> bytes:
     """The checkpoint object; ``segments`` are those that are in no run.
 
     Raises:
-        LimitExceeded: it is too large to be read.
+        LimitExceededError: it is too large to be read.
     """
     body = header.encode()
     _require_ledgers(header)
@@ -326,7 +326,7 @@ def decode_checkpoint(data: bytes, *, object_name: str = "") -> tuple[Checkpoint
         file, metadata = open_columns(data)
         body = metadata.get(_HEADER_KEY)
         if body is None:
-            raise Inconsistent("no checkpoint header")
+            raise InconsistentError("no checkpoint header")
         header = Checkpoint.decode(body)
         _require_runs(header)
         return header, columns_in(file, metadata)
@@ -337,9 +337,9 @@ def _require_runs(header: Checkpoint) -> None:
     runs = (*header.runs, *header.ledger_runs)
     for run in runs:
         if run_record_id(run.name) is None:
-            raise Inconsistent("name of a run", found=ascii(run.name)[:80])
+            raise InconsistentError("name of a run", found=ascii(run.name)[:80])
     if len({run.name for run in runs}) < len(runs):
-        raise Inconsistent("names of runs", expected="each once")
+        raise InconsistentError("names of runs", expected="each once")
     for run in header.runs:
         _require_rows(run, min(FILE_ROWS_MAX, run.object_bytes // ROW_BYTES_MIN))
     for run in header.ledger_runs:
@@ -355,4 +355,4 @@ def _require_rows(run: RunRef, rows_max: int) -> None:
     require_at_most("rows of a run", run.rows, rows_max)
     edges = [edge for each in run.dead for edge in (each.start, each.stop)]
     if edges != sorted(edges) or (edges and not 0 <= edges[0] <= edges[-1] <= run.rows):
-        raise Inconsistent("dead rows of a run", expected=f"ascending, up to {run.rows}")
+        raise InconsistentError("dead rows of a run", expected=f"ascending, up to {run.rows}")

@@ -12,10 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.errors import (
-    BadMagic,
-    Inconsistent,
-    Truncated,
-    UnsupportedVersion,
+    BadMagicError,
+    InconsistentError,
+    TruncatedError,
+    UnsupportedVersionError,
     located,
     require_at_most,
     require_equal,
@@ -246,34 +246,34 @@ def require_sizes(data: bytes, limits: ColumnLimits) -> int:
     """Refuses a file whose decoded size exceeds ``limits``; returns its number of rows.
 
     Raises:
-        LimitExceeded: it does.
+        LimitExceededError: it does.
         FormatError: it isn't Parquet, or its footer and its page headers contradict each other.
     """
     try:
         return _Sizes(data, limits).rows()
     except (LookupError, TypeError, AttributeError) as error:  # a missing field, or one of another type
-        raise Inconsistent("a Parquet header lacks a field") from error
+        raise InconsistentError("a Parquet header lacks a field") from error
 
 
 class _Sizes:
     def __init__(self, data: bytes, limits: ColumnLimits) -> None:
         self._data, self._limits = data, limits
         if len(data) < len(_MAGIC) + _TAIL_BYTES:
-            raise Truncated("too short for a Parquet file", found=len(data))
+            raise TruncatedError("too short for a Parquet file", found=len(data))
         for at in (0, len(data) - len(_MAGIC)):
             found = bytes(data[at : at + len(_MAGIC)])
             if found != _MAGIC:
-                raise BadMagic("not a Parquet file", offset=at, expected=_MAGIC, found=found)
+                raise BadMagicError("not a Parquet file", offset=at, expected=_MAGIC, found=found)
         footer_bytes = int.from_bytes(data[-_TAIL_BYTES : -len(_MAGIC)], "little")
         self._footer_at = len(data) - _TAIL_BYTES - footer_bytes
         if self._footer_at < len(_MAGIC):
-            raise Truncated("Parquet footer", expected=footer_bytes, found=len(data))
+            raise TruncatedError("Parquet footer", expected=footer_bytes, found=len(data))
         self._list_values = 0
 
     def rows(self) -> int:
         footer = self._fields(self._footer_at, len(self._data) - _TAIL_BYTES)[0]
         if _ENCRYPTION in footer:
-            raise Inconsistent("the Parquet file is encrypted")
+            raise InconsistentError("the Parquet file is encrypted")
         rows, groups = footer[_NUM_ROWS], footer[_ROW_GROUPS]
         require_at_most("rows", rows, self._limits.rows_max)
         for group in groups:
@@ -285,16 +285,16 @@ class _Sizes:
         rows, columns = group[_GROUP_ROWS], group[_GROUP_COLUMNS]
         require_at_most("rows of a row group", rows, self._limits.group_rows_max)
         if len(columns) not in self._limits.columns:
-            raise Inconsistent("columns of a row group", expected=self._limits.columns, found=len(columns))
+            raise InconsistentError("columns of a row group", expected=self._limits.columns, found=len(columns))
         for number, chunk in enumerate(columns):
             if any(field in chunk for field in (_CHUNK_FILE, _CHUNK_CRYPTO, _CHUNK_ENCRYPTED)):
-                raise Inconsistent("a Parquet column is elsewhere, or encrypted")
+                raise InconsistentError("a Parquet column is elsewhere, or encrypted")
             self._column(chunk[_CHUNK_METADATA], rows, is_list=number in self._limits.lists)
 
     def _column(self, column: _Fields, rows: int, *, is_list: bool) -> None:
         values = column[_VALUES]
         if values < rows or (values > rows and not is_list):
-            raise Inconsistent("values of a column", expected=rows, found=values)
+            raise InconsistentError("values of a column", expected=rows, found=values)
         # A row without a list is a value too.
         self._list_values += values - rows
         require_at_most("values of lists", self._list_values, self._limits.list_values_max)
@@ -308,7 +308,7 @@ class _Sizes:
         at = dictionary_at if 0 < dictionary_at < at else at
         stop = at + column[_COMPRESSED_BYTES]
         if not len(_MAGIC) <= at <= stop <= self._footer_at:
-            raise Inconsistent("place of a column", found=f"{at} to {stop}")
+            raise InconsistentError("place of a column", found=f"{at} to {stop}")
         seen = 0
         while seen < values:
             header, at = self._fields(at, stop)
@@ -325,9 +325,9 @@ class _Sizes:
         try:
             return _struct(self._data, at, stop, _DEPTH_MAX)
         except IndexError:
-            raise Truncated("a Parquet header", offset=at) from None
+            raise TruncatedError("a Parquet header", offset=at) from None
         except ValueError as error:
-            raise Inconsistent(f"a Parquet header: {error}", offset=at) from None
+            raise InconsistentError(f"a Parquet header: {error}", offset=at) from None
 
 
 def _struct(data: bytes, at: int, stop: int, depth: int) -> tuple[_Fields, int]:
@@ -466,7 +466,7 @@ def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> 
     """A Parquet file of the segments; ``metadata`` goes into the file's own.
 
     Raises:
-        LimitExceeded: it is too large to be read.
+        LimitExceededError: it is too large to be read.
     """
     count = len(columns)
     uuids = np.empty((count, 2), dtype=">u8")
@@ -518,10 +518,10 @@ def columns_in(file: pq.ParquetFile, metadata: Mapping[bytes, bytes]) -> Segment
     try:
         drivers = json.loads(metadata[_DRIVERS_KEY])
         if not isinstance(drivers, list) or not all(isinstance(driver, dict) for driver in drivers):
-            raise Inconsistent("drivers", expected="a list of objects", found=drivers)
+            raise InconsistentError("drivers", expected="a list of objects", found=drivers)
         return _filled(file, metadata, tuple(drivers))
     except _UNREADABLE as error:
-        raise Inconsistent(f"not a table of segments: {error}") from error
+        raise InconsistentError(f"not a table of segments: {error}") from error
 
 
 def _limits_of(data: bytes) -> ColumnLimits:
@@ -555,15 +555,15 @@ def open_parquet(data: bytes, limits: ColumnLimits, version: bytes, schemas: Seq
         file = pq.ParquetFile(pa.BufferReader(data))
         schema = file.schema_arrow
     except _UNREADABLE as error:
-        raise Inconsistent(f"not a Parquet file: {error}") from error
+        raise InconsistentError(f"not a Parquet file: {error}") from error
     found = (schema.metadata or {}).get(FORMAT_KEY)
     if found != version:
-        raise UnsupportedVersion("format", expected=version, found=found)
+        raise UnsupportedVersionError("format", expected=version, found=found)
     if not any(map(schema.equals, schemas)):
         expected, shown = (
             each.to_string(show_field_metadata=False, show_schema_metadata=False) for each in (schemas[0], schema)
         )
-        raise Inconsistent("columns", expected=expected, found=shown)
+        raise InconsistentError("columns", expected=expected, found=shown)
     return file
 
 
@@ -607,7 +607,7 @@ def _filled(
         start = stop
     low, high = ranges["driver"]
     if start != count or low < 0 or high >= max(len(drivers), 1):
-        raise Inconsistent("rows", expected=count, found=start)
+        raise InconsistentError("rows", expected=count, found=start)
     span_rows, span_counts, spans = (np.concatenate(part) for part in zip(*span_parts, strict=True))
     return SegmentColumns(
         **columns,
@@ -669,5 +669,5 @@ def _spans_in(column: pa.ChunkedArray, first_row: int) -> tuple[Numbers, Numbers
     rows = np.flatnonzero(lengths)
     values = lists.flatten().to_numpy()
     if (lengths % SPAN_NUMBERS).any() or len(values) != lengths.sum():
-        raise Inconsistent("ledgers of segments", expected="five numbers each")
+        raise InconsistentError("ledgers of segments", expected="five numbers each")
     return (rows + first_row, (lengths[rows] // SPAN_NUMBERS).astype(np.int64), values.reshape(-1, SPAN_NUMBERS))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.entries import Buffer, byte_array
-from formats.errors import ChecksumMismatch
+from formats.errors import ChecksumMismatchError
 
 #: The polynomial of CRC-32C, bits reversed.
 _POLYNOMIAL = 0x82F63B78
@@ -55,10 +55,10 @@ def crc32c(data: Buffer, value: int = 0) -> int:
 
 
 def check_crc32c(what: str, data: Buffer, expected: int, *, offset: int | None = None) -> None:
-    """Raises ``ChecksumMismatch`` unless ``expected``, which is at ``offset``, is the CRC-32C of ``data``."""
+    """Raises ``ChecksumMismatchError`` unless ``expected``, which is at ``offset``, is the CRC-32C of ``data``."""
     found = crc32c(data)
     if found != expected:
-        raise ChecksumMismatch(what, offset=offset, expected=f"{expected:08x}", found=f"{found:08x}")
+        raise ChecksumMismatchError(what, offset=offset, expected=f"{expected:08x}", found=f"{found:08x}")
 
 
 def crc32c_combine(first: int, second: int, second_bytes: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from formats.errors import Inconsistent, require_at_most, require_equal
+from formats.errors import InconsistentError, require_at_most, require_equal
 
 #: Any contiguous byte buffer.
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8] | pa.Buffer
@@ -155,8 +155,8 @@ class EntryBatch:
             publish_times_ms: n times in ms, or one time for all.
 
         Raises:
-            LimitExceeded: more than ``BATCH_BYTES_MAX`` payload bytes.
-            Inconsistent: nulls among the payloads, not as many times as payloads, or a time that int64 can't hold.
+            LimitExceededError: more than ``BATCH_BYTES_MAX`` payload bytes.
+            InconsistentError: nulls among the payloads, not as many times as payloads, or a time that int64 can't hold.
         """
         array = _binary_array(payloads)
         count = len(array)
@@ -165,7 +165,7 @@ class EntryBatch:
         else:
             given = np.asarray(publish_times_ms)
             if given.dtype.kind == "u" and given.size and int(given.max()) > TIME_MS_MAX:
-                raise Inconsistent("publish time", expected=f"at most {TIME_MS_MAX}", found=int(given.max()))
+                raise InconsistentError("publish time", expected=f"at most {TIME_MS_MAX}", found=int(given.max()))
             times = np.asarray(given, dtype=np.int64)
         require_equal("publish times and payloads differ in number", times.shape, (count,))
         return cls(ledger_id, np.arange(first_entry_id, first_entry_id + count, dtype=np.int64), array, times)
@@ -283,15 +283,15 @@ class EntryBatch:
         """One batch of all entries of ``batches`` (one ledger, ascending, at least one batch).
 
         Raises:
-            Inconsistent: batches of several ledgers, or out of order.
-            LimitExceeded: together more than ``BATCH_BYTES_MAX`` payload bytes.
+            InconsistentError: batches of several ledgers, or out of order.
+            LimitExceededError: together more than ``BATCH_BYTES_MAX`` payload bytes.
         """
         if len(batches) == 1:
             return batches[0]
         ledger_id = batches[0].ledger_id
         for before, after in itertools.pairwise(batch for batch in batches if len(batch)):
             if before.last >= after.first or after.ledger_id != ledger_id:
-                raise Inconsistent(
+                raise InconsistentError(
                     "batches don't follow each other", expected=f"after {before.last}", found=after.first
                 )
         require_at_most("a batch holds too many bytes", sum(each.payload_bytes for each in batches), BATCH_BYTES_MAX)
@@ -311,7 +311,7 @@ def _binary_array(payloads: Sequence[bytes] | pa.Array) -> pa.BinaryArray:
         require_at_most("a batch holds too many bytes", int(lengths.sum()), BATCH_BYTES_MAX)
         array = _joined(payloads, lengths)
     if array.null_count:
-        raise Inconsistent("an entry's payload is null", expected="bytes", found="null")
+        raise InconsistentError("an entry's payload is null", expected="bytes", found="null")
     return array
 
 
@@ -334,7 +334,7 @@ def repeated_text(text: str, count: int) -> pa.StringArray:
     ``pyarrow.repeat`` appends texts one by one: 0.1 us each, with small entries as much as everything else of a scan.
 
     Raises:
-        LimitExceeded: the texts are longer together.
+        LimitExceededError: the texts are longer together.
     """
     encoded = text.encode()
     require_at_most("a column of texts holds too many bytes", len(encoded) * count, BATCH_BYTES_MAX)

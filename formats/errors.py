@@ -72,44 +72,44 @@ def located(object_name: str, offset: int | None = None) -> Iterator[None]:
         raise
 
 
-class Truncated(FormatError):
+class TruncatedError(FormatError):
     """The bytes end too early."""
 
 
-class BadMagic(FormatError):
+class BadMagicError(FormatError):
     """The first bytes are not those of the expected format."""
 
 
-class UnsupportedVersion(FormatError):
+class UnsupportedVersionError(FormatError):
     """A well-formed object of a version that this release doesn't know."""
 
 
-class ChecksumMismatch(FormatError):
+class ChecksumMismatchError(FormatError):
     """A CRC doesn't match the bytes it covers."""
 
 
-class LimitExceeded(FormatError):
+class LimitExceededError(FormatError):
     """A declared size is above the caller's limit."""
 
 
-class Inconsistent(FormatError):
+class InconsistentError(FormatError):
     """Two fields, or a field and the bytes, contradict each other."""
 
 
 def require_at_most(what: str, found: int, most: int, *, unit: str = "", offset: int | None = None) -> int:
-    """``found``; raises ``LimitExceeded`` unless it is 0 to ``most``. ``unit``: of both, for the error."""
+    """``found``; raises ``LimitExceededError`` unless it is 0 to ``most``. ``unit``: of both, for the error."""
     if not 0 <= found <= most:
-        raise LimitExceeded(what, offset=offset, expected=f"at most {most} {unit}".rstrip(), found=found)
+        raise LimitExceededError(what, offset=offset, expected=f"at most {most} {unit}".rstrip(), found=found)
     return found
 
 
 def require_bytes(what: str, found: int, needed: int) -> None:
-    """Raises ``Truncated`` unless there are at least so many bytes."""
+    """Raises ``TruncatedError`` unless there are at least so many bytes."""
     if found < needed:
-        raise Truncated(what, expected=needed, found=found)
+        raise TruncatedError(what, expected=needed, found=found)
 
 
 def require_equal(what: str, found: object, expected: object, *, object_name: str = "") -> None:
-    """Raises ``Inconsistent`` unless two values are equal that tell the same."""
+    """Raises ``InconsistentError`` unless two values are equal that tell the same."""
     if found != expected:
-        raise Inconsistent(what, object_name=object_name, expected=expected, found=found)
+        raise InconsistentError(what, object_name=object_name, expected=expected, found=found)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from formats.checksum import check_crc32c, crc32c
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, byte_array
 from formats.errors import (
-    BadMagic,
-    Inconsistent,
-    UnsupportedVersion,
+    BadMagicError,
+    InconsistentError,
+    UnsupportedVersionError,
     require_at_most,
     require_bytes,
     require_equal,
@@ -41,11 +41,11 @@ class Codec(IntEnum):
 
 
 def codec_of(number: int) -> Codec:
-    """The codec with this number; ``UnsupportedVersion`` for an unknown one."""
+    """The codec with this number; ``UnsupportedVersionError`` for an unknown one."""
     try:
         return Codec(number)
     except ValueError as cause:
-        raise UnsupportedVersion("unknown codec", expected="0 (none) or 1 (zstd)", found=number) from cause
+        raise UnsupportedVersionError("unknown codec", expected="0 (none) or 1 (zstd)", found=number) from cause
 
 
 def compress(codec: Codec, data: Buffer) -> bytes:
@@ -62,8 +62,8 @@ def decompress(codec: Codec, data: Buffer, length: int, limit: int) -> bytes:
     ``data`` is exactly the stored bytes; ``length`` the decompressed length, as declared in the block header.
 
     Raises:
-        LimitExceeded: ``length`` is above ``limit``.
-        Inconsistent: the bytes don't decompress to exactly ``length`` bytes.
+        LimitExceededError: ``length`` is above ``limit``.
+        InconsistentError: the bytes don't decompress to exactly ``length`` bytes.
     """
     require_at_most("decompressed size is too large", length, limit)
     plain = bytes(data) if codec is Codec.NONE else _unzstd(data, length)
@@ -78,7 +78,7 @@ def _unzstd(data: Buffer, length: int) -> bytes:
         plain: bytes = pa.Codec("zstd").decompress(byte_array(data), length, asbytes=True)
         return plain
     except (OSError, ValueError, pa.ArrowException) as cause:
-        raise Inconsistent("zstd frame", expected="a whole frame", found=str(cause)) from cause
+        raise InconsistentError("zstd frame", expected="a whole frame", found=str(cause)) from cause
 
 
 def _content_size(head: bytes) -> int | str:
@@ -181,14 +181,15 @@ def decode_block_extension(header: Bytes) -> BlockExtension | None:
     """The extension in a block header of 128 bytes; ``None`` when the header is a plain Pulsar one.
 
     Raises:
-        Truncated, BadMagic, ChecksumMismatch, UnsupportedVersion, Inconsistent: the header is damaged or newer.
+        TruncatedError, BadMagicError, ChecksumMismatchError, UnsupportedVersionError, InconsistentError: the header is
+            damaged or newer.
     """
     require_bytes("block header", len(header), EXTENDED_HEADER_BYTES)
     magic, version, codec, flags, *numbers, reserved = _HEADER.unpack_from(header.data, _MAGIC_AT)
     if magic == _PLAIN:
         return None
     if magic != EXTENSION_MAGIC:
-        raise BadMagic(
+        raise BadMagicError(
             "block header extension",
             offset=_MAGIC_AT,
             expected=f"{_PLAIN.hex()} or {EXTENSION_MAGIC.hex()}",
@@ -196,7 +197,7 @@ def decode_block_extension(header: Bytes) -> BlockExtension | None:
         )
     check_crc32c("block header", header[:_HEADER_CRC_AT], int.from_bytes(header[_HEADER_CRC_AT:].tobytes(), "big"))
     if version != EXTENSION_VERSION or flags & ~_KNOWN_FLAGS or any(reserved):
-        raise UnsupportedVersion(
+        raise UnsupportedVersionError(
             "block header extension",
             offset=_MAGIC_AT,
             expected=f"version {EXTENSION_VERSION}, flags 0..{_KNOWN_FLAGS}",
@@ -205,7 +206,7 @@ def decode_block_extension(header: Bytes) -> BlockExtension | None:
     extension = BlockExtension(codec_of(codec), flags, *numbers)
     entries_max = extension.uncompressed_bytes // ENTRY_HEADER_BYTES
     if not 1 <= extension.entries <= entries_max:
-        raise Inconsistent("entries of a block", expected=f"1 to {entries_max}", found=extension.entries)
+        raise InconsistentError("entries of a block", expected=f"1 to {entries_max}", found=extension.entries)
     return extension
 
 
@@ -252,7 +253,8 @@ def decode_entry_table(data: Buffer, *, entries: int, table_crc32c: int) -> Entr
     The number of entries and the table's CRC-32C are those of the header or the index.
 
     Raises:
-        Truncated, ChecksumMismatch, Inconsistent: the table is damaged, or isn't one of that many entries.
+        TruncatedError, ChecksumMismatchError, InconsistentError: the table is damaged, or isn't one of that many
+            entries.
     """
     table = byte_array(data)
     check_crc32c("entry table", table, table_crc32c)
@@ -260,7 +262,7 @@ def decode_entry_table(data: Buffer, *, entries: int, table_crc32c: int) -> Entr
     length_width, time_width, zero, smallest, earliest = _TABLE_HEADER.unpack_from(table.data)
     expected_bytes = ENTRY_TABLE_HEADER_BYTES + entries * (length_width + time_width)
     if length_width not in _WIDTHS[:4] or time_width not in _WIDTHS or zero or len(table) != expected_bytes:
-        raise Inconsistent(
+        raise InconsistentError(
             "entry table",
             expected=f"{expected_bytes} bytes for {entries} entries",
             found=f"{len(table)} bytes, widths {length_width} and {time_width}",
@@ -299,15 +301,15 @@ def decode_index_rows(data: bytes, *, ledger_id: int | None, rows: int) -> tuple
     ``ledger_id`` is ``None`` in V1, whose index doesn't contain it.
 
     Raises:
-        UnsupportedVersion, Inconsistent: the extension is newer, or contradicts the index it is in.
+        UnsupportedVersionError, InconsistentError: the extension is newer, or contradicts the index it is in.
     """
     require_bytes("index extension", len(data), _ROWS_HEADER.size)
     version, zeros, count, of_ledger = _ROWS_HEADER.unpack_from(data)
     if version != EXTENSION_VERSION or any(zeros):
-        raise UnsupportedVersion("index extension", expected=f"version {EXTENSION_VERSION}", found=version)
+        raise UnsupportedVersionError("index extension", expected=f"version {EXTENSION_VERSION}", found=version)
     expected_bytes = _ROWS_HEADER.size + rows * ROW.itemsize
     if count != rows or len(data) != expected_bytes or (ledger_id is not None and of_ledger != ledger_id):
-        raise Inconsistent(
+        raise InconsistentError(
             "index extension",
             expected=f"{rows} blocks of ledger {ledger_id} in {expected_bytes} bytes",
             found=f"{count} blocks of ledger {of_ledger} in {len(data)} bytes",

@@ -16,10 +16,10 @@ from formats.block import decode_run, interleave
 from formats.checksum import check_crc32c, crc32c
 from formats.entries import ENTRY_HEADER_BYTES, Buffer, Bytes, EntryBatch, Pieces, byte_array
 from formats.errors import (
-    BadMagic,
-    Inconsistent,
-    Truncated,
-    UnsupportedVersion,
+    BadMagicError,
+    InconsistentError,
+    TruncatedError,
+    UnsupportedVersionError,
     located,
     require_at_most,
     require_bytes,
@@ -41,14 +41,14 @@ def encode_frames(batches: Iterable[EntryBatch], *, piece_bytes: int = PIECE_BYT
     """The frames of some batches of one ledger, in pieces, and the end mark.
 
     Raises:
-        Inconsistent: the batches don't ascend, or are of several ledgers.
+        InconsistentError: the batches don't ascend, or are of several ledgers.
     """
     checksum, last = 0, None
     for batch in batches:
         if not len(batch):
             continue
         if last is not None and (batch.ledger_id != last.ledger_id or batch.first <= last):
-            raise Inconsistent("frames out of order", expected=f"entries after {last}", found=batch.first)
+            raise InconsistentError("frames out of order", expected=f"entries after {last}", found=batch.first)
         last = batch.last
         ends = batch.offsets[1:].astype(np.int64) - int(batch.offsets[0])
         ends += ENTRY_HEADER_BYTES * np.arange(1, len(batch) + 1)
@@ -66,10 +66,10 @@ def decode_frames(data: Buffer, *, ledger_id: int) -> EntryBatch:
     """The entries in a whole body of frames; their publish times are unknown.
 
     Raises:
-        LimitExceeded: more than ``FRAMES_BYTES_MAX``.
-        Truncated: no end mark at the end, or a frame that exceeds the body.
-        ChecksumMismatch: the frames aren't those of the end mark.
-        Inconsistent: entry ids that don't ascend from 0 or more, or a length that is none.
+        LimitExceededError: more than ``FRAMES_BYTES_MAX``.
+        TruncatedError: no end mark at the end, or a frame that exceeds the body.
+        ChecksumMismatchError: the frames aren't those of the end mark.
+        InconsistentError: entry ids that don't ascend from 0 or more, or a length that is none.
     """
     view = byte_array(data)
     require_at_most("frames", len(view), FRAMES_BYTES_MAX, unit="bytes")
@@ -77,7 +77,7 @@ def decode_frames(data: Buffer, *, ledger_id: int) -> EntryBatch:
     stop = len(view) - END_MARK_BYTES
     length, checksum = _MARK.unpack_from(view.data, stop)
     if length != END_LENGTH:
-        raise Truncated("no end mark after the frames", offset=stop, expected=END_LENGTH, found=length)
+        raise TruncatedError("no end mark after the frames", offset=stop, expected=END_LENGTH, found=length)
     run = view[:stop]
     check_crc32c("CRC-32C of the frames", run, checksum, offset=stop)
     return _entries(run, ledger_id)
@@ -89,13 +89,13 @@ def _entries(run: Bytes, ledger_id: int) -> EntryBatch:
     require_bytes("frame", len(run), ENTRY_HEADER_BYTES)
     _, first = _MARK.unpack_from(run.data)
     if first < 0:
-        raise Inconsistent("entry id", offset=4, expected="0 or more", found=first)
+        raise InconsistentError("entry id", offset=4, expected="0 or more", found=first)
     batch = decode_run(
         run, header_bytes=0, length=len(run), first_entry_id=first, ledger_id=ledger_id, run_bytes_max=len(run)
     )
     # A run may end with padding, frames end with their body.
     if batch.wire_bytes != len(run):
-        raise Inconsistent("frame", offset=batch.wire_bytes, expected="a length", found="padding")
+        raise InconsistentError("frame", offset=batch.wire_bytes, expected="a length", found="padding")
     return batch
 
 
@@ -125,7 +125,7 @@ def encode_fill(batch: EntryBatch) -> Pieces:
     """The object of a fill with these entries, at least one.
 
     Raises:
-        LimitExceeded: more than ``FILL_BYTES_MAX``, which ``decode_fill`` would refuse.
+        LimitExceededError: more than ``FILL_BYTES_MAX``, which ``decode_fill`` would refuse.
     """
     require_at_most("a fill", FILL_HEADER_BYTES + batch.wire_bytes + END_MARK_BYTES, FILL_BYTES_MAX, unit="bytes")
     first, last = batch.first.entry_id, batch.last.entry_id
@@ -137,17 +137,17 @@ def decode_fill_header(data: Buffer) -> FillHeader:
     """The header at the start of ``data``; what follows it is ignored.
 
     Raises:
-        Truncated, BadMagic, ChecksumMismatch, UnsupportedVersion: of these kinds.
+        TruncatedError, BadMagicError, ChecksumMismatchError, UnsupportedVersionError: of these kinds.
     """
     view = byte_array(data)
     require_bytes("header of a fill", len(view), FILL_HEADER_BYTES)
     magic, version, ledger_id, first, last, payload_bytes, entries = _FILL.unpack_from(view.data)
     if magic != _FILL_MAGIC:
-        raise BadMagic("not a fill", offset=0, expected=_FILL_MAGIC.hex(), found=magic.hex())
+        raise BadMagicError("not a fill", offset=0, expected=_FILL_MAGIC.hex(), found=magic.hex())
     (stored,) = _CHECKSUM.unpack_from(view.data, _FILL.size)
     check_crc32c("CRC-32C of a fill's header", view[: _FILL.size], stored, offset=_FILL.size)
     if version != FILL_VERSION:
-        raise UnsupportedVersion("version of a fill", expected=FILL_VERSION, found=version)
+        raise UnsupportedVersionError("version of a fill", expected=FILL_VERSION, found=version)
     return FillHeader(ledger_id, first, last, entries, payload_bytes)
 
 
@@ -158,7 +158,7 @@ def decode_fill(data: Buffer, *, object_name: str = "") -> EntryBatch:
         with located("", FILL_HEADER_BYTES):
             batch = decode_frames(byte_array(data)[FILL_HEADER_BYTES:], ledger_id=header.ledger_id)
         if not len(batch):
-            raise Inconsistent("a fill", expected="entries", found="none")
+            raise InconsistentError("a fill", expected="entries", found="none")
         first, last = batch.first.entry_id, batch.last.entry_id
         found = FillHeader(batch.ledger_id, first, last, len(batch), batch.payload_bytes)
         require_equal("header of a fill", header, found)

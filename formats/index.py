@@ -15,10 +15,10 @@ from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES
 from formats.checksum import crc32c
 from formats.entries import ENTRY_HEADER_BYTES, Buffer, Position, byte_array
 from formats.errors import (
-    BadMagic,
-    ChecksumMismatch,
-    Inconsistent,
-    Truncated,
+    BadMagicError,
+    ChecksumMismatchError,
+    InconsistentError,
+    TruncatedError,
     located,
     require_at_most,
     require_bytes,
@@ -77,7 +77,7 @@ def encode_index(index: ObjectIndex) -> bytes:
     """The index object's bytes; metadata is written unchanged.
 
     Raises:
-        LimitExceeded: the index exceeds its own length field.
+        LimitExceededError: the index exceeds its own length field.
     """
     body = bytearray()
     for group in index.groups:
@@ -110,16 +110,16 @@ def decode_index_header(data: Buffer) -> IndexHeader:
     """
     view = byte_array(data)
     if len(view) < _FIXED.size:
-        raise Truncated("index", expected=f"at least {_FIXED.size}", found=len(view))
+        raise TruncatedError("index", expected=f"at least {_FIXED.size}", found=len(view))
     magic, index_bytes, data_bytes, header_bytes = _FIXED.unpack_from(view.data)
     layout = next((each for each, known in _MAGIC.items() if known == magic), None)
     if layout is None:
         known = " or ".join(each.hex() for each in _MAGIC.values())
-        raise BadMagic("index", offset=0, expected=known, found=magic.hex())
+        raise BadMagicError("index", offset=0, expected=known, found=magic.hex())
     if index_bytes < _FIXED.size:
-        raise Inconsistent("index length", offset=4, expected=f"at least {_FIXED.size}", found=index_bytes)
+        raise InconsistentError("index length", offset=4, expected=f"at least {_FIXED.size}", found=index_bytes)
     if data_bytes < 0 or not 0 <= header_bytes <= _LENGTH_MAX:
-        raise Inconsistent(
+        raise InconsistentError(
             "index",
             offset=8,
             expected="lengths of data object and block headers",
@@ -155,13 +155,13 @@ def _decode_groups(
     position = _FIXED.size
     while position < len(whole) or (layout is Layout.V1 and not groups):
         if len(whole) - position < head.size:
-            raise Truncated("index group", offset=position, expected=head.size, found=len(whole) - position)
+            raise TruncatedError("index group", offset=position, expected=head.size, found=len(whole) - position)
         *of_ledger, count, metadata_bytes = head.unpack_from(whole, position)
         of_ledger = of_ledger or [-1 if ledger_id is None else ledger_id]
         at = position + head.size
         needed = metadata_bytes + INDEX_ENTRY.itemsize * count
         if count < 0 or metadata_bytes < 0 or needed > len(whole) - at:
-            raise Inconsistent(
+            raise InconsistentError(
                 "index group",
                 offset=position,
                 expected=f"metadata and index entries in {len(whole) - at} bytes",
@@ -176,7 +176,7 @@ def _decode_groups(
         if crc is not None:
             seals.append((at + metadata_bytes - 4, crc))
         if layout is Layout.V1 and position != len(whole):
-            raise Inconsistent("index length", offset=4, expected=position, found=len(whole))
+            raise InconsistentError("index length", offset=4, expected=position, found=len(whole))
     return tuple(groups), seals
 
 
@@ -195,7 +195,7 @@ def _group_of(
         last, closed, blocks = None if v2.entries is None else v2.entries - 1, bool(v2.closed_ms), v2.blocks
         crc = None if v2.index_crc32c is None else v2.index_crc32c.to_bytes(4, "little")
     if crc is not None and (len(crc) != 4 or not metadata.endswith(crc)):
-        raise Inconsistent("index checksum", expected="four bytes at the end")
+        raise InconsistentError("index checksum", expected="four bytes at the end")
     group = IndexGroup(ledger_id, metadata, entries, -1 if last is None else last, closed, blocks)
     return group, None if crc is None else int.from_bytes(crc, "little")
 
@@ -206,7 +206,7 @@ def _check_seal(whole: bytes, groups: Sequence[IndexGroup], seals: list[tuple[in
     if extended == 0 and not seals:
         return
     if extended != len(groups) or len(seals) != len(groups):
-        raise Inconsistent(
+        raise InconsistentError(
             "index extension is incomplete",
             expected=f"blocks and a checksum in {len(groups)} groups",
             found=f"{extended} and {len(seals)}",
@@ -214,7 +214,7 @@ def _check_seal(whole: bytes, groups: Sequence[IndexGroup], seals: list[tuple[in
     computed = crc32c(_unsealed(whole, seals))
     for at, crc in seals:
         if crc != computed:
-            raise ChecksumMismatch("index", offset=at, expected=f"{crc:08x}", found=f"{computed:08x}")
+            raise ChecksumMismatchError("index", offset=at, expected=f"{crc:08x}", found=f"{computed:08x}")
 
 
 def _unsealed(whole: bytes, seals: list[tuple[int, int]]) -> bytearray:
@@ -343,7 +343,7 @@ def rows_of(index: ObjectIndex, ledger_id: int | None) -> tuple[list[int], list[
     """The ledger of each group, and the rows of our extension if there is one."""
     ledgers = [group.ledger_id for group in index.groups]
     if len(set(ledgers)) != len(ledgers):
-        raise Inconsistent("index", expected="one group per ledger", found=f"{ledgers[:10]}")
+        raise InconsistentError("index", expected="one group per ledger", found=f"{ledgers[:10]}")
     if not index.groups or index.groups[0].blocks is None:
         return ledgers, None
     decoded = [
@@ -361,7 +361,7 @@ def build_block_table(index: ObjectIndex, ledgers: Sequence[int], rows: list[NDA
     """The table of an index; ``ledgers`` and ``rows`` are the result of ``rows_of``.
 
     Raises:
-        Inconsistent: index entries that don't ascend, or an extension that contradicts them.
+        InconsistentError: index entries that don't ascend, or an extension that contradicts them.
     """
     for group in index.groups:
         _check_ascending(group)
@@ -401,7 +401,7 @@ def _check_ascending(group: IndexGroup) -> None:
     if len(first) and (
         first[0] < 0 or offset[0] < 0 or (first[1:] < first[:-1]).any() or (offset[1:] <= offset[:-1]).any()
     ):
-        raise Inconsistent(
+        raise InconsistentError(
             "index entries", expected="entry ids and offsets that ascend", found=f"ledger {group.ledger_id}"
         )
 
@@ -420,7 +420,7 @@ def _check_extended(table: BlockTable, index: ObjectIndex, reserved: Int64s) -> 
         | (reserved != 0)
     )
     if wrong.any() or table.offset[:1].any() or index.header_bytes != BLOCK_HEADER_BYTES:
-        raise Inconsistent(
+        raise InconsistentError(
             "index extension",
             expected="blocks that fit between their offsets",
             found=f"block {int(np.argmax(wrong)) if len(wrong) else 0}",

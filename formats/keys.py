@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-from formats.errors import Inconsistent, UnsupportedVersion
+from formats.errors import InconsistentError, UnsupportedVersionError
 
 #: Levels that a stream name can't have: they are folders of the stream itself.
 RESERVED_LEVELS = frozenset({"manifest", "retention", "leases"})
@@ -35,7 +35,7 @@ def encode_stream(stream: str) -> str:
     it is special in file systems.
 
     Raises:
-        Inconsistent: an empty name or level, a reserved level, a first level that begins with ``_`` or is
+        InconsistentError: an empty name or level, a reserved level, a first level that begins with ``_`` or is
             ``.offloader``, a name that is too long or isn't text (spec: names of streams).
     """
     levels = stream.split("/")
@@ -71,19 +71,19 @@ def _encode_level(stream: str, level: str) -> str:
     return encoded
 
 
-def _bad_stream(stream: str, expected: str, found: object) -> Inconsistent:
+def _bad_stream(stream: str, expected: str, found: object) -> InconsistentError:
     shown = ascii(stream if len(stream) <= 100 else stream[:100] + "...")
-    return Inconsistent(f"stream name {shown} can't be used", expected=expected, found=found)
+    return InconsistentError(f"stream name {shown} can't be used", expected=expected, found=found)
 
 
 def decode_stream(encoded: str) -> str:
-    """The stream whose ``encode_stream`` is ``encoded``; ``Inconsistent`` when there is none."""
+    """The stream whose ``encode_stream`` is ``encoded``; ``InconsistentError`` when there is none."""
     try:
         stream = "/".join(unquote(level, errors="strict") for level in encoded.split("/"))
     except UnicodeDecodeError as cause:
-        raise Inconsistent("not an encoded stream name", expected="UTF-8", found=ascii(encoded)) from cause
+        raise InconsistentError("not an encoded stream name", expected="UTF-8", found=ascii(encoded)) from cause
     if encode_stream(stream) != encoded:
-        raise Inconsistent("not an encoded stream name", expected=encode_stream(stream), found=ascii(encoded))
+        raise InconsistentError("not an encoded stream name", expected=encode_stream(stream), found=ascii(encoded))
     return stream
 
 
@@ -151,10 +151,10 @@ def object_metadata(
 
 
 def check_object_version(metadata: Mapping[str, str], object_name: str) -> int:
-    """The object's format version, 1 or 2; ``UnsupportedVersion`` when it is missing or another."""
+    """The object's format version, 1 or 2; ``UnsupportedVersionError`` when it is missing or another."""
     found = _lower(metadata).get(_FORMAT_VERSION)
     if found not in ("1", "2"):
-        raise UnsupportedVersion("invalid object version", object_name=object_name, expected="1 or 2", found=found)
+        raise UnsupportedVersionError("invalid object version", object_name=object_name, expected="1 or 2", found=found)
     return int(found)
 
 
@@ -248,9 +248,9 @@ def catalog_key(stream: str) -> str:
 
 
 def stream_of_catalog_key(key: str) -> str:
-    """The stream of a catalogue key; ``Inconsistent`` for any other key."""
+    """The stream of a catalogue key; ``InconsistentError`` for any other key."""
     if not key.startswith(CATALOG_PREFIX):
-        raise Inconsistent("not a catalogue key", expected=f"{CATALOG_PREFIX}...", found=ascii(key))
+        raise InconsistentError("not a catalogue key", expected=f"{CATALOG_PREFIX}...", found=ascii(key))
     return decode_stream(key[len(CATALOG_PREFIX) :])
 
 
@@ -298,7 +298,7 @@ def new_segment_uuid(incarnation: UUID, random_bits: int) -> UUID:
     random bits, 8 bytes).
     """
     if not 0 <= random_bits < 2**64:
-        raise Inconsistent("random bits of a segment uuid", expected="64 bits", found=random_bits)
+        raise InconsistentError("random bits of a segment uuid", expected="64 bits", found=random_bits)
     digest = hashlib.sha256(_DIGEST_DOMAIN + incarnation.bytes + random_bits.to_bytes(8, "big")).digest()
     free = random_bits << _DIGEST_BITS | int.from_bytes(digest[:8], "big") >> 64 - _DIGEST_BITS
     high, middle, low = free >> 74, free >> 62 & 0xFFF, free & (1 << 62) - 1

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from formats.checked_json import ABSENT_BY_DEFAULT, CheckedDocument, from_json, opened, sealed, to_json
 from formats.entries import Position
-from formats.errors import Inconsistent, UnsupportedVersion, located
+from formats.errors import InconsistentError, UnsupportedVersionError, located
 from formats.summary import SegmentSummary
 
 #: ``payload_bytes`` or ``created_ms`` of a ledger whose source doesn't report them.
@@ -361,7 +361,7 @@ def encode_record(record: Record) -> bytes:
     """The bytes of a record; the same record always gives the same bytes.
 
     Raises:
-        LimitExceeded: more than ``RECORD_BYTES_MAX``.
+        LimitExceededError: more than ``RECORD_BYTES_MAX``.
     """
     body = to_json(record)
     body["format"] = RECORD_FORMAT
@@ -379,7 +379,7 @@ def decode_record(data: bytes, *, object_name: str = "") -> Record:
         body = opened(data, RECORD_FORMAT, bytes_max=RECORD_BYTES_MAX)
         edits = body.pop("edits", None)
         if not isinstance(edits, list):
-            raise Inconsistent("edits are not a list", found=type(edits).__name__)
+            raise InconsistentError("edits are not a list", found=type(edits).__name__)
         return cast(
             Record, dataclasses.replace(from_json(Record, {**body, "edits": []}), edits=tuple(map(_edit, edits)))
         )
@@ -387,10 +387,10 @@ def decode_record(data: bytes, *, object_name: str = "") -> Record:
 
 def _edit(value: object) -> Edit:
     if not isinstance(value, dict):
-        raise Inconsistent("an edit is not an object", found=type(value).__name__)
+        raise InconsistentError("an edit is not an object", found=type(value).__name__)
     fields = dict(value)
     name = fields.pop("edit", None)
     kind = EDIT_KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise UnsupportedVersion("unknown edit, written by a later release?", found=name)
+        raise UnsupportedVersionError("unknown edit, written by a later release?", found=name)
     return cast(Edit, from_json(kind, fields))

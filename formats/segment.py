@@ -24,7 +24,7 @@ from formats.block import (
 from formats.block_memory import BlockMemory
 from formats.checksum import crc32c, crc32c_combine
 from formats.entries import ENTRY_HEADER_BYTES, Buffer, Bytes, EntryBatch, Pieces, Position, byte_array
-from formats.errors import Inconsistent, Truncated, located, require_at_most
+from formats.errors import InconsistentError, TruncatedError, located, require_at_most
 from formats.extension import (
     ENTRY_TABLE_HEADER_BYTES,
     FLAG_INDEXED,
@@ -121,9 +121,11 @@ class SegmentBuilder:
         memory: BlockMemory | None = None,
     ) -> None:
         if codec is not Codec.NONE and not extension:
-            raise Inconsistent("compression needs the extension", expected="extension=True", found="extension=False")
+            raise InconsistentError(
+                "compression needs the extension", expected="extension=True", found="extension=False"
+            )
         if block_bytes <= BLOCK_HEADER_BYTES + END_MARKER_BYTES + ENTRY_HEADER_BYTES or part_bytes < 1:
-            raise Inconsistent("sizes of blocks and parts", found=f"{block_bytes} and {part_bytes}")
+            raise InconsistentError("sizes of blocks and parts", found=f"{block_bytes} and {part_bytes}")
         self._block = _BlockBuilder(
             layout=layout, block_bytes=block_bytes, codec=codec, extension=extension, memory=memory
         )
@@ -146,8 +148,8 @@ class SegmentBuilder:
         """Appends the entries of a batch; returns the completed parts.
 
         Raises:
-            Inconsistent: entries that don't follow the last one, or in V1 not directly; nothing is appended.
-            LimitExceeded: an entry above ``ENTRY_BYTES_MAX``; nothing is appended.
+            InconsistentError: entries that don't follow the last one, or in V1 not directly; nothing is appended.
+            LimitExceededError: an entry above ``ENTRY_BYTES_MAX``; nothing is appended.
         """
         self._check(batch)
         if len(batch) == 0:
@@ -169,10 +171,12 @@ class SegmentBuilder:
         """Ends the segment; ``ledgers``: the source's facts by ledger id, missing ledgers count as open.
 
         Raises:
-            Inconsistent: nothing was appended, or the segment is finished already.
+            InconsistentError: nothing was appended, or the segment is finished already.
         """
         if self._outline.last is None or self._finished:
-            raise Inconsistent("a segment can't be finished", expected="entries", found="none, or finished already")
+            raise InconsistentError(
+                "a segment can't be finished", expected="entries", found="none, or finished already"
+            )
         parts = self._cut_block(is_last=True)
         self._finished = True
         parts += self._parts.finish()
@@ -181,16 +185,18 @@ class SegmentBuilder:
 
     def _check(self, batch: EntryBatch) -> None:
         if self._finished:
-            raise Inconsistent("the segment is finished", expected="no more entries", found=f"{len(batch)} entries")
+            raise InconsistentError(
+                "the segment is finished", expected="no more entries", found=f"{len(batch)} entries"
+            )
         if len(batch) == 0:
             return
         ids, last = batch.entry_ids, self._outline.last
         if ids[0] < 0 or (ids[1:] <= ids[:-1]).any() or (last is not None and batch.first <= last):
-            raise Inconsistent("entries out of order", expected=f"ascending, after {last}", found=batch.first)
+            raise InconsistentError("entries out of order", expected=f"ascending, after {last}", found=batch.first)
         if self._layout is Layout.V1:
             expected = Position(batch.ledger_id, 0) if last is None else last.next()
             if batch.first != expected or int(ids[-1]) - int(ids[0]) != len(ids) - 1:
-                raise Inconsistent("a V1 object holds one whole ledger", expected=expected, found=batch.first)
+                raise InconsistentError("a V1 object holds one whole ledger", expected=expected, found=batch.first)
         require_at_most("entry is too large", int(batch.lengths.max()), ENTRY_BYTES_MAX, unit="bytes")
 
     def _cut_block(self, *, is_last: bool = False) -> list[Part]:
@@ -481,11 +487,11 @@ class SegmentRecovery:
         """The index object and the summary; ``facts``: the source's, ledgers without any count as open.
 
         Raises:
-            Truncated: the object ends within a block, or has none.
+            TruncatedError: the object ends within a block, or has none.
         """
         blocks = len(self._outline.blocks)
         if self._pending or not blocks:
-            raise Truncated(
+            raise TruncatedError(
                 "data object",
                 object_name=self._object_name,
                 offset=self._offset,
@@ -496,7 +502,7 @@ class SegmentRecovery:
 
     def _check_header(self, header: BlockHeader) -> None:
         if header.layout is not self._layout or header.extension is None:
-            raise Inconsistent(
+            raise InconsistentError(
                 "block of a segment",
                 expected=f"{self._layout.name} with our extension",
                 found=f"{header.layout.name}{'' if header.extension else ' without it'}",
@@ -512,7 +518,7 @@ class SegmentRecovery:
         )
         last, own = self._outline.last, header.extension
         if last is not None and batch.first <= last:
-            raise Inconsistent("entries out of order", expected=f"after {last}", found=batch.first)
+            raise InconsistentError("entries out of order", expected=f"after {last}", found=batch.first)
         assert own is not None, "checked with the header"
         self._outline.add_entries(batch)
         block = BlockFacts(*batch.first, own.publish_time_min_ms, own.publish_time_max_ms, own)

@@ -20,7 +20,7 @@ from formats.block import (
 )
 from formats.checksum import crc32c, crc32c_combine_many
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, EntryBatch, Position, byte_array
-from formats.errors import Inconsistent, located, require_at_most, require_bytes
+from formats.errors import InconsistentError, located, require_at_most, require_bytes
 from formats.extension import (
     EXTENSION_MAGIC,
     EXTENSION_VERSION,
@@ -344,7 +344,7 @@ class SegmentMap:
             return False
         extension = decode_block_header(view).extension
         if extension is not None and extension.flags & FLAG_INDEXED:
-            raise Inconsistent(
+            raise InconsistentError(
                 "index has lost its extension",
                 expected="an extended index, as the block header says",
                 found="a plain one",
@@ -360,7 +360,7 @@ class SegmentMap:
             if (e := header.extension) is not None:
                 found += [e.entries, e.payload_crc32c, e.table_crc32c, e.stored_bytes, int(e.codec)]
         if header.layout is not self.layout or found != expected:
-            raise Inconsistent(
+            raise InconsistentError(
                 "block header contradicts the index",
                 expected=f"{self.layout.name} {expected}",
                 found=f"{header.layout.name} {found}",
@@ -377,7 +377,7 @@ class SegmentMap:
         upper = int(self._upper[number])
         is_short = last < upper < ENTRY_ID_UNKNOWN_MAX and self.layout is Layout.V1
         if len(batch) != last - first + 1 or last > upper or is_short:
-            raise Inconsistent(
+            raise InconsistentError(
                 "entries of a block",
                 expected=f"{first} to {upper if is_short else min(last, upper)} without a gap",
                 found=f"{len(batch)} entries, the last one {last}",

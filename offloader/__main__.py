@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from offloader.errors import Unsupported
+from offloader.errors import UnsupportedError
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
         from offloader.cli.main import main as run
 
         return run(on_loaded=_collect_from_now)
-    except Unsupported as error:
+    except UnsupportedError as error:
         print(f"offloader: {error.message}\nhint: {error.hint}", file=sys.stderr)  # noqa: T201 - a command
         return error.exit_code
     finally:

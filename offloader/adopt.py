@@ -13,13 +13,13 @@ from formats.block import padding
 from formats.checksum import crc32c
 from formats.documents import ROOT_KEYS
 from formats.entries import ENTRY_HEADER_BYTES, Position
-from formats.errors import FormatError, Inconsistent, LimitExceeded
+from formats.errors import FormatError, InconsistentError, LimitExceededError
 from formats.keys import check_object_version, data_key, index_key, parse_object_key
 from formats.manifest import Adopt, Edit, LedgerClosed, Release
 from formats.metadata.messages import BookKeeperLedger
 from formats.segment_map import SegmentMap
 from formats.summary import Layout, LedgerSpan, SegmentSummary
-from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, Unsupported
+from offloader.errors import CorruptError, InvalidCallError, LimitReachedError, NotFoundError, UnsupportedError
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers, stream_of_managed_ledger
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.boundary import listed
@@ -28,7 +28,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import matching_streams
 from offloader.manifest.rebuild import FoundSegment, choose_segments, read_segment
 from offloader.manifest.segment_table import AT_ROOT, SegmentRecord
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.read.fetch import ReaderThreads
 from offloader.read.ranges import readable_segments, whole_range
 from offloader.runtime.clock import Clock
@@ -96,19 +96,19 @@ def read_attempt(store: ObjectStore, pair: ObjectPair, *, deep: bool) -> Attempt
 
     Raises:
         FormatError: the attempt isn't complete, with the reason.
-        NotFound: it was removed after the listing.
-        LimitReached: the index or the last block is too large to read.
+        NotFoundError: it was removed after the listing.
+        LimitReachedError: the index or the last block is too large to read.
     """
     uuid, ledger_id = pair.uuid, pair.ledger_id
     key = index_key("", uuid, ledger_id)
     if pair.index.size_bytes > INDEX_BYTES_MAX:
-        raise LimitReached(f"{key} has {pair.index.size_bytes} bytes, above the limit of {INDEX_BYTES_MAX} bytes")
+        raise LimitReachedError(f"{key} has {pair.index.size_bytes} bytes, above the limit of {INDEX_BYTES_MAX} bytes")
     index, info = store.get(key)
     if info.metadata:  # not every store keeps user metadata
         check_object_version(info.metadata, key)
     segment_map = SegmentMap.parse(index, object_name=key, ledger_id=ledger_id)
     if segment_map.data_bytes != pair.data.size_bytes:
-        raise Inconsistent(
+        raise InconsistentError(
             "data object",
             object_name=pair.data.key,
             expected=f"{segment_map.data_bytes} bytes, as its index says",
@@ -147,7 +147,7 @@ def _summary(store: ObjectStore, pair: ObjectPair, segment_map: SegmentMap) -> S
     last = group.last_entry_id
     entries = last + 1
     if last < 0 or len(blocks) == 0 or int(blocks.first_entry_id[0]) != 0 or int(blocks.offset[0]) != 0:
-        raise Inconsistent(
+        raise InconsistentError(
             "index",
             object_name=segment_map.object_name,
             expected="a ledger from entry 0 on",
@@ -155,7 +155,7 @@ def _summary(store: ObjectStore, pair: ObjectPair, segment_map: SegmentMap) -> S
         )
     needed = ledger.length_bytes + entries * ENTRY_HEADER_BYTES + len(blocks) * segment_map.header_bytes
     if needed > segment_map.data_bytes:
-        raise Inconsistent(
+        raise InconsistentError(
             "data object",
             object_name=pair.data.key,
             expected=f"{entries} entries of {ledger.length_bytes} bytes together, as its index says",
@@ -192,7 +192,7 @@ def _require_last_entry(store: ObjectStore, pair: ObjectPair, segment_map: Segme
     size = segment_map.data_bytes
     start = int(segment_map.blocks.offset[-1]) + segment_map.header_bytes
     if not 0 <= start <= size:
-        raise Inconsistent(
+        raise InconsistentError(
             "index", object_name=segment_map.object_name, expected=f"blocks within {size} bytes", found=start
         )
     wanted = TAIL_BYTES_FIRST
@@ -202,7 +202,7 @@ def _require_last_entry(store: ObjectStore, pair: ObjectPair, segment_map: Segme
         if ends_with_entry(tail, last):
             return
         if at == start:
-            raise Inconsistent(
+            raise InconsistentError(
                 "data object",
                 object_name=pair.data.key,
                 offset=start,
@@ -211,7 +211,7 @@ def _require_last_entry(store: ObjectStore, pair: ObjectPair, segment_map: Segme
             )
         wanted *= TAIL_BYTES_FACTOR
         if min(wanted, size - start) > TAIL_BYTES_MAX:
-            raise LimitExceeded(
+            raise LimitExceededError(
                 "last block",
                 object_name=pair.data.key,
                 offset=start,
@@ -570,13 +570,13 @@ def adopt(
         on_progress: called at intervals.
 
     Raises:
-        InvalidCall: a topic is given twice with different ledgers.
+        InvalidCallError: a topic is given twice with different ledgers.
         OffloaderError: the store is unreachable. Earlier records are kept; run it again.
     """
     by_stream: dict[str, TopicLedgers] = {}
     for topic in topics:
         if by_stream.setdefault(topic.stream, topic) != topic:
-            raise InvalidCall(f"topic {topic.topic} is given twice, with different ledgers")
+            raise InvalidCallError(f"topic {topic.topic} is given twice, with different ledgers")
     done = Adoption()
     by_ledger = {ledger.ledger_id: topic.managed_ledger for topic in topics for ledger in topic.ledgers}
     found = AttemptTable()
@@ -605,9 +605,9 @@ def adopt(
 def _read(store: ObjectStore, pair: ObjectPair, deep: bool) -> Attempt | AdoptionProblem:
     try:
         return read_attempt(store, pair, deep=deep)
-    except (FormatError, LimitReached) as error:
+    except (FormatError, LimitReachedError) as error:
         return AdoptionProblem(pair.data.key, str(error))
-    except NotFound:
+    except NotFoundError:
         return AdoptionProblem(pair.data.key, "it was deleted during the check")
 
 
@@ -615,7 +615,7 @@ def _pairs(store: ObjectStore, done: Adoption) -> Iterator[ObjectPair]:
     """Pairs at the store's root, as soon as both halves are listed; counts the listed objects in ``done``.
 
     Raises:
-        LimitReached: more than ``PENDING_MAX`` halves without the other one.
+        LimitReachedError: more than ``PENDING_MAX`` halves without the other one.
     """
     waiting: dict[tuple[UUID, int | None], ObjectInfo] = {}
     for info in listed(store, ""):
@@ -633,7 +633,7 @@ def _pairs(store: ObjectStore, done: Adoption) -> Iterator[ObjectPair]:
             continue
         waiting[name] = info
         if len(waiting) > PENDING_MAX:
-            raise LimitReached(
+            raise LimitReachedError(
                 f"{store.url}: {len(waiting)} objects lack their data or index object",
                 hint="check that Pulsar's offloader writes to this store",
             )
@@ -690,9 +690,9 @@ def _adopted(
             log = ManifestLog(store, stream, clock=clock, writer_name="offloader import")
             state = _recorded(log, choice, {**store.driver_metadata, **AT_ROOT}, owned=take_ownership)
             state = _taken(log, foreign)
-    except Unsupported:
+    except UnsupportedError:
         raise  # an error of the store, not of this stream
-    except (Corrupt, EditRefused, InvalidCall) as error:
+    except (CorruptError, EditRefusedError, InvalidCallError) as error:
         return AdoptionProblem(stream, str(error))
     ends = whole_range(state)
     return AdoptedStream(
@@ -712,10 +712,10 @@ def _adopted(
 def _state(store: ObjectStore, stream: str) -> ManifestState:
     try:
         state = load_manifest(store, stream)
-    except NotFound:
+    except NotFoundError:
         return ManifestState(stream=stream, incarnation=UUID(int=0))
     if state.stream_deleted:
-        raise InvalidCall(f"stream {stream} is being deleted", hint="repeat the command after the deletion")
+        raise InvalidCallError(f"stream {stream} is being deleted", hint="repeat the command after the deletion")
     return state
 
 
@@ -742,8 +742,8 @@ def release(store: ObjectStore, stream: str, *, clock: Clock, dry_run: bool = Fa
     """Release segments adopted without ownership: removed from the manifest, their objects stay. Returns their number.
 
     Raises:
-        NotFound: no such stream.
-        Corrupt, StoreUnavailable: errors of the manifest.
+        NotFoundError: no such stream.
+        CorruptError, StoreUnavailableError: errors of the manifest.
     """
     log = ManifestLog(store, stream, clock=clock, writer_name="offloader import")
     uuids = [record.uuid for record in log.load().offloaded() if not record.owned]

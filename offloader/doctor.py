@@ -19,13 +19,13 @@ from uuid import UUID
 from formats.entries import Position
 from formats.errors import FormatError
 from offloader.errors import (
-    AccessDenied,
+    AccessDeniedError,
     ErrorKind,
-    InvalidCall,
-    NotFound,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    StoreUnavailable,
-    Unsupported,
+    StoreUnavailableError,
+    UnsupportedError,
 )
 from offloader.inspect.saving import SAMPLE_BYTES_MAX, Saving, measure_saving, saving_of
 from offloader.ledgers.base import LedgerInfo, LostRange
@@ -298,7 +298,7 @@ def check_machine(settings: Settings) -> Iterator[Finding]:
         yield from _ledgers(settings.serve.ledgers)
     if settings.telemetry.status_file:
         folder = Path(settings.telemetry.status_file).absolute().parent
-        denied = AccessDenied(f"{folder} doesn't exist or can't be written")
+        denied = AccessDeniedError(f"{folder} doesn't exist or can't be written")
         yield (
             fine("status file", f"can be written in {folder}")
             if folder.is_dir() and os.access(folder, os.W_OK)
@@ -325,7 +325,7 @@ def _ledgers(ledgers: str) -> Iterator[Finding]:
         missing = "doesn't exist" if not folder.is_dir() else "can't be written"
         yield problem(
             "ledger database",
-            AccessDenied(f"the folder {folder} {missing}"),
+            AccessDeniedError(f"the folder {folder} {missing}"),
             "create it, owned by the user of the process",
         )
         return
@@ -387,7 +387,7 @@ def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Iterator[Findin
     for topic in topics:
         try:
             found = cluster.admin.stats(topic).subscriptions.get(name)
-        except NotFound:
+        except NotFoundError:
             continue  # deleted since, or an unused partition
         if found is None or not found.is_durable:
             without.append(topic)
@@ -413,13 +413,13 @@ def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
                 continue
             ledger_id, entries = filled[-1]
             fate = cluster.admin.fate(topic, Position(ledger_id, entries - 1))
-        except NotFound:
+        except NotFoundError:
             continue  # deleted since, or an unused partition
         asked += 1
         if fate is EntryFate.DENIED:
             namespace = topic.removeprefix("persistent://").rpartition("/")[0]
             what = f"{cluster.admin.url}: the token lacks permission to examine entries of {topic}"
-            raise AccessDenied(what, hint=f"grant its role the action consume on namespace {namespace}; {without}")
+            raise AccessDeniedError(what, hint=f"grant its role the action consume on namespace {namespace}; {without}")
         if fate is EntryFate.UNKNOWN:
             what = f"{cluster.admin.url} can't examine entries of {topic}"
             hint = f"allow GET .../ledger/L/entry/E and its X-Pulsar headers, with brokers from 2.11; {without}"
@@ -436,7 +436,7 @@ def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
         yield _told(check, version_finding(admin.broker_version()))
     try:
         settings = admin.broker_settings()
-    except AccessDenied as error:
+    except AccessDeniedError as error:
         hint = (
             "only a superuser may read a broker's settings: run doctor with a superuser's token, or compare them "
             "with the page about the plugin"
@@ -449,7 +449,7 @@ def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
 
 def _told(check: str, found: BrokerFinding | BucketFinding, where: str = "") -> Finding:
     if found.is_problem and found.hint:
-        return problem(check, InvalidCall(f"{where}{found.what}"), found.hint)
+        return problem(check, InvalidCallError(f"{where}{found.what}"), found.hint)
     return fine_unless(check, f"{where}{found.what}", found.hint)
 
 
@@ -462,7 +462,7 @@ def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:
             yield warning(check, what, hint)
         for found in namespace_findings(policies) if has_plugin else ():
             yield _told(check, found)
-    except NotFound:
+    except NotFoundError:
         yield warning(check, "the namespace doesn't exist", hint="check pulsar.topics")
     except OffloaderError as error:
         hint = "the token may not read them: check for a message TTL and for quotas that evict"
@@ -508,7 +508,7 @@ def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterato
         yield warning(name, broken, "store.single_writer is set: no other process may write to it")
     else:
         hint = "use another store, or set store.single_writer if no other process ever writes to it"
-        yield problem(name, Unsupported(broken), hint)
+        yield problem(name, UnsupportedError(broken), hint)
     limit_s = settings.manifest.clock_skew_seconds_max
     time_for_deletion_ms(store, clock, skew_ms_max=limit_s * 1000)
     yield fine("store clock", f"within {limit_s:g} s of this machine's")
@@ -527,10 +527,11 @@ def check_bucket(bucket: Bucket) -> Iterator[Finding]:
     for what in (LIFECYCLE, VERSIONING, OBJECT_LOCK):
         try:
             answers[what] = bucket.bucket_configuration(what)
-        except Unsupported:
+        except UnsupportedError:
             yield fine(f"bucket {what}", "the server doesn't offer it")
         except OffloaderError as error:
-            hint = f"allow {PERMISSIONS[what]}, or check it yourself" if isinstance(error, AccessDenied) else error.hint
+            is_denied = isinstance(error, AccessDeniedError)
+            hint = f"allow {PERMISSIONS[what]}, or check it yourself" if is_denied else error.hint
             yield warning(f"bucket {what}", f"can't be read: {error.message}", hint)
     found: list[BucketFinding] = []
     if LIFECYCLE in answers:
@@ -555,20 +556,20 @@ def _verbs(store: ObjectStore, *, deletes: bool) -> Iterator[Finding]:
         begun.append(store.begin_upload(key))
         store.upload_part(key, begun[-1], 1, _BODY)
         if len(store.list_parts(key, begun[-1])) != 1:
-            raise StoreUnavailable("an uploaded part isn't listed")
+            raise StoreUnavailableError("an uploaded part isn't listed")
 
     def listed() -> None:
         if not any(each.key == key for each in store.list(key).objects):
-            raise StoreUnavailable("an object isn't listed after its put")
+            raise StoreUnavailableError("an object isn't listed after its put")
 
     def read() -> None:
         if (store.head(key).size_bytes, store.get(key, ByteRange(2, 5))[0]) != (len(_BODY), _BODY[2:5]):
-            raise StoreUnavailable("the bytes of a get differ from those of the put")
+            raise StoreUnavailableError("the bytes of a get differ from those of the put")
 
     def deleted() -> None:
         kept = store.delete([key])
         if kept:
-            raise AccessDenied(f"{kept[0].key} wasn't deleted: {kept[0].reason}")
+            raise AccessDeniedError(f"{kept[0].key} wasn't deleted: {kept[0].reason}")
 
     verbs: dict[str, Callable[[], object]] = {
         "put": lambda: store.put(key, _BODY),
@@ -583,10 +584,10 @@ def _verbs(store: ObjectStore, *, deletes: bool) -> Iterator[Finding]:
     for verb, call in verbs.items():
         try:
             call()
-        except Unsupported as error:
+        except UnsupportedError as error:
             yield warning(f"store {verb}", error.message, error.hint)
         except OffloaderError as error:
-            if verb == "delete" and isinstance(error, AccessDenied) and not deletes:
+            if verb == "delete" and isinstance(error, AccessDeniedError) and not deletes:
                 hint = f"writers and readers don't need it; for cleanup allow {_PERMISSIONS[verb]}"
                 yield warning(f"store {verb}", error.message, hint)
             else:
@@ -600,7 +601,7 @@ def _verbs(store: ObjectStore, *, deletes: bool) -> Iterator[Finding]:
 
 
 def _hint(verb: str, error: OffloaderError) -> str:
-    return f"allow {_PERMISSIONS[verb]}" if isinstance(error, AccessDenied) and not error.hint else error.hint
+    return f"allow {_PERMISSIONS[verb]}" if isinstance(error, AccessDeniedError) and not error.hint else error.hint
 
 
 #: Maximum numbers of streams to search for uncompressed segments, and to sample.
@@ -633,7 +634,7 @@ def check_compression_ahead(store: ObjectStore, file: SettingsFile, clock: Clock
     with ExitStack() as stack:
         try:
             database = stack.enter_context(closing(EmbeddedLedgers(file.settings_of("").serve.ledgers, create=False)))
-        except NotFound:  # no entry was appended yet
+        except NotFoundError:  # no entry was appended yet
             return
         stored = set(list_streams(store))
         largest: list[tuple[int, str, LedgerInfo]] = []
@@ -707,7 +708,7 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
             path = database_path(ledgers)
             try:
                 database = stack.enter_context(closing(EmbeddedLedgers(ledgers, create=False)))
-            except NotFound:  # no entry was appended yet, or it was lost
+            except NotFoundError:  # no entry was appended yet, or it was lost
                 losses = lost_with_database(path, stored)
             else:
                 hot = {name: database.view_stream(name) for name in database.streams()[:STREAMS_MAX]}
@@ -751,7 +752,7 @@ def _stream(
     check = f"stream {name}"
     try:
         state = load_of_source(store, name, source)
-    except NotFound:  # deleted: the catalogue keeps its entry until the tombstone expires
+    except NotFoundError:  # deleted: the catalogue keeps its entry until the tombstone expires
         return
     if lost is not None and lost[0].is_after(state.committed_end()):
         yield problem(check, lost[1])

@@ -17,30 +17,30 @@ from typing import Any, ClassVar
 from formats.errors import one_line
 
 __all__ = [
-    "AccessDenied",
-    "BeyondEnd",
-    "BucketMissing",
-    "Closed",
-    "Corrupt",
+    "AccessDeniedError",
+    "BeyondEndError",
+    "BucketMissingError",
+    "ClosedError",
+    "CorruptError",
     "ErrorKind",
-    "ExecutorLost",
-    "Fenced",
-    "InvalidCall",
-    "LimitReached",
-    "NotFound",
-    "ObjectChanged",
-    "ObjectMissing",
+    "ExecutorLostError",
+    "FencedError",
+    "InvalidCallError",
+    "LimitReachedError",
+    "NotFoundError",
+    "ObjectChangedError",
+    "ObjectMissingError",
     "OffloaderError",
-    "OutcomeUnknown",
-    "Overloaded",
-    "PreconditionFailed",
-    "ReaderExpired",
-    "SourceMismatch",
-    "StoreMismatch",
-    "StoreUnavailable",
-    "Throttled",
-    "Trimmed",
-    "Unsupported",
+    "OutcomeUnknownError",
+    "OverloadedError",
+    "PreconditionFailedError",
+    "ReaderExpiredError",
+    "SourceMismatchError",
+    "StoreMismatchError",
+    "StoreUnavailableError",
+    "ThrottledError",
+    "TrimmedError",
+    "UnsupportedError",
     "install_hint",
     "plain_reason",
 ]
@@ -159,13 +159,13 @@ class OffloaderError(Exception):
         return self.kind.value
 
 
-class InvalidCall(OffloaderError):
+class InvalidCallError(OffloaderError):
     """The call, setting or input is wrong; nothing was changed."""
 
     kind = ErrorKind.INVALID_REQUEST
 
 
-class Unsupported(InvalidCall):
+class UnsupportedError(InvalidCallError):
     """The store or source doesn't support the operation."""
 
 
@@ -177,123 +177,126 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         what: the feature that needs them, for the message: ``"the command line"``.
 
     Raises:
-        Unsupported: a package isn't installed.
+        UnsupportedError: a package isn't installed.
     """
     try:
         yield
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        raise Unsupported(
+        raise UnsupportedError(
             f"{what} needs the package {package}, which isn't installed", hint=install_hint(extra)
         ) from error
 
 
 @contextmanager
 def parsing(message: str, hint: str = "") -> Iterator[None]:
-    """Context for parsing a caller's input. Raises ``InvalidCall`` with this message instead of a ``ValueError``."""
+    """Context for parsing a caller's input.
+
+    Raises ``InvalidCallError`` with this message instead of a ``ValueError``.
+    """
     try:
         yield
     except ValueError as error:
-        raise InvalidCall(message, hint=hint) from error
+        raise InvalidCallError(message, hint=hint) from error
 
 
-class LimitReached(InvalidCall):
+class LimitReachedError(InvalidCallError):
     """A named limit would be exceeded."""
 
 
-class Closed(InvalidCall):
+class ClosedError(InvalidCallError):
     """The object was closed before this call."""
 
 
-class NotFound(OffloaderError):
+class NotFoundError(OffloaderError):
     """A stream, bucket, object or file doesn't exist."""
 
     kind = ErrorKind.NOT_FOUND
 
 
-class BucketMissing(OffloaderError):
-    """A bucket or directory doesn't exist. Not a ``NotFound``: handlers of an absent object must not catch it."""
+class BucketMissingError(OffloaderError):
+    """A bucket or directory doesn't exist. Not a ``NotFoundError``: handlers of an absent object must not catch it."""
 
     kind = ErrorKind.NOT_FOUND
 
 
-class AccessDenied(OffloaderError):
+class AccessDeniedError(OffloaderError):
     """Credentials or permissions are wrong."""
 
     kind = ErrorKind.DENIED
 
 
-class StoreUnavailable(OffloaderError):
+class StoreUnavailableError(OffloaderError):
     """The store gave no usable response, and the call changed nothing."""
 
     kind = ErrorKind.RETRY_LATER
 
 
-class Throttled(StoreUnavailable):
+class ThrottledError(StoreUnavailableError):
     """The store asks for fewer requests (503 SlowDown and similar)."""
 
 
-class ExecutorLost(OffloaderError):
+class ExecutorLostError(OffloaderError):
     """A process of a job was lost; its results are unknown and ignored."""
 
     kind = ErrorKind.RETRY_LATER
 
 
-class OutcomeUnknown(OffloaderError):
+class OutcomeUnknownError(OffloaderError):
     """A write was sent and its outcome is unknown. Read the state before deciding."""
 
     kind = ErrorKind.OUTCOME_UNKNOWN
 
 
-class Overloaded(OutcomeUnknown):
+class OverloadedError(OutcomeUnknownError):
     """A write got a 503 response: it may have happened, and the store asks for fewer requests."""
 
 
-class PreconditionFailed(OffloaderError):
+class PreconditionFailedError(OffloaderError):
     """The precondition of a conditional put failed: the key exists, or its ETag is another."""
 
     kind = ErrorKind.INVALID_REQUEST
 
 
-class Fenced(OffloaderError):
+class FencedError(OffloaderError):
     """A newer owner has the stream: stop, and delete nothing."""
 
     kind = ErrorKind.FENCED
 
 
-class ReaderExpired(Fenced):
+class ReaderExpiredError(FencedError):
     """The reader group reassigned this reader's partitions: it was inactive too long, or its name joined again."""
 
 
-class Corrupt(OffloaderError):
+class CorruptError(OffloaderError):
     """Stored bytes are damaged; the message has object, range, expected and found."""
 
     kind = ErrorKind.DATA_CORRUPTION
 
 
-class SourceMismatch(OffloaderError):
+class SourceMismatchError(OffloaderError):
     """A hot tier isn't the recorded source, or has lost entries."""
 
     kind = ErrorKind.DATA_CORRUPTION
 
 
-class StoreMismatch(SourceMismatch):
+class StoreMismatchError(SourceMismatchError):
     """A store isn't the one to which a hot tier has committed: another, an emptied or an older one."""
 
 
-class ObjectMissing(OffloaderError):
+class ObjectMissingError(OffloaderError):
     """An object of the manifest isn't in the store."""
 
     kind = ErrorKind.DATA_CORRUPTION
 
 
-class ObjectChanged(OffloaderError):
+class ObjectChangedError(OffloaderError):
     """An object differs from the manifest's record."""
 
     kind = ErrorKind.DATA_CORRUPTION
 
 
-class Trimmed(OffloaderError):
+class TrimmedError(OffloaderError):
     """Retention deleted the position; the stream begins at ``first_available``."""
 
     kind = ErrorKind.NOT_FOUND
@@ -303,7 +306,7 @@ class Trimmed(OffloaderError):
         self.first_available = first_available
 
 
-class BeyondEnd(OffloaderError):
+class BeyondEndError(OffloaderError):
     """The position is after the last readable entry, ``last_available``."""
 
     kind = ErrorKind.NOT_FOUND

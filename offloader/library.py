@@ -58,18 +58,18 @@ def open_store(
         region: default: the environment's, else ``us-east-1``.
         access_key, secret_key, session_token: default: the SDK's own chain (environment, profile, web identity, role).
         settings: deadlines, retries, connections.
-        read_only: methods that write raise ``Unsupported``; nothing is created, not even a local directory.
+        read_only: methods that write raise ``UnsupportedError``; nothing is created, not even a local directory.
         create: create a missing local directory, unless ``read_only``; buckets are never created.
         limits: of bandwidth and request rate; default: only the store's own throttling. A ``Limiter`` applies to all
             stores that share it.
         recorder: takes measurements of requests, for example ``offloader.telemetry.recorder.Metrics``.
 
     Raises:
-        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials or more than a location;
+        InvalidCallError: no URL, or one of an unknown scheme, or one that carries credentials or more than a location;
             settings of S3 for another store.
-        BucketMissing: opened for reading, or with ``create`` off, and the local directory does not exist.
-        AccessDenied: the local directory can't be created or written.
-        Unsupported: a package that the scheme needs is not installed.
+        BucketMissingError: opened for reading, or with ``create`` off, and the local directory does not exist.
+        AccessDeniedError: the local directory can't be created or written.
+        UnsupportedError: a package that the scheme needs is not installed.
     """
     objects = open_objects(
         url,
@@ -119,7 +119,7 @@ class Store:
                 with partitions stands for all of them.
 
         Raises:
-            InvalidCall: an invalid name.
+            InvalidCallError: an invalid name.
         """
         return Stream(self, name)
 
@@ -157,7 +157,7 @@ class Stream:
         """The names of the partitions of a topic; else the name of the stream.
 
         Raises:
-            NotFound: the stream does not exist (the hint names similar ones).
+            NotFoundError: the stream does not exist (the hint names similar ones).
         """
         from offloader.read.reader import existing_streams
 
@@ -183,10 +183,10 @@ class Stream:
                 entries become a gap, and contradicting ledgers are skipped.
 
         Raises:
-            SourceMismatch: the database is not the one in the manifest, or has lost entries.
-            InvalidCall: the store can't take the name; unknown or contradictory settings, or without effect.
-            Unsupported: the store lacks create-if-absent, and ``store.single_writer`` is not set.
-            StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
+            SourceMismatchError: the database is not the one in the manifest, or has lost entries.
+            InvalidCallError: the store can't take the name; unknown or contradictory settings, or without effect.
+            UnsupportedError: the store lacks create-if-absent, and ``store.single_writer`` is not set.
+            StoreUnavailableError, AccessDeniedError, NotFoundError: the database or the store can't be used.
         """
         from offloader.managed_ledger import open_managed_ledger
 
@@ -213,10 +213,10 @@ class Stream:
                 ends it. 0: no lease. The store must be open for writing.
 
         Raises:
-            NotFound: the stream, bucket or directory does not exist (the hint names similar streams).
-            InvalidCall: a topic with more partitions than one reader merges.
-            Corrupt: the manifest is damaged.
-            SourceMismatch: raised by reads: the hot tier is not the one that the manifest records.
+            NotFoundError: the stream, bucket or directory does not exist (the hint names similar streams).
+            InvalidCallError: a topic with more partitions than one reader merges.
+            CorruptError: the manifest is damaged.
+            SourceMismatchError: raised by reads: the hot tier is not the one that the manifest records.
         """
         from offloader.read.partitions import open_reader
 
@@ -274,11 +274,11 @@ class Stream:
             settings, source, lease_seconds: as for ``open_reader``. The lease ends when the table is dropped.
 
         Raises:
-            NotFound: the stream or a segment does not exist (the hint names similar streams).
-            InvalidCall: an unknown column, a filter that does not fit the columns, two bounds for the same end, or a
-                position or segment in a topic with partitions.
-            Trimmed, BeyondEnd: a position is outside of the stream.
-            Corrupt: the manifest is damaged. Using the table raises the same errors as ``Reader.scan``.
+            NotFoundError: the stream or a segment does not exist (the hint names similar streams).
+            InvalidCallError: an unknown column, a filter that does not fit the columns, two bounds for the same end, or
+                a position or segment in a topic with partitions.
+            TrimmedError, BeyondEndError: a position is outside of the stream.
+            CorruptError: the manifest is damaged. Using the table raises the same errors as ``Reader.scan``.
         """
         from offloader.read.scan import open_scan
 
@@ -302,7 +302,7 @@ class Stream:
         """The offloaded segments with readable entries, partition by partition, in stream order.
 
         Raises:
-            NotFound, Corrupt: as ``open_reader``.
+            NotFoundError, CorruptError: as ``open_reader``.
         """
         with self.open_reader() as reader:
             return reader.segments()
@@ -315,8 +315,8 @@ class Stream:
                 without it a stream ends at its committed end.
 
         Raises:
-            NotFound: the stream does not exist.
-            InvalidCall: one partition of a topic.
+            NotFoundError: the stream does not exist.
+            InvalidCallError: one partition of a topic.
         """
         from offloader.retention.subscribers import open_retention
 
@@ -330,9 +330,9 @@ class Stream:
             settings: sizes and limits of requests.
 
         Raises:
-            NotFound: the stream does not exist.
-            Corrupt: the manifest is damaged.
-            StoreUnavailable, AccessDenied: the store can't be used.
+            NotFoundError: the stream does not exist.
+            CorruptError: the manifest is damaged.
+            StoreUnavailableError, AccessDeniedError: the store can't be used.
         """
         from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
         from offloader.read.fetch import Fetcher

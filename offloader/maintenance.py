@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.gc.orphans import Garbage, Outcome
 from offloader.gc.plan import AwaitedApproval, CleanupPlan
 from offloader.gc.reconcile import StoreReconciliation
-from offloader.gc.sweep import CleanupReport, LargeDelete, cleanup_all, cleanup_stream
+from offloader.gc.sweep import CleanupReport, LargeDeleteError, cleanup_all, cleanup_stream
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.maintenance import expire_history
 from offloader.manifest.protection import DeletionClock, require_no_global_hold
@@ -80,7 +80,7 @@ def awaited_approval(store: ObjectStore, plan: CleanupPlan) -> AwaitedApproval |
     """The approval that a cleanup plan needs, with the time from the stored retention decisions; ``None``: none.
 
     Raises:
-        Corrupt, Unsupported, StoreUnavailable: the decisions can't be read.
+        CorruptError, UnsupportedError, StoreUnavailableError: the decisions can't be read.
     """
     if not plan.large:
         return None
@@ -89,9 +89,9 @@ def awaited_approval(store: ObjectStore, plan: CleanupPlan) -> AwaitedApproval |
     return plan.awaited_approval(past_moves(read_decisions(retention, retention.scope()), number))
 
 
-def plan_changed(name: str) -> InvalidCall:
+def plan_changed(name: str) -> InvalidCallError:
     """The error for the approval of a plan that isn't the current one of a stream or topic."""
-    return InvalidCall(
+    return InvalidCallError(
         f"stream {name}: the cleanup plan has changed since you read it",
         hint="read the new plan, then approve it",
     )
@@ -209,11 +209,11 @@ class Maintenance:
             plan: the identity of the plan that ``by`` approved.
 
         Raises:
-            InvalidCall: the plan has changed since, or ``cleanup.delete`` is off; nothing was retired.
+            InvalidCallError: the plan has changed since, or ``cleanup.delete`` is off; nothing was retired.
             As ``cleanup_stream``.
         """
         if not self._may_delete(stream):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"stream {stream}: nothing is deleted because cleanup.delete is false", hint="set cleanup.delete = true"
             )
 
@@ -334,7 +334,7 @@ class Maintenance:
     def _remember(self, report: CleanupReport) -> None:
         """Keeps the approval that the stream's round needs, and drops an older one."""
         awaited = None
-        if isinstance(report.error, LargeDelete) and report.plan is not None:
+        if isinstance(report.error, LargeDeleteError) and report.plan is not None:
             try:
                 awaited = awaited_approval(self._store, report.plan)
             except OffloaderError:  # without the time
@@ -394,7 +394,7 @@ class Maintenance:
                     settings=settings.manifest,
                     dry_run=not settings.cleanup.delete,
                 )
-            except NotFound:
+            except NotFoundError:
                 continue  # deleted meanwhile
             except OffloaderError as error:
                 fail(stream, error)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.chunks import require_small
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
@@ -66,11 +66,11 @@ def open_managed_ledger(
             entries become a gap, and contradicting ledgers are skipped.
 
     Raises:
-        SourceMismatch: the database isn't the one in the manifest, or has lost entries.
-        InvalidCall: ``store`` is a URL; the store can't represent a name; a setting is unknown, contradictory or
+        SourceMismatchError: the database isn't the one in the manifest, or has lost entries.
+        InvalidCallError: ``store`` is a URL; the store can't represent a name; a setting is unknown, contradictory or
             without effect.
-        Unsupported: the store lacks create-if-absent, and ``store.single_writer`` isn't set.
-        StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
+        UnsupportedError: the store lacks create-if-absent, and ``store.single_writer`` isn't set.
+        StoreUnavailableError, AccessDeniedError, NotFoundError: the database or the store can't be used.
     """
     require_open_store(store)
     stream = stream_name(stream)
@@ -163,10 +163,10 @@ class ManagedLedger:
             One batch for each ledger written.
 
         Raises:
-            Fenced: another process opened the stream since.
-            InvalidCall: not byte strings, a wrong number of times, or times out of range.
-            LimitReached: an entry is above ``entry_bytes_max``.
-            StoreUnavailable: the disk is full or the database is locked; nothing was written.
+            FencedError: another process opened the stream since.
+            InvalidCallError: not byte strings, a wrong number of times, or times out of range.
+            LimitReachedError: an entry is above ``entry_bytes_max``.
+            StoreUnavailableError: the disk is full or the database is locked; nothing was written.
         """
         limit = min(self._parts.settings.offload.entry_bytes_max, self._parts.settings.offload.offload_buffer_bytes_max)
         require_small(payloads, limit, where=f"append to stream {self.stream!r}")
@@ -188,9 +188,9 @@ class ManagedLedger:
             The committed end, ``None`` when nothing is offloaded.
 
         Raises:
-            InvalidCall: the method is ``none``.
+            InvalidCallError: the method is ``none``.
             StreamPaused: the stream is paused.
-            StoreUnavailable: not committed in time; no entry is lost.
+            StoreUnavailableError: not committed in time; no entry is lost.
         """
         return self._parts.offload.offload(until, timeout_s=timeout_s)
 
@@ -208,12 +208,12 @@ class ManagedLedger:
         method; the next opening takes it from the settings again.
 
         Raises:
-            InvalidCall: no such method.
-            StoreUnavailable, OutcomeUnknown: the current segment couldn't be completed, or the manifest's record
-                couldn't be written; the method is unchanged.
+            InvalidCallError: no such method.
+            StoreUnavailableError, OutcomeUnknownError: the current segment couldn't be completed, or the manifest's
+                record couldn't be written; the method is unchanged.
         """
         if method not in ("streaming", "ledger", "none"):
-            raise InvalidCall(f"stream {self.stream}: no method {method!r}", hint="use streaming, ledger or none")
+            raise InvalidCallError(f"stream {self.stream}: no method {method!r}", hint="use streaming, ledger or none")
         with self._switching:
             offload = self._parts.offload
             if method == offload.method:
@@ -240,10 +240,10 @@ class ManagedLedger:
             force: truncate even if an earlier entry isn't offloaded yet, and lose it.
 
         Raises:
-            EditRefused: an earlier entry isn't offloaded yet, or the stream is on hold; nothing was changed.
-            InvalidCall: no entry was ever written before the position.
-            DeletionStopped: all deletion in the store is stopped.
-            StoreUnavailable, OutcomeUnknown: repeat the call.
+            EditRefusedError: an earlier entry isn't offloaded yet, or the stream is on hold; nothing was changed.
+            InvalidCallError: no entry was ever written before the position.
+            DeletionStoppedError: all deletion in the store is stopped.
+            StoreUnavailableError, OutcomeUnknownError: repeat the call.
         """
         with self._switching:
             if self.method == "none" and read_entry(self._parts.store, self.stream) is not None:
@@ -274,8 +274,8 @@ class ManagedLedger:
             reason: shown to operators, kept in the manifest's record.
 
         Raises:
-            NotFound: the stream was never offloaded.
-            StoreUnavailable, OutcomeUnknown: the manifest's record couldn't be written; repeat the call.
+            NotFoundError: the stream was never offloaded.
+            StoreUnavailableError, OutcomeUnknownError: the manifest's record couldn't be written; repeat the call.
         """
         return self._look_after(self._parts.offloader.history.pause(self.stream, reason))
 
@@ -291,8 +291,9 @@ class ManagedLedger:
         """Deletes hot copies whose deletion lag has passed (also done periodically); returns their ledgers.
 
         Raises:
-            ObjectMissing, ObjectChanged: an object of a ledger isn't in the store as recorded: its hot copy is kept.
-            StoreUnavailable: the store or the database doesn't respond; retried at the next run.
+            ObjectMissingError, ObjectChangedError: an object of a ledger isn't in the store as recorded: its hot copy
+                is kept.
+            StoreUnavailableError: the store or the database doesn't respond; retried at the next run.
         """
         done = self._parts.hot_release.look()
         if done.errors:
@@ -323,7 +324,7 @@ class ManagedLedger:
                 it.
 
         Raises:
-            StoreUnavailable: the last segment couldn't be completed; the hot tier still has its entries.
+            StoreUnavailableError: the last segment couldn't be completed; the hot tier still has its entries.
         """
         if self._closed:
             return
@@ -351,7 +352,7 @@ def _require_ledger_settings(database: EmbeddedLedgers, settings: LedgerSettings
     # An open database doesn't poll.
     others = (replace(each, poll_interval_s=settings.poll_interval_s) for each in (LedgerSettings(), database.settings))
     if settings not in others:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"the settings ledgers have no effect on {database.path}: it was opened with other settings",
             hint="open it with EmbeddedLedgers(..., settings=settings.ledgers)",
         )

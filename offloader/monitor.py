@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from formats.entries import Position
-from offloader.errors import AccessDenied, Corrupt, NotFound, OffloaderError
+from offloader.errors import AccessDeniedError, CorruptError, NotFoundError, OffloaderError
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
@@ -266,14 +266,14 @@ def write_status_file(path: Path, document: Mapping[str, Any]) -> None:
     """Replaces the file atomically: a reader sees the old document or the new one.
 
     Raises:
-        AccessDenied: the folder doesn't exist or can't be written.
+        AccessDeniedError: the folder doesn't exist or can't be written.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
         beside.replace(path)
     except OSError as cause:
-        raise AccessDenied(
+        raise AccessDeniedError(
             f"the status file {path} can't be written: {cause.strerror}", hint="check telemetry.status_file"
         ) from cause
 
@@ -282,28 +282,28 @@ def read_status_file(path: Path) -> dict[str, Any]:
     """The document that a process last wrote; ``written_ms`` is its time.
 
     Raises:
-        NotFound: no document was written yet.
-        AccessDenied: the file can't be read.
-        Corrupt: it isn't a status document.
+        NotFoundError: no document was written yet.
+        AccessDeniedError: the file can't be read.
+        CorruptError: it isn't a status document.
     """
     try:
         with path.open("rb") as file:
             raw = file.read(STATUS_FILE_BYTES_MAX + 1)
     except FileNotFoundError as cause:
-        raise NotFound(
+        raise NotFoundError(
             f"the status file {path} doesn't exist", hint="set telemetry.status_file of the writing process"
         ) from cause
     except OSError as cause:
-        raise AccessDenied(f"the status file {path} can't be read: {cause.strerror}") from cause
+        raise AccessDeniedError(f"the status file {path} can't be read: {cause.strerror}") from cause
     try:
         document: Any = json.loads(raw)
     except (ValueError, RecursionError) as cause:
-        raise Corrupt(f"{path} isn't a status document: {cause}", hint=_WHERE) from cause
+        raise CorruptError(f"{path} isn't a status document: {cause}", hint=_WHERE) from cause
     return status_document(document, where=str(path))
 
 
 def status_document(document: Any, *, where: str) -> dict[str, Any]:
-    """The checked document. Raises ``Corrupt`` if it isn't a status document."""
+    """The checked document. Raises ``CorruptError`` if it isn't a status document."""
     if not (
         isinstance(document, dict)
         and document.get("version") == VERSION
@@ -311,7 +311,7 @@ def status_document(document: Any, *, where: str) -> dict[str, Any]:
         and isinstance(document.get("streams"), list)
         and all(isinstance(each, dict) and isinstance(each.get("stream"), str) for each in document["streams"])
     ):
-        raise Corrupt(f"{where} isn't a status document of version {VERSION}", hint=_WHERE)
+        raise CorruptError(f"{where} isn't a status document of version {VERSION}", hint=_WHERE)
     return document
 
 

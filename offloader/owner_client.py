@@ -18,18 +18,18 @@ import pyarrow as pa
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.errors import (
-    AccessDenied,
-    Corrupt,
+    AccessDeniedError,
+    CorruptError,
     ErrorKind,
-    Fenced,
-    InvalidCall,
-    NotFound,
+    FencedError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    StoreUnavailable,
+    OutcomeUnknownError,
+    StoreUnavailableError,
     needs_extra,
 )
-from offloader.ledgers.base import HotTierLost, LedgerInfo, newest_listed
+from offloader.ledgers.base import HotTierLostError, LedgerInfo, newest_listed
 from offloader.ledgers.pulsar.topics import managed_ledger_of_stream
 from offloader.manifest.state import ManifestState
 from offloader.read.ledger_plan import LedgerMismatch, LedgerTrimmed
@@ -69,11 +69,11 @@ _URL = re.compile(
 )
 
 
-class OwnerUnreachable(StoreUnavailable):
+class OwnerUnreachableError(StoreUnavailableError):
     """No response from the address: the process has ended or is unreachable."""
 
 
-class NotOwner(OffloaderError):
+class NotOwnerError(OffloaderError):
     """The operation needs the process that owns the stream.
 
     Args:
@@ -96,8 +96,8 @@ class OwnerClient:
         environ: with the token, the CA file and further hosts.
 
     Raises:
-        InvalidCall: the URL isn't valid.
-        AccessDenied: the CA file can't be read.
+        InvalidCallError: the URL isn't valid.
+        AccessDeniedError: the CA file can't be read.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class OwnerClient:
     ) -> None:
         parts = _URL.fullmatch(url)
         if parts is None:
-            raise InvalidCall(f"the address of the stream's owner, {url[:200]!r}, isn't an HTTP URL")
+            raise InvalidCallError(f"the address of the stream's owner, {url[:200]!r}, isn't an HTTP URL")
         self.url, self._clock = url.rstrip("/"), clock
         self._host = parts["host"].strip("[]").lower()
         is_tls, authorities_file = parts["scheme"] == "https", environ.get(CA_VARIABLE, "")
@@ -122,11 +122,11 @@ class OwnerClient:
         Takes at most ``within_s`` plus ``ANSWER_S``.
 
         Raises:
-            OwnerUnreachable: no response from the address.
-            NotFound: the process doesn't offload that stream, or no longer.
-            AccessDenied: a missing or wrong token, or a host that may not receive it; then nothing was sent.
-            StoreUnavailable: not committed in time; the owner continues.
-            OutcomeUnknown: no complete response in time.
+            OwnerUnreachableError: no response from the address.
+            NotFoundError: the process doesn't offload that stream, or no longer.
+            AccessDeniedError: a missing or wrong token, or a host that may not receive it; then nothing was sent.
+            StoreUnavailableError: not committed in time; the owner continues.
+            OutcomeUnknownError: no complete response in time.
             OffloaderError: the owner's error.
         """
         deadline_s = self._clock.monotonic_s() + within_s
@@ -135,8 +135,8 @@ class OwnerClient:
             asked = {"wait_seconds": wait_s, **({} if until is None else {"until": str(until)})}
             try:
                 found = self._request(f"/v1/streams/{quote(stream, safe='')}/offload", asked, wait_s + ANSWER_S)
-            except StoreUnavailable as error:
-                if isinstance(error, OwnerUnreachable) or self._clock.monotonic_s() >= deadline_s:
+            except StoreUnavailableError as error:
+                if isinstance(error, OwnerUnreachableError) or self._clock.monotonic_s() >= deadline_s:
                     raise
                 # Don't repeat immediately after an immediate response.
                 self._clock.wait(threading.Event(), AGAIN_S)
@@ -147,7 +147,7 @@ class OwnerClient:
             try:
                 return Position.parse(committed)
             except (TypeError, ValueError) as cause:
-                raise Corrupt(f"{self.url} responded with {committed!r} instead of a position") from cause
+                raise CorruptError(f"{self.url} responded with {committed!r} instead of a position") from cause
 
     @property
     def is_allowed(self) -> bool:
@@ -163,7 +163,7 @@ class OwnerClient:
             asked: the request's body.
             source: the cluster's name; empty: unknown.
 
-        Raises: as ``offload``; LedgerTrimmed, LedgerMismatch, NotOwner: errors of the owner.
+        Raises: as ``offload``; LedgerTrimmed, LedgerMismatch, NotOwnerError: errors of the owner.
         """
         more = {FORWARDED: "1", **({"Offloader-Source": source} if source else {})}
         # The routes for brokers use the brokers' stream names.
@@ -180,7 +180,7 @@ class OwnerClient:
         try:
             return [LedgerInfo(**{name: row[name] for name in _LEDGER_FIELDS}) for row in found["items"]]
         except (KeyError, TypeError) as cause:
-            raise Corrupt(f"{self.url} responded with invalid ledgers: {cause}") from cause
+            raise CorruptError(f"{self.url} responded with invalid ledgers: {cause}") from cause
 
     def entries(self, stream: str, start: Position) -> EntryBatch | None:
         """Entries of one ledger, from the first one at or after ``start``, of both tiers; ``None``: none yet. Raises as
@@ -199,7 +199,7 @@ class OwnerClient:
                 rows[0][0].ledger_id, ids, pa.array(payloads, pa.binary()), np.array(times, dtype=np.int64)
             )
         except (KeyError, TypeError, ValueError) as cause:
-            raise Corrupt(f"{self.url} responded with invalid entries: {cause}") from cause
+            raise CorruptError(f"{self.url} responded with invalid entries: {cause}") from cause
 
     def _request(
         self, path: str, body: Mapping[str, Any] | None, limit_s: float, more: Mapping[str, str] | None = None
@@ -226,18 +226,18 @@ class OwnerClient:
         # On its own thread: no socket timeout bounds a response that trickles in.
         threading.Thread(target=exchange, name="offloader-asking", daemon=True).start()
         if not self._clock.wait(over, limit_s):
-            raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="retry")
+            raise OutcomeUnknownError(f"{self.url} didn't answer within {limit_s:g} s", hint="retry")
         [answer] = found
         if isinstance(answer, Exception):
             raise answer
         return self._understood(*answer)
 
     def _authorization(self, path: str) -> Mapping[str, str]:
-        """The header with the token, if one is set. Raises ``AccessDenied`` if this host may not receive it."""
+        """The header with the token, if one is set. Raises ``AccessDeniedError`` if this host may not receive it."""
         if not self._token:
             return {}
         if not self._is_trusted:
-            raise AccessDenied(
+            raise AccessDeniedError(
                 f"the manifest names {self.url} as the stream's owner, but {self._host} isn't allowed to receive the "
                 f"token of {TOKEN_VARIABLE}: no request was sent",
                 hint=f'if that process is yours, set access.owner_hosts = ["{self._host}"] in the settings file or '
@@ -245,7 +245,7 @@ class OwnerClient:
                 f"or send the request yourself: POST {self.url}{path}",
             )
         if not self._is_safe:
-            raise AccessDenied(
+            raise AccessDeniedError(
                 f"{self.url} is on another machine and not encrypted: the token was not sent",
                 hint="serve HTTP with TLS, or run the command on that machine",
             )
@@ -267,12 +267,12 @@ class OwnerClient:
             raw = answer.read(ANSWER_BYTES_MAX if body is not None else ENTRIES_BYTES_MAX)
             answer.release_conn()
         except urllib3.exceptions.ReadTimeoutError as cause:
-            raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="retry") from cause
+            raise OutcomeUnknownError(f"{self.url} didn't answer within {limit_s:g} s", hint="retry") from cause
         except urllib3.exceptions.HTTPError as cause:
             # The cause, without urllib3's wording.
             reason = getattr(cause, "reason", None) or cause
             why = str(reason).rpartition(": ")[2] or type(reason).__name__
-            raise OwnerUnreachable(
+            raise OwnerUnreachableError(
                 f"no answer from {self.url}, the owner of the stream: {why}",
                 hint="check that the process is running and reachable; serve.url is its address for other machines",
             ) from cause
@@ -284,24 +284,27 @@ class OwnerClient:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise Corrupt(f"{self.url} isn't a process that offloads streams: it returned status {status} without JSON")
+            raise CorruptError(
+                f"{self.url} isn't a process that offloads streams: it returned status {status} without JSON"
+            )
         if status == 200:
             return found
         detail, hint = str(found.get("detail", f"it returned status {status}")), str(found.get("hint", ""))
         message = f"{self.url}: {detail}"
         if status in (401, 403):
-            raise AccessDenied(message, hint=f"set {TOKEN_VARIABLE} to a token with write access to it")
+            raise AccessDeniedError(message, hint=f"set {TOKEN_VARIABLE} to a token with write access to it")
         raise _ERRORS.get(str(found.get("kind", "")), OffloaderError)(message, hint=hint)
 
 
 class OwnerHotTier:
     """The hot tier of a stream, read from its owner over HTTP (``ReadableLedgers``). Thread-safe.
 
-    Its methods raise ``HotTierLost`` if the owner doesn't answer, returns an error, or has no ledgers of the stream.
+    Its methods raise ``HotTierLostError`` if the owner doesn't answer, returns an error, or has no ledgers of the
+    stream.
 
     Attributes:
         url: the owner's.
-        lost: the reason of the last ``HotTierLost``; empty: none was raised.
+        lost: the reason of the last ``HotTierLostError``; empty: none was raised.
     """
 
     def __init__(self, owner: OwnerClient, stream: str) -> None:
@@ -313,7 +316,7 @@ class OwnerHotTier:
         found = list(self._asked(lambda: self._owner.ledgers(self._stream)))
         if not found:
             self.lost = f"{self.url} has no ledgers of stream {self._stream}"
-            raise HotTierLost(self.lost)
+            raise HotTierLostError(self.lost)
         return found
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - the owner bounds its answers
@@ -327,7 +330,7 @@ class OwnerHotTier:
             return ask()
         except OffloaderError as error:
             self.lost = error.message
-            raise HotTierLost(error.message, hint=error.hint) from error
+            raise HotTierLostError(error.message, hint=error.hint) from error
 
 
 _Answer = TypeVar("_Answer")
@@ -345,8 +348,8 @@ def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, 
         settings: the time limit, and the hosts that may receive the token.
 
     Raises:
-        Corrupt: the manifest contradicts the owner's response.
-        NotFound: also, the stream was deleted meanwhile.
+        CorruptError: the manifest contradicts the owner's response.
+        NotFoundError: also, the stream was deleted meanwhile.
         OffloaderError: as ``OwnerClient.offload``.
     """
     owner = OwnerClient(state.owner.url, clock=SystemClock(), hosts=settings.access.owner_hosts)
@@ -354,9 +357,9 @@ def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, 
     after = load_stream(store, state.stream)
     shown = after.committed_end()
     if after.incarnation != state.incarnation:
-        raise NotFound(f"stream {state.stream} was deleted and created again meanwhile")
+        raise NotFoundError(f"stream {state.stream} was deleted and created again meanwhile")
     if said is not None and (shown is None or shown < said):
-        raise Corrupt(
+        raise CorruptError(
             f"{owner.url} reports stream {state.stream} as offloaded up to {said}, but its manifest as offloaded up to "
             f"{shown or 'nothing'}",
             hint="another process answers at that address: its response was ignored",
@@ -366,20 +369,31 @@ def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, 
 
 #: Kind in the owner's response -> the local error. The first two are those of earlier releases.
 _ERRORS: Mapping[str, Callable[..., OffloaderError]] = {
-    "fix_call": InvalidCall,
-    "repair_data": Corrupt,
+    "fix_call": InvalidCallError,
+    "repair_data": CorruptError,
     "trimmed": LedgerTrimmed,
     "source_mismatch": LedgerMismatch,
-    "not_owner": NotOwner,
+    "not_owner": NotOwnerError,
 } | {
     error.kind.name.lower(): error
-    for error in (InvalidCall, NotFound, StoreUnavailable, Fenced, Corrupt, OutcomeUnknown, AccessDenied)
+    for error in (
+        InvalidCallError,
+        NotFoundError,
+        StoreUnavailableError,
+        FencedError,
+        CorruptError,
+        OutcomeUnknownError,
+        AccessDeniedError,
+    )
 }
 
 
 def client_tls(authorities_file: str) -> ssl.SSLContext:
-    """TLS that trusts the machine's authorities and those of a file. Raises ``AccessDenied`` if it can't be read."""
+    """TLS that trusts the machine's authorities and those of a file.
+
+    Raises ``AccessDeniedError`` if it can't be read.
+    """
     try:
         return ssl.create_default_context(cafile=authorities_file or None)
     except (OSError, ssl.SSLError) as cause:
-        raise AccessDenied(f"{CA_VARIABLE}: {Path(authorities_file)} can't be read: {cause}") from cause
+        raise AccessDeniedError(f"{CA_VARIABLE}: {Path(authorities_file)} can't be read: {cause}") from cause

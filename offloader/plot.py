@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offloader.errors import AccessDenied, Unsupported, install_hint
+from offloader.errors import AccessDeniedError, UnsupportedError, install_hint
 
 _INK, _MUTED, _LINE = "#22303c", "#6b7a88", "#c9d2da"
 _LEDGER_COLOURS = ("#2f6f9f", "#c96f1e", "#4b9b7a", "#a05195", "#c8553d", "#5c6bc0", "#8a9a3b", "#3a8fb7")
@@ -68,14 +68,14 @@ def draw(shape: StreamTimeline, path: Path) -> None:
     The horizontal axis is publish time if times ascend along the stream, else the number of events.
 
     Raises:
-        Unsupported: matplotlib isn't installed.
-        AccessDenied: the file can't be written.
+        UnsupportedError: matplotlib isn't installed.
+        AccessDeniedError: the file can't be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise Unsupported(
+        raise UnsupportedError(
             "a picture needs the package matplotlib, which isn't installed", hint=install_hint("plot")
         ) from error
     figure = Figure(figsize=(14, 6.6), dpi=110, facecolor="white")
@@ -90,7 +90,7 @@ def draw(shape: StreamTimeline, path: Path) -> None:
     try:
         figure.savefig(path)
     except OSError as error:
-        raise AccessDenied(
+        raise AccessDeniedError(
             f"picture {path} can't be written: {error.strerror or error}", hint="check the directory"
         ) from error
 

@@ -18,10 +18,17 @@ from uuid import UUID
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.pulsar.entry import Resent, decode_frame, resent
-from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable, Trimmed, Unsupported
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    OffloaderError,
+    StoreUnavailableError,
+    TrimmedError,
+    UnsupportedError,
+)
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
-from offloader.ledgers.pulsar.protocol import NameTaken, PulsarClient
+from offloader.ledgers.pulsar.protocol import NameTakenError, PulsarClient
 from offloader.read.ranges import is_lost_between
 from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
@@ -38,10 +45,10 @@ def number_of(position: Position) -> int:
     """The sequence id of an entry.
 
     Raises:
-        Unsupported: above the protocol's range.
+        UnsupportedError: above the protocol's range.
     """
     if not (0 <= position.ledger_id < 1 << _LEDGER_BITS and 0 <= position.entry_id < 1 << _ENTRY_BITS):
-        raise Unsupported(
+        raise UnsupportedError(
             f"position {position} has no sequence id: a ledger's id must be below 2^{_LEDGER_BITS}, an entry's below "
             f"2^{_ENTRY_BITS}",
             hint="read these entries and send them with another producer",
@@ -125,7 +132,7 @@ class ProgressFile:
         """The last written progress; ``None``: none.
 
         Raises:
-            Corrupt: the file can't be read, or isn't a progress file.
+            CorruptError: the file can't be read, or isn't a progress file.
         """
         hint = "find the last replayed message in the target, remove the file, and start after it (--from)"
         return _read(self.path, _progress_of, "progress of a replay", hint=hint)
@@ -134,11 +141,11 @@ class ProgressFile:
         """As ``read``, checked to be of the given replay.
 
         Raises:
-            InvalidCall: the file is another replay's.
+            InvalidCallError: the file is another replay's.
         """
         found = self.read()
         if found is not None and found.producer != wanted.producer:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{self.path} belongs to another replay: {found.stream} to {found.topic}",
                 hint="give another --progress-file, or the range and label of that replay",
             )
@@ -157,7 +164,7 @@ def _progress_of(fields: Mapping[str, Any]) -> Progress:
 
 
 def _read(path: Path, parse: Callable[[Mapping[str, Any]], _Told], what: str, *, hint: str) -> _Told | None:
-    """The parsed fields of a file; ``None``: there is no file. Raises ``Corrupt`` if it has no valid ``what``."""
+    """The parsed fields of a file; ``None``: there is no file. Raises ``CorruptError`` if it has no valid ``what``."""
     try:
         with path.open("rb") as opened:
             fields = json.loads(opened.read(FILE_BYTES_MAX))
@@ -167,7 +174,7 @@ def _read(path: Path, parse: Callable[[Mapping[str, Any]], _Told], what: str, *,
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
-        raise Corrupt(f"{path} has no valid {what}: {cause}", hint=hint) from cause
+        raise CorruptError(f"{path} has no valid {what}: {cause}", hint=hint) from cause
 
 
 def _write(path: Path, told: Mapping[str, object], *, create: bool = False) -> None:
@@ -191,7 +198,7 @@ def _write(path: Path, told: Mapping[str, object], *, create: bool = False) -> N
             beside.unlink()
         if create and isinstance(cause, FileExistsError):
             raise
-        raise StoreUnavailable(
+        raise StoreUnavailableError(
             f"{path} can't be written: {cause.strerror}", hint="give another file with --progress-file"
         ) from cause
 
@@ -216,9 +223,9 @@ class RelativeBegin:
             dry_run: write nothing.
 
         Raises:
-            InvalidCall: the replay is finished, or the file is another replay's.
-            Corrupt: the file can't be read.
-            StoreUnavailable: the file can't be written.
+            InvalidCallError: the replay is finished, or the file is another replay's.
+            CorruptError: the file can't be read.
+            StoreUnavailableError: the file can't be written.
         """
         known = self._read()
         if known is None and not dry_run:
@@ -230,14 +237,14 @@ class RelativeBegin:
             return time_ms
         began_ms, is_finished = known
         if is_finished:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"--since {self._text} is the start of a finished replay, which began at {time_text(began_ms)}",
                 hint=f"--since {time_text(began_ms)} sends newer messages; --label TEXT starts another replay",
             )
         return began_ms
 
     def finish(self, time_ms: int) -> None:
-        """Records that the whole range was sent. Raises ``StoreUnavailable`` if the file can't be written."""
+        """Records that the whole range was sent. Raises ``StoreUnavailableError`` if the file can't be written."""
         self._note(time_ms, is_finished=True)
 
     def forget(self) -> None:
@@ -256,7 +263,9 @@ class RelativeBegin:
             hint="give --since the absolute time that the first run printed, and remove the file",
         )
         if found is not None and found[0] != self._name:
-            raise InvalidCall(f"{self.path} belongs to another replay", hint="give another file with --progress-file")
+            raise InvalidCallError(
+                f"{self.path} belongs to another replay", hint="give another file with --progress-file"
+            )
         return None if found is None else found[1:]
 
 
@@ -407,9 +416,9 @@ class Replayer:
         """Sends the entries up to the end of the range.
 
         Raises:
-            InvalidCall: the progress file is another replay's; an entry can't be sent.
-            Corrupt: an entry isn't a Pulsar message, or is damaged; earlier entries are sent.
-            Trimmed: entries after those of an earlier run were deleted.
+            InvalidCallError: the progress file is another replay's; an entry can't be sent.
+            CorruptError: an entry isn't a Pulsar message, or is damaged; earlier entries are sent.
+            TrimmedError: entries after those of an earlier run were deleted.
             OffloaderError: reading or sending failed permanently; another run resumes where this one stopped.
         """
         known = self._file.require(self._progress)
@@ -446,8 +455,8 @@ class Replayer:
         by start, and their ranges may overlap."""
         try:
             return Producer(self._client, self._topic, self._lease, clock=self._clock)
-        except NameTaken as error:
-            raise StoreUnavailable(
+        except NameTakenError as error:
+            raise StoreUnavailableError(
                 f"another replay of {self._progress.stream} to {self._topic} is running: {error.message}",
                 hint="wait until it has ended, or give another --label to run both",
             ) from error
@@ -512,7 +521,7 @@ class Replayer:
                     self._take_receipts(producer)
                     if self._clock.monotonic_s() >= self._note_due_s:
                         self._note()
-        except (Corrupt, InvalidCall):
+        except (CorruptError, InvalidCallError):
             with suppress(OffloaderError):
                 producer.flush()
             raise
@@ -537,14 +546,14 @@ class Replayer:
                         self._result = replace(self._result, markers=self._result.markers + 1)
 
     def _next(self) -> Position:
-        """The first unsent entry. Raises ``Trimmed`` if the stream deleted unsent entries before it."""
+        """The first unsent entry. Raises ``TrimmedError`` if the stream deleted unsent entries before it."""
         sent, begin = self._progress.sent, self._reader.first_position
         if sent is None:
             return self._first
         if begin is None or sent >= self._last:
             return max(self._first, sent.next())
         if begin > sent and is_lost_between(self._reader.state, sent, begin):
-            raise Trimmed(
+            raise TrimmedError(
                 f"stream {self._progress.stream}: sent up to {sent}, but later entries were deleted: the stream now "
                 f"begins at {begin}",
                 first_available=begin,
@@ -557,9 +566,11 @@ class Replayer:
         try:
             entry = resent(payload, self._progress.producer, number_of(position))
         except FormatError as cause:
-            raise Corrupt(f"{where} isn't a Pulsar message: {cause}", hint="continue after it with --from") from cause
+            raise CorruptError(
+                f"{where} isn't a Pulsar message: {cause}", hint="continue after it with --from"
+            ) from cause
         if entry.is_of_transaction and not self._with_transactions:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{where} belongs to a transaction and does not record whether that was committed",
                 hint="--with-transactions sends it as committed, as entries of our Pulsar source are",
             )
@@ -571,7 +582,7 @@ class Replayer:
 
     def _look(self, producer_name: str, start: Position | None) -> TargetState:
         """A producer's stored entries from ``start``, an entry of the target (``None``: the first), to the target's
-        current end. Raises ``StoreUnavailable`` if it can't be read to its end."""
+        current end. Raises ``StoreUnavailableError`` if it can't be read to its end."""
         with closing(self._consumer(start or _EARLIEST)) as reader:
             end = reader.last_position()
             if end is None or (start is not None and end < start):
@@ -582,7 +593,7 @@ class Replayer:
                 taken = reader.take(_TAKE_S)
                 silent_s = 0.0 if taken else silent_s + max(self._clock.monotonic_s() - before_s, _TAKE_S)
                 if silent_s > SILENCE_S_MAX:
-                    raise StoreUnavailable(
+                    raise StoreUnavailableError(
                         f"topic {self._topic}: the broker lists entry {end}, but delivers none after {at}",
                         hint="retry; nothing was sent",
                     )

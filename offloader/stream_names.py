@@ -7,21 +7,21 @@ from functools import lru_cache
 
 from formats.errors import FormatError
 from formats.keys import encode_stream
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 
 
 def require_stream_name(stream: str) -> None:
     """Refuses an invalid stream name.
 
     Raises:
-        InvalidCall: as ``encode_stream``; names the fault.
+        InvalidCallError: as ``encode_stream``; names the fault.
     """
     try:
         if not isinstance(stream, str):
-            raise InvalidCall(f"{stream!r:.100} is no stream name", hint=_HINT)
+            raise InvalidCallError(f"{stream!r:.100} is no stream name", hint=_HINT)
         encode_stream(stream)
     except FormatError as error:
-        raise InvalidCall(str(error), hint=_HINT) from error
+        raise InvalidCallError(str(error), hint=_HINT) from error
 
 
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})")
@@ -61,9 +61,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(parts.get(each) or re.escape(each) for each in re.sub(r"\*+", "*", pattern)), re.DOTALL)
 
 
-def name_clash(stream: str, other: str) -> InvalidCall:
+def name_clash(stream: str, other: str) -> InvalidCallError:
     """The error for a new stream whose name is a prefix of another's levels, or the reverse."""
-    return InvalidCall(
+    return InvalidCallError(
         f"stream {stream} can't be created: stream {other} exists, and one name begins with the other",
         hint="choose a name beside it",
     )

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from operator import index
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.runtime.clock import SystemClock
 from offloader.settings.fields import DURATION
 
@@ -33,7 +33,7 @@ def time_ms_of(text: str, *, option: str, now_ms: int) -> int:
         now_ms: the base of ``-1h``. Read the clock once per call, so that two times have the same base.
 
     Raises:
-        InvalidCall: anything else; names ``option``.
+        InvalidCallError: anything else; names ``option``.
     """
     given = text.strip()
     if _MILLISECONDS.fullmatch(given):
@@ -44,7 +44,7 @@ def time_ms_of(text: str, *, option: str, now_ms: int) -> int:
             return now_ms - int(DURATION.parse(given[1:], _UNIT))
         when = datetime.fromisoformat(given)
     except ValueError as cause:
-        raise InvalidCall(f"{option}: {text!r} is not a time", hint=f"accepted forms: {TIME_FORMS}") from cause
+        raise InvalidCallError(f"{option}: {text!r} is not a time", hint=f"accepted forms: {TIME_FORMS}") from cause
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     # Round up: entries have whole milliseconds.
@@ -58,7 +58,8 @@ def is_relative(text: str) -> bool:
 
 def moment_ms(given: int | str | datetime, *, what: str) -> int:
     """A time as a program passes it, in milliseconds since 1970 UTC: such a number, a time with or without a zone (then
-    UTC), or a text as ``time_ms_of`` takes it, ``-1h`` counting back from now. Raises ``InvalidCall`` as that does."""
+    UTC), or a text as ``time_ms_of`` takes it, ``-1h`` counting back from now. Raises ``InvalidCallError`` as that
+    does."""
     if isinstance(given, datetime):
         given = given.isoformat()
     # Other values are numbers, possibly of NumPy.

@@ -17,7 +17,7 @@ from formats.manifest import Release, Truncate
 from formats.metadata.messages import BookKeeperLedger
 from formats.summary import Layout
 from offloader.adopt import Adoption, adopt, ends_with_entry, release
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
@@ -489,7 +489,7 @@ def test_v2_objects_of_pulsar_are_read_and_adopted_with_the_topic_listing(store:
 def test_the_same_topic_twice_must_be_the_same(store: ObjectStore) -> None:
     topic = topic_of(list(CASES.values()))
     adopted(store, topics=[topic, topic])
-    with pytest.raises(InvalidCall, match="given twice"):
+    with pytest.raises(InvalidCallError, match="given twice"):
         adopted(store, topics=[topic, topic_of([CASES["v1-tiny"]])])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offloader.doctor import namespace_findings, settings_findings, version_finding
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.settings.layered import parse_settings
 
 GOOD = {
@@ -84,6 +84,6 @@ def test_version_outside_the_tried_ones_is_said(version: str, is_tried: bool) ->
 
 
 def test_following_a_trim_without_the_plugin_is_refused() -> None:
-    with pytest.raises(InvalidCall, match="follow_broker_trim: has no effect"):
+    with pytest.raises(InvalidCallError, match="follow_broker_trim: has no effect"):
         parse_settings("[pulsar]\nfollow_broker_trim = true\n", "offloader.toml")
     parse_settings("[pulsar]\nbroker_plugin = true\nfollow_broker_trim = true\n", "offloader.toml")

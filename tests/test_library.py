@@ -10,7 +10,7 @@ import pytest
 import offloader
 from formats.entries import Position
 from formats.keys import data_key
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import InvalidCallError, NotFoundError
 from offloader.inspect.verify import Damage
 from tests.support.streams import StreamWriter, batch_of
 
@@ -27,13 +27,13 @@ def test_store_lists_its_streams_and_a_stream_need_not_exist(store: offloader.St
     assert store.list_streams() == []
     orders = store.stream("persistent://shop/eu/orders")
     assert (orders.name, repr(orders)) == (ORDERS, f"Stream({store.url!r}, {ORDERS!r})")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         orders.partitions()
     for number in range(2):
         StreamWriter(store.objects, f"{ORDERS}-partition-{number}").add([batch_of(number, 0, 4)])
     assert store.list_streams() == orders.partitions() == [f"{ORDERS}-partition-{number}" for number in range(2)]
     assert store.stream(orders.partitions()[1]).partitions() == [f"{ORDERS}-partition-1"]
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         store.stream("non-persistent://shop/eu/orders")
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import data_key, index_key, manifest_prefix, new_segment_uuid
-from offloader.errors import InvalidCall, StoreUnavailable
+from offloader.errors import InvalidCallError, StoreUnavailableError
 from offloader.gc.sweep import cleanup_stream
 from offloader.maintenance import CLEANUP, FIRST_S_MAX, JOBS_AT_ONCE_MAX, ORPHANS, Maintenance
 from offloader.manifest.log import load_manifest
-from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold
+from offloader.manifest.protection import DeletionStoppedError, lift_global_hold, set_global_hold
 from offloader.retention.cycle import JITTER, RETRY_S_MIN
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.workers import Workers
@@ -269,7 +269,7 @@ def test_global_hold_is_reported_and_stops_all_deletion(caplog: pytest.LogCaptur
     before = bench.segment_keys()
     with caplog.at_level(logging.WARNING, "offloader.maintenance"):
         bench.pass_time(6 * HOUR_S)
-    assert {type(run.error) for run in bench.upkeep.latest.values()} == {DeletionStopped}
+    assert {type(run.error) for run in bench.upkeep.latest.values()} == {DeletionStoppedError}
     assert bench.segment_keys() == before
     assert load_manifest(bench.memory, STREAM).head is None
     assert any("stopped by ops: restore" in record.getMessage() for record in caplog.records)
@@ -284,14 +284,14 @@ def test_global_hold_is_reported_and_stops_all_deletion(caplog: pytest.LogCaptur
 @pytest.mark.slow
 def test_jobs_that_an_outage_failed_are_done_soon_after_it(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(retention={"cycle_minutes": 10**6})
-    away = [Fault(call=1, calls=10**9, verb=verb, error=StoreUnavailable) for verb in ("get", "list")]
+    away = [Fault(call=1, calls=10**9, verb=verb, error=StoreUnavailableError) for verb in ("get", "list")]
     bench.store.set_faults(away[1:])  # it began, and couldn't go on
     bench.pass_time(FIRST_S_MAX)
     bench.store.set_faults(away)
     bench.pass_time(3600)
     caplog.clear()
     bench.pass_time(1800)
-    assert {type(run.error) for run in bench.upkeep.latest.values()} == {StoreUnavailable}
+    assert {type(run.error) for run in bench.upkeep.latest.values()} == {StoreUnavailableError}
     assert [each for each in caplog.records if each.name == "offloader.maintenance"] == [], "no line for each attempt"
     bench.store.set_faults([])
     bench.pass_time(2 * RETRY_S_MIN)
@@ -301,7 +301,7 @@ def test_jobs_that_an_outage_failed_are_done_soon_after_it(caplog: pytest.LogCap
 @pytest.mark.slow
 def test_job_that_fails_while_the_store_answers_is_tried_less_and_less() -> None:
     bench = Bench(retention={"cycle_minutes": 10**6}, cleanup={"cycle_minutes": 10**6})
-    bench.store.set_faults([Fault(call=1, calls=10**9, verb="list", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, calls=10**9, verb="list", error=StoreUnavailableError)])
     bench.pass_time(DAY_S)
     assert bench.upkeep._jobs[1].runs < 30
 
@@ -310,14 +310,14 @@ def test_job_that_fails_while_the_store_answers_is_tried_less_and_less() -> None
 def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
     bench = Bench(cleanup={"allow_large_delete": False})
     bench.pass_time(6 * HOUR_S)
-    refused = bench.value("cleanup_refusals_total", kind="LargeDelete")
+    refused = bench.value("cleanup_refusals_total", kind="LargeDeleteError")
     assert refused is not None
     assert refused >= 2
     assert bench.value("cleanup_cycles_total", result="failed") == refused
     assert len(bench.segment_keys()) == 8
     bench.settings = replace(bench.settings, cleanup=replace(bench.settings.cleanup, allow_large_delete=True))
     bench.pass_time(2 * HOUR_S)
-    assert bench.value("cleanup_refusals_total", kind="LargeDelete") == refused
+    assert bench.value("cleanup_refusals_total", kind="LargeDeleteError") == refused
     assert bench.value("cleanup_segments_total", status="retired") == 3
 
 
@@ -390,7 +390,7 @@ def test_cleanup_of_more_than_half_needs_approval_and_is_done_after_an_approval_
     assert awaited.since_ms is None or awaited.since_ms <= bench.clock.now_ms()
     shown = cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=bench.settings, dry_run=True).plan
     assert shown is not None
-    with pytest.raises(InvalidCall, match="has changed"):
+    with pytest.raises(InvalidCallError, match="has changed"):
         bench.upkeep.clean_approved(STREAM, plan="another", by="an admin")
     assert bench.upkeep.awaited_approvals == [awaited]
     assert bench.upkeep.clean_approved(STREAM, plan=shown.identity, by="an admin").swept.retired == 3
@@ -406,6 +406,6 @@ def test_an_approval_deletes_nothing_where_deletion_is_off() -> None:
     assert bench.upkeep.awaited_approvals == []
     shown = cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=bench.settings, dry_run=True).plan
     assert shown is not None
-    with pytest.raises(InvalidCall, match=r"cleanup\.delete is false"):
+    with pytest.raises(InvalidCallError, match=r"cleanup\.delete is false"):
         bench.upkeep.clean_approved(STREAM, plan=shown.identity, by="an admin")
     assert len(bench.segment_keys()) == 8

@@ -13,7 +13,14 @@ import pyarrow as pa
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import BeyondEnd, Closed, Fenced, InvalidCall, LimitReached, StoreUnavailable
+from offloader.errors import (
+    BeyondEndError,
+    ClosedError,
+    FencedError,
+    InvalidCallError,
+    LimitReachedError,
+    StoreUnavailableError,
+)
 from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
@@ -146,7 +153,7 @@ def test_without_a_method_nothing_is_offloaded(bench: Bench) -> None:
     topic = bench.open(method="none")
     bench.append(topic, 3)
 
-    with pytest.raises(InvalidCall, match="method is none"):
+    with pytest.raises(InvalidCallError, match="method is none"):
         topic.offload()
     assert topic.status() is None
     assert bench.store.list("").objects == ()
@@ -168,7 +175,7 @@ def test_a_second_opening_fences_the_first(bench: Bench) -> None:
     bench.append(first, 2)
     second = bench.open()
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         first.append(b"late")
     bench.append(second, 2)
     second.offload()
@@ -178,7 +185,7 @@ def test_a_second_opening_fences_the_first(bench: Bench) -> None:
 def test_entry_too_large_to_offload_is_refused_before_it_is_written(bench: Bench) -> None:
     topic = bench.open(entry_bytes_max=1000)
     for payloads in ([b"small", bytes(1001)], pa.array([b"small", bytes(1001)])):
-        with pytest.raises(LimitReached, match="nothing of the batch was appended"):
+        with pytest.raises(LimitReachedError, match="nothing of the batch was appended"):
             topic.append_batch(payloads)
     assert topic.ledgers()[-1].entries == 0
 
@@ -187,7 +194,7 @@ def test_reading_past_the_end_names_the_last_position(bench: Bench) -> None:
     topic = bench.open()
     bench.append(topic, 1)
     last = bench.expected[-1][0]
-    with pytest.raises(BeyondEnd, match=str(last)):
+    with pytest.raises(BeyondEndError, match=str(last)):
         topic.read(last, last.next())
 
 
@@ -206,7 +213,7 @@ def test_failed_switch_keeps_the_current_method(bench: Bench, method: str) -> No
     topic.offload()
     bench.store.set_faults([Fault(call=1, calls=100, verb="put", key_part=".json")])
 
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         topic.set_method("none")
 
     bench.store.set_faults([])
@@ -303,7 +310,7 @@ def test_stream_is_closed_although_ctrl_c_ends_the_wait_for_its_last_segment(
     topic.close()
     assert topic._parts.tail.held_bytes == 0
     assert set(threading.enumerate()) <= before
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         topic.append_batch([b"late"])
 
 
@@ -316,7 +323,7 @@ class _Contradicting(StoreWrapper):
         answer = call()
         if self.armed and request.verb == "put" and request.key.endswith(".json"):
             self.armed = False
-            raise StoreUnavailable(f"{request.key} wasn't written, says a gateway that has passed it on")
+            raise StoreUnavailableError(f"{request.key} wasn't written, says a gateway that has passed it on")
         return answer
 
 

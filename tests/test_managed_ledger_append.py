@@ -18,7 +18,7 @@ import pytest
 
 import offloader
 from formats.entries import TIME_UNKNOWN_MS, Position
-from offloader.errors import Corrupt, InvalidCall, LimitReached
+from offloader.errors import CorruptError, InvalidCallError, LimitReachedError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.read.partitions import open_reader
@@ -66,27 +66,27 @@ PAYLOADS: list[Any] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("payloads", PAYLOADS, ids=lambda each: type(each).__name__)
 def test_payloads_other_than_byte_strings_are_refused(topic: ManagedLedger, payloads: Any) -> None:
-    assert answer(topic.append_batch, payloads) is InvalidCall
+    assert answer(topic.append_batch, payloads) is InvalidCallError
     with closing(EmbeddedLedgers("sqlite://:memory:")) as database:
-        assert answer(database.open_stream("orders").append, payloads) is InvalidCall
+        assert answer(database.open_stream("orders").append, payloads) is InvalidCallError
     assert topic.append(b"the first") == Position(1, 0), "nothing of the batch was appended"
 
 
 def test_a_view_of_larger_items_does_not_pass_the_limit_of_an_entry(topic: ManagedLedger) -> None:
     limit = offloader.Settings().offload.entry_bytes_max
     wide = memoryview(bytes(limit + 8)).cast("q")
-    assert answer(topic.append, wide) is InvalidCall
+    assert answer(topic.append, wide) is InvalidCallError
     assert topic.ledgers()[-1].entries == 0
 
 
 def test_chunks_of_more_bytes_than_a_batch_takes_are_refused(topic: ManagedLedger) -> None:
     chunk = pa.array([bytes(1024 * 1024)])
-    assert answer(topic.append_batch, pa.chunked_array([chunk] * 2048)) is LimitReached
+    assert answer(topic.append_batch, pa.chunked_array([chunk] * 2048)) is LimitReachedError
 
 
 @pytest.mark.parametrize("payload", [None, 1, "text", [b"x"]], ids=repr)
 def test_payload_other_than_a_byte_string_is_refused(topic: ManagedLedger, payload: Any) -> None:
-    assert answer(topic.append, payload) is InvalidCall
+    assert answer(topic.append, payload) is InvalidCallError
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_position_may_have_numpy_integers(topic: ManagedLedger, store: ObjectS
 
 
 def test_a_note_whose_name_is_no_utf8_is_refused_with_its_entries(topic: ManagedLedger) -> None:
-    assert answer(lambda: topic.append_batch([b"x"], notes={"\ud800": b""})) is InvalidCall
+    assert answer(lambda: topic.append_batch([b"x"], notes={"\ud800": b""})) is InvalidCallError
     assert topic.append(b"the first") == Position(1, 0)
 
 
@@ -125,8 +125,8 @@ def test_a_note_whose_name_is_no_utf8_is_refused_with_its_entries(topic: Managed
 def test_a_publish_time_that_can_not_be_kept_is_refused(topic: ManagedLedger, time_ms: int, store: ObjectStore) -> None:
     kind = np.uint64 if time_ms > 0 else np.int64
     for given in (time_ms, [time_ms], np.array([time_ms], dtype=kind)):
-        assert answer(topic.append_batch, [b"x"], given) is InvalidCall
-    with pytest.raises(InvalidCall, match=f"outside {1 - 2**63} to {2**63 - 1}"):
+        assert answer(topic.append_batch, [b"x"], given) is InvalidCallError
+    with pytest.raises(InvalidCallError, match=f"outside {1 - 2**63} to {2**63 - 1}"):
         topic.append(b"x", time_ms)
     assert topic.append(b"the first") == Position(1, 0)
     topic.offload()
@@ -156,7 +156,7 @@ def test_flight_refuses_a_publish_time_that_can_not_be_kept(mode: str, store: Ob
 def state_of(cluster: Cluster) -> str:
     try:
         return "offloaded" if cluster.is_offloaded("one") else "on its way"
-    except Corrupt:
+    except CorruptError:
         return "unreadable"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import data_key, index_key
-from offloader.errors import Fenced, SourceMismatch, Unsupported
+from offloader.errors import FencedError, SourceMismatchError, UnsupportedError
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.read.partitions import open_reader
 from offloader.settings import Settings
@@ -109,12 +109,12 @@ def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_pat
     second.append_batch(payloads)
     second.offload()
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         first.append_batch(payloads)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         first.offload()
     # Another hot tier has other entries at the same positions: it is no owner at all, and fences nobody.
-    with pytest.raises(SourceMismatch, match="another database"):
+    with pytest.raises(SourceMismatchError, match="another database"):
         opened(stores[0], "other")
     second.append_batch(payloads)
     second.offload()
@@ -132,7 +132,7 @@ def test_store_without_conditional_creates_is_refused_before_any_write(servers: 
     store = servers.place("rclone").open()
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
 
-    with pytest.raises(Unsupported, match="can't be written safely"):
+    with pytest.raises(UnsupportedError, match="can't be written safely"):
         open_managed_ledger(STREAM, ledgers=ledgers, store=store)
     assert list(store.list("").objects) == []
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.segment_table import SegmentSums
@@ -63,7 +63,7 @@ class Scripted:
 
     def lag(self) -> Lag:
         if self.lag_given is None:
-            raise StoreUnavailable("the ledgers are away")
+            raise StoreUnavailableError("the ledgers are away")
         return self.lag_given
 
 
@@ -155,8 +155,8 @@ def test_closed_streams_leave_nothing_in_the_monitor() -> None:
 def test_closed_streams_have_no_gauges_but_fenced_ones_do() -> None:
     observation, metrics = observed()
     streams = [
-        Scripted("t/fenced/persistent/a", mode=Mode.STOPPED, error="epoch 7 has it", error_kind="Fenced"),
-        Scripted("t/closed/persistent/a", mode=Mode.STOPPED, error="it was stopped", error_kind="Closed"),
+        Scripted("t/fenced/persistent/a", mode=Mode.STOPPED, error="epoch 7 has it", error_kind="FencedError"),
+        Scripted("t/closed/persistent/a", mode=Mode.STOPPED, error="it was stopped", error_kind="ClosedError"),
     ]
     for stream in streams:
         observation.add(stream)
@@ -168,7 +168,7 @@ def test_closed_streams_have_no_gauges_but_fenced_ones_do() -> None:
 def test_restarted_stream_counts_once_while_the_old_one_is_still_referenced() -> None:
     observation, metrics = observed()
     streams = [
-        Scripted("a", mode=Mode.STOPPED, error="it was stopped", error_kind="Closed", buffer_bytes=7),
+        Scripted("a", mode=Mode.STOPPED, error="it was stopped", error_kind="ClosedError", buffer_bytes=7),
         Scripted("a", mode=Mode.LIVE, buffer_bytes=5),
     ]
     for stream in streams:

@@ -109,9 +109,9 @@ def test_a_live_segment_that_gathers_may_take_its_age() -> None:
 def test_fenced_stream_is_a_stall_at_once_and_a_stopped_one_is_none() -> None:
     watchdog = dog()
     stopped = {
-        "fenced": status(mode=Mode.STOPPED, error="epoch 7 has it", error_kind="Fenced"),
-        "stopped": status(mode=Mode.STOPPED, error="stream stopped was stopped", error_kind="Closed"),
-        "done": status(mode=Mode.STOPPED, error="epoch 7 has it", error_kind="Fenced", tail=Position(1, 9)),
+        "fenced": status(mode=Mode.STOPPED, error="epoch 7 has it", error_kind="FencedError"),
+        "stopped": status(mode=Mode.STOPPED, error="stream stopped was stopped", error_kind="ClosedError"),
+        "done": status(mode=Mode.STOPPED, error="epoch 7 has it", error_kind="FencedError", tail=Position(1, 9)),
     }
     stalls = watchdog.look(0.0, stopped)
     assert stalls.keys() == {"fenced"}

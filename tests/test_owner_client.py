@@ -10,16 +10,16 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import (
-    AccessDenied,
-    Corrupt,
-    Fenced,
-    InvalidCall,
-    NotFound,
+    AccessDeniedError,
+    CorruptError,
+    FencedError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    StoreUnavailable,
+    OutcomeUnknownError,
+    StoreUnavailableError,
 )
-from offloader.owner_client import OwnerClient, OwnerUnreachable
+from offloader.owner_client import OwnerClient, OwnerUnreachableError
 from offloader.runtime.clock import SystemClock
 from tests.support.answering_server import Answering, answering_server
 from tests.support.waiting import PATIENCE_S
@@ -38,7 +38,7 @@ def owner(url: str, **environ: str) -> OwnerClient:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "error"), [("fix_call", InvalidCall), ("repair_data", Corrupt)])
+@pytest.mark.parametrize(("kind", "error"), [("fix_call", InvalidCallError), ("repair_data", CorruptError)])
 def test_the_error_kinds_of_an_owner_of_an_earlier_release_are_understood(
     answering: Answering, kind: str, error: type[OffloaderError]
 ) -> None:
@@ -71,15 +71,15 @@ def test_a_stream_without_entries_has_no_committed_end(answering: Answering) -> 
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
-        ((503, {"detail": "1:5 isn't offloaded", "kind": "retry_later"}), StoreUnavailable, "1:5 isn't offloaded"),
-        ((404, {"detail": "isn't offloaded here", "kind": "not_found"}), NotFound, "isn't offloaded here"),
-        ((409, {"detail": "stands by", "kind": "fenced", "hint": "ask that one"}), Fenced, "ask that one"),
-        ((400, {"detail": "no position", "kind": "invalid_request"}), InvalidCall, "no position"),
-        ((401, {"detail": "needs a token"}), AccessDenied, "OFFLOADER_TOKEN"),
-        ((403, {"detail": "the role is read"}), AccessDenied, "OFFLOADER_TOKEN"),
+        ((503, {"detail": "1:5 isn't offloaded", "kind": "retry_later"}), StoreUnavailableError, "1:5 isn't offloaded"),
+        ((404, {"detail": "isn't offloaded here", "kind": "not_found"}), NotFoundError, "isn't offloaded here"),
+        ((409, {"detail": "stands by", "kind": "fenced", "hint": "ask that one"}), FencedError, "ask that one"),
+        ((400, {"detail": "no position", "kind": "invalid_request"}), InvalidCallError, "no position"),
+        ((401, {"detail": "needs a token"}), AccessDeniedError, "OFFLOADER_TOKEN"),
+        ((403, {"detail": "the role is read"}), AccessDeniedError, "OFFLOADER_TOKEN"),
         ((500, {"detail": "a bug", "kind": "bug"}), OffloaderError, "a bug"),
-        ((200, b"<html>"), Corrupt, "without JSON"),
-        ((200, {"committed": "x"}), Corrupt, "'x' instead of a position"),
+        ((200, b"<html>"), CorruptError, "without JSON"),
+        ((200, {"committed": "x"}), CorruptError, "'x' instead of a position"),
         ((302, {"detail": "elsewhere"}), OffloaderError, "elsewhere"),
     ],
 )
@@ -96,13 +96,13 @@ def test_owner_errors_are_raised_with_their_own_kind(
 def test_unreachable_owner_raises_its_own_error(answering: Answering) -> None:
     answering.server.shutdown()
     answering.server.server_close()
-    with pytest.raises(OwnerUnreachable, match=r"no answer from .*refused"):
+    with pytest.raises(OwnerUnreachableError, match=r"no answer from .*refused"):
         owner(answering.url).offload(STREAM, None, within_s=5)
 
 
 def test_token_is_never_sent_in_plain_text_nor_shown_in_errors() -> None:
     asked = owner("http://192.0.2.1:8750", OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS="192.0.2.1")
-    with pytest.raises(AccessDenied, match="the token was not sent") as raised:
+    with pytest.raises(AccessDeniedError, match="the token was not sent") as raised:
         asked.offload(STREAM, None, within_s=5)
     assert "secret-of" not in f"{raised.value!r} {asked!r}"
 
@@ -112,12 +112,12 @@ def test_token_is_never_sent_in_plain_text_nor_shown_in_errors() -> None:
     ["ftp://x", "x", "http://", "file:///etc/passwd", "http://named@other", "http://named\\@other", "http://a/b?c"],
 )
 def test_invalid_owner_address_is_refused(url: str) -> None:
-    with pytest.raises(InvalidCall, match="isn't an HTTP URL"):
+    with pytest.raises(InvalidCallError, match="isn't an HTTP URL"):
         owner(url)
 
 
 def test_authorities_that_cannot_be_read_are_named() -> None:
-    with pytest.raises(AccessDenied, match=r"OFFLOADER_CA_FILE: nowhere\.pem can't be read"):
+    with pytest.raises(AccessDeniedError, match=r"OFFLOADER_CA_FILE: nowhere\.pem can't be read"):
         owner("https://host", OFFLOADER_CA_FILE="nowhere.pem")
 
 
@@ -128,7 +128,7 @@ def test_token_is_not_sent_to_a_host_named_only_in_the_manifest(answering: Answe
     error: OffloaderError | None = None
     try:
         owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen").offload(STREAM, None, within_s=0)
-    except AccessDenied as refused:
+    except AccessDeniedError as refused:
         error = refused
     assert [each for each in answering.asked if each[2] is not None] == [], "the token was sent"
     assert error is not None
@@ -158,7 +158,7 @@ def test_token_is_sent_to_a_configured_host(answering: Answering, allowed: str) 
 @pytest.mark.parametrize("allowed", ["127.0.0.1:1", "127.0.0", "0.0.1", "*", ""])
 def test_token_is_not_sent_to_another_host_or_port(answering: Answering, allowed: str) -> None:
     asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS=allowed)
-    with pytest.raises(AccessDenied, match="no request was sent"):
+    with pytest.raises(AccessDeniedError, match="no request was sent"):
         asked.offload(STREAM, None, within_s=0)
     assert answering.asked == []
 
@@ -177,5 +177,5 @@ class FastClock(SystemClock):
 def test_dripping_response_ends_the_call_at_its_deadline(answering: Answering) -> None:
     answering.answers = [(200, {"committed": "1:9", "more": "x" * 1_000_000})]  # half a day of drops
     answering.drips = True
-    with pytest.raises(OutcomeUnknown, match="didn't answer within"):
+    with pytest.raises(OutcomeUnknownError, match="didn't answer within"):
         OwnerClient(answering.url, clock=FastClock(), environ={}).offload(STREAM, None, within_s=0)

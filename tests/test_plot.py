@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import AccessDenied
+from offloader.errors import AccessDeniedError
 from offloader.plot import Span, StreamTimeline, draw
 from tests.demo.demo_cases import Watching, run, write_events
 from tests.support.presence import there
@@ -36,7 +36,7 @@ def test_the_suffix_decides_the_kind(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cant_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AccessDenied, match="nowhere"):
+    with pytest.raises(AccessDeniedError, match="nowhere"):
         draw(StreamTimeline("x", spans("ledger", 5), spans("segment", 5), []), tmp_path / "nowhere" / "p.png")
 
 
@@ -47,4 +47,4 @@ def test_unwritable_picture_is_a_problem_and_import_is_complete(tmp_path: Path) 
     result = run(Path(tmp_path, "demo"), Watching(), input_path=str(path), picture=True)
     assert there(result.verification).ok
     assert result.picture is None
-    assert [type(problem) for problem in result.problems] == [AccessDenied]
+    assert [type(problem) for problem in result.problems] == [AccessDeniedError]

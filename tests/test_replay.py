@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from formats.entries import EntryBatch, Position
 from formats.pulsar.messages import messages
 from offloader import replay as replayer
-from offloader.errors import Corrupt, InvalidCall, StoreUnavailable, Unsupported
+from offloader.errors import CorruptError, InvalidCallError, StoreUnavailableError, UnsupportedError
 from offloader.replay import Rate, Replayer, ReplayResult, number_of, place_of
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
@@ -79,11 +79,11 @@ def test_concurrent_replays_of_a_stream_to_one_topic_are_refused(
     monkeypatch.setattr(replayer, "NOTE_S", 0.0)
     elsewhere = replace(place, folder=tmp_path / "another-machine")
     another = replace(place.wanted, producer="begins-elsewhere")
-    refused: list[StoreUnavailable] = []
+    refused: list[StoreUnavailableError] = []
 
     def meanwhile(_: ReplayResult) -> None:
         if place.topic.entries and not refused:
-            with pytest.raises(StoreUnavailable) as found:
+            with pytest.raises(StoreUnavailableError) as found:
                 elsewhere.run(first=Position(9, 0), wanted=another, retry_s=0.0)
             refused.append(found.value)
 
@@ -175,7 +175,7 @@ def test_replays_killed_anywhere_send_every_entry_once(
             place.limits = {"retry_s": 0.0}
             try:
                 place.run(on_progress=note)
-            except StoreUnavailable:
+            except StoreUnavailableError:
                 # As if it had been killed before any note but the first one it made.
                 place.file.path.write_bytes(noted[0] or b"")
             if foreign:
@@ -194,7 +194,7 @@ def test_replays_killed_anywhere_send_every_entry_once(
 @pytest.mark.slow
 def test_target_that_lost_its_producer_state_is_reported(place: Place) -> None:
     place.producers.cut_after = 30
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         place.run(retry_s=0.0)
     place.topic.roll()
     place.topic.subscribe("all is consumed")
@@ -209,7 +209,7 @@ def test_target_that_lost_its_producer_state_is_reported(place: Place) -> None:
 @pytest.mark.slow
 def test_refusing_broker_ends_the_replay_and_the_next_run_continues(place: Place) -> None:
     place.producers.refuse = 7
-    with pytest.raises(StoreUnavailable, match="quota"):
+    with pytest.raises(StoreUnavailableError, match="quota"):
         place.run(retry_s=0.05)
     place.producers.refuse = 0
     place.run()
@@ -219,7 +219,7 @@ def test_refusing_broker_ends_the_replay_and_the_next_run_continues(place: Place
 @pytest.mark.slow
 def test_permanent_refusal_ends_the_replay_at_once(place: Place) -> None:
     place.producers.refuse = TERMINATED
-    with pytest.raises(InvalidCall, match="terminated"):
+    with pytest.raises(InvalidCallError, match="terminated"):
         place.run(retry_s=1e9)
 
 
@@ -230,7 +230,7 @@ def test_damaged_entry_ends_the_replay_after_the_intact_ones(place: Place, tmp_p
     damaged[-1] ^= 1
     place.incarnation = write_stream(store, {1: [*(entry_of(Position(1, n)) for n in range(3)), bytes(damaged)]})
     place.store = store
-    with pytest.raises(Corrupt, match="entry 1:3 of stream"):
+    with pytest.raises(CorruptError, match="entry 1:3 of stream"):
         place.run()
     assert place.arrived == [Position(1, 0), Position(1, 1), Position(1, 2)]
 
@@ -245,7 +245,7 @@ def test_markers_stay_and_transactions_are_asked_about(place: Place, tmp_path: P
         entry_of(Position(1, 3)),
     ]
     place.incarnation, place.store = write_stream(store, {1: entries}), store
-    with pytest.raises(InvalidCall, match=r"entry 1:1 .* belongs to a transaction"):
+    with pytest.raises(InvalidCallError, match=r"entry 1:1 .* belongs to a transaction"):
         place.run()
     result = place.run(with_transactions=True)
     assert place.arrived == [Position(1, 0), Position(1, 1), Position(1, 3)]
@@ -256,10 +256,10 @@ def test_progress_file_of_another_replay_is_refused(place: Place) -> None:
     place.file.write(place.wanted)
     place.store = open_store("memory://another-stream")
     place.incarnation = write_stream(place.store, entries_of({1: 1}))
-    with pytest.raises(InvalidCall, match="another replay"):
+    with pytest.raises(InvalidCallError, match="another replay"):
         place.run()
     place.file.path.write_text("{")
-    with pytest.raises(Corrupt, match="no valid progress"):
+    with pytest.raises(CorruptError, match="no valid progress"):
         place.run()
     assert place.topic.entries == []
 
@@ -284,5 +284,5 @@ def test_positions_and_sequence_ids_are_each_others() -> None:
     numbers = [number_of(position) for position in ALL]
     assert numbers == sorted(set(numbers))
     for position in (Position(2**35, 0), Position(0, 2**28), Position(-1, 0)):
-        with pytest.raises(Unsupported):
+        with pytest.raises(UnsupportedError):
             number_of(position)

@@ -12,7 +12,7 @@ import pytest
 
 import offloader
 from offloader.cli.main import main
-from offloader.errors import InvalidCall, OffloaderError
+from offloader.errors import InvalidCallError, OffloaderError
 from offloader.ledgers.pushed import PushedLedgers, PushMemory
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
@@ -56,7 +56,7 @@ def append_once(stream: str, ledgers: str, store: ObjectStore) -> object:
 @pytest.mark.parametrize("name", BAD + LONG, ids=lambda name: name[:20])
 def test_managed_ledger_under_an_unstorable_name_is_not_opened(name: str, tmp_path: Path, store: ObjectStore) -> None:
     database = f"sqlite:///{tmp_path}/ledgers.db"
-    assert append_once(name, database, store) is InvalidCall
+    assert append_once(name, database, store) is InvalidCallError
     assert EmbeddedLedgers(database).streams() == []
     assert [info.key for info in store.list("").objects] == []
 
@@ -72,7 +72,7 @@ def test_a_name_that_begins_with_another_streams_levels_is_refused(
         StreamWriter(store, there).add([batch_of(1, 0, 5)])
     else:
         EmbeddedLedgers(mine).open_stream(there).append([b"not offloaded yet"])
-    assert append_once(new, mine, store) is InvalidCall
+    assert append_once(new, mine, store) is InvalidCallError
     assert new not in EmbeddedLedgers(mine).streams()
     beside = f"{there}2"
     assert append_once(beside, other, store) == (1, 0), "a name beside it is free"
@@ -82,10 +82,10 @@ def test_a_name_that_begins_with_another_streams_levels_is_refused(
 @pytest.mark.parametrize("name", BAD + LONG, ids=lambda name: name[:20])
 def test_sources_refuse_names_that_the_store_cannot_take(name: str, store: ObjectStore) -> None:
     with closing(EmbeddedLedgers("sqlite://:memory:")) as database:
-        with pytest.raises(InvalidCall):
+        with pytest.raises(InvalidCallError):
             database.open_stream(name).append([b"an entry"])
         assert database.streams() == []
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         PushedLedgers(
             name,
             committed=None,
@@ -96,7 +96,7 @@ def test_sources_refuse_names_that_the_store_cannot_take(name: str, store: Objec
             memory=PushMemory(1000),
             clock=SystemClock(),
         )
-    with closing(offloader.LedgerOffloader(store)) as engine, pytest.raises(InvalidCall):
+    with closing(offloader.LedgerOffloader(store)) as engine, pytest.raises(InvalidCallError):
         engine.offload_stream(MemoryLedgers("orders", SystemClock()), name)
 
 

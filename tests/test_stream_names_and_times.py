@@ -18,7 +18,7 @@ from formats.entries import Entry, Position
 from formats.keys import data_key
 from formats.metadata.messages import OffloadContext
 from offloader.cli.tree import leaves
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.groups.reader_groups import GroupConfig
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.library import Store
@@ -154,7 +154,7 @@ def test_offloads_of_a_topics_ledgers_are_below_its_streams_name(store: ObjectSt
 def test_managed_ledger_isnt_created_over_a_topics_partitions(store: ObjectStore, tmp_path: Path) -> None:
     """A stream of the topic's name would come before them for every reader."""
     for name in (TOPIC, STREAM):
-        with pytest.raises(InvalidCall, match="a topic of that name has 2 partitions") as caught:
+        with pytest.raises(InvalidCallError, match="a topic of that name has 2 partitions") as caught:
             open_managed_ledger(name, ledgers=str(tmp_path / "ledgers.db"), store=store)
         assert PARTITIONS[0] in caught.value.hint
     assert list(list_streams(store)) == PARTITIONS

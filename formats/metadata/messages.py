@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 from uuid import UUID
 
-from formats.errors import Inconsistent
+from formats.errors import InconsistentError
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -41,24 +41,24 @@ def parse_message(kind: Any, data: bytes, what: str = "ledger metadata", offset:
     """A protobuf message of the generated class ``kind``.
 
     Raises:
-        Inconsistent: ``data``, which is ``what`` at ``offset``, isn't one, or lacks a required field.
+        InconsistentError: ``data``, which is ``what`` at ``offset``, isn't one, or lacks a required field.
     """
     try:
         message = kind.FromString(data)
         if message.IsInitialized():
             return message
     except _decode_error() as cause:
-        raise Inconsistent(
+        raise InconsistentError(
             what, offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=str(cause)
         ) from cause
     found = f"no {', '.join(message.FindInitializationErrors())}"
-    raise Inconsistent(what, offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=found)
+    raise InconsistentError(what, offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=found)
 
 
 def _text(value: str | bytes) -> str:
     """A string field; protobuf returns bytes if it isn't UTF-8."""
     if isinstance(value, bytes):
-        raise Inconsistent("ledger metadata", expected="UTF-8 text", found=value[:100].hex())
+        raise InconsistentError("ledger metadata", expected="UTF-8 text", found=value[:100].hex())
     return value
 
 
@@ -70,7 +70,7 @@ def _set(message: Any, values: Mapping[str, int | bytes | None]) -> None:
         elif isinstance(value, bytes) or value in _INT64:
             setattr(message, name, value)
         else:
-            raise Inconsistent(f"ledger metadata field {name}", expected="a 64-bit number", found=value)
+            raise InconsistentError(f"ledger metadata field {name}", expected="a 64-bit number", found=value)
 
 
 def _get(message: Any, name: str) -> Any:
@@ -102,7 +102,7 @@ class PulsarLedger:
 
     @classmethod
     def decode(cls, data: bytes) -> PulsarLedger:
-        """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
+        """The value in ``data``; ``InconsistentError`` when it isn't this protobuf message."""
         message = parse_message(_generated("pulsar").LedgerInfo, data)
         return cls(
             ledger_id=message.ledgerId,
@@ -152,7 +152,7 @@ class BookKeeperLedger:
 
     @classmethod
     def decode(cls, data: bytes) -> BookKeeperLedger:
-        """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
+        """The value in ``data``; ``InconsistentError`` when it isn't this protobuf message."""
         message = parse_message(_generated("bookkeeper").LedgerMetadataFormat, data)
         return cls(
             length_bytes=message.length,
@@ -220,7 +220,7 @@ class OffloadContext:
     def decode(cls, data: bytes, *, proposed: bool = False) -> OffloadContext:
         """The value in ``data``, whose numbers are Pulsar's, or PIP-76's if ``proposed``.
 
-        Raises ``Inconsistent``: it isn't this protobuf message.
+        Raises ``InconsistentError``: it isn't this protobuf message.
         """
         return _context(parse_message(_context_kind(proposed=proposed), data, "offload context"))
 

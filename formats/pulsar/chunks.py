@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from formats.errors import LimitExceeded, require_equal
+from formats.errors import LimitExceededError, require_equal
 
 #: Messages of which some chunks have come; the one that has waited longest goes, as in Pulsar's clients.
 CHUNKED_MESSAGES_MAX = 100
@@ -48,8 +48,8 @@ class ChunkJoiner:
             payload: of the chunk, as stored, decrypted; empty: only count.
 
         Raises:
-            Inconsistent: the chunks have another size than the message says.
-            LimitExceeded: more than ``bytes_max``.
+            InconsistentError: the chunks have another size than the message says.
+            LimitExceededError: more than ``bytes_max``.
         """
         name, chunk = (metadata.producer_name, metadata.uuid), metadata.chunk_id
         is_last = chunk == metadata.num_chunks_from_msg - 1
@@ -73,7 +73,7 @@ class ChunkJoiner:
         if self._held_bytes > self._bytes_max:
             found = self._held_bytes
             self._give_up(name)
-            raise LimitExceeded("chunks of messages", expected=f"at most {self._bytes_max} bytes", found=found)
+            raise LimitExceededError("chunks of messages", expected=f"at most {self._bytes_max} bytes", found=found)
         if not is_last:
             return None
         self._forget(name)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import EncodeError
 
 from formats.entries import Position
-from formats.errors import Inconsistent, require_at_most
+from formats.errors import InconsistentError, require_at_most
 from formats.metadata import pulsar_protocol_pb2
 from formats.metadata.messages import parse_message
 from formats.pulsar.entry import signed64
@@ -87,13 +87,13 @@ def encode_command(kind: CommandType, entry: bytes = b"", **fields: Any) -> byte
     """Encodes one frame: the command's fields (message fields as mappings; ``None`` leaves one out), then ``entry``.
 
     Raises:
-        Inconsistent: a field's value isn't of its type, or a required one is missing.
+        InconsistentError: a field's value isn't of its type, or a required one is missing.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         encoded = _BaseCommand(type=int(kind), **{_FIELDS[kind]: given}).SerializeToString()
     except (TypeError, ValueError, EncodeError) as cause:
-        raise Inconsistent(f"Pulsar command {kind.name}", expected="its fields", found=cause) from cause
+        raise InconsistentError(f"Pulsar command {kind.name}", expected="its fields", found=cause) from cause
     return b"".join((_SIZES.pack(4 + len(encoded) + len(entry), len(encoded)), encoded, entry))
 
 
@@ -101,18 +101,18 @@ def decode_command(frame: bytes) -> Command:
     """Decodes a frame, without its leading total size.
 
     Raises:
-        Inconsistent: sizes contradict each other, or the command isn't one, or lacks a required field.
+        InconsistentError: sizes contradict each other, or the command isn't one, or lacks a required field.
     """
     size = _SIZE.unpack_from(frame)[0] if len(frame) >= 4 else -1
     if not 0 <= size <= len(frame) - 4:
-        raise Inconsistent("size of a Pulsar command", offset=0, expected=f"at most {len(frame) - 4}", found=size)
+        raise InconsistentError("size of a Pulsar command", offset=0, expected=f"at most {len(frame) - 4}", found=size)
     base = parse_message(_BaseCommand, frame[4 : 4 + size], "Pulsar command", 4)
     kind = _TYPES.get(base.type)
     if kind is None:
         return Command(None, None)
     name = _FIELDS[kind]
     if not base.HasField(name):
-        raise Inconsistent(
+        raise InconsistentError(
             "Pulsar command", offset=4, expected="protobuf BaseCommand", found=f"{kind.name} without its field"
         )
     return Command(kind, getattr(base, name), frame[4 + size :])
@@ -136,8 +136,8 @@ class FrameSplitter:
         """The commands that ``data`` completes; consume them before feeding more.
 
         Raises:
-            LimitExceeded: a frame declares more than ``frame_bytes_max``.
-            Inconsistent: as ``decode_command``.
+            LimitExceededError: a frame declares more than ``frame_bytes_max``.
+            InconsistentError: as ``decode_command``.
         """
         received = self._received
         received += data

@@ -15,11 +15,11 @@ from google.protobuf.message import DecodeError
 
 from formats.checksum import crc32c
 from formats.errors import (
-    ChecksumMismatch,
+    ChecksumMismatchError,
     FormatError,
-    Inconsistent,
-    Truncated,
-    UnsupportedVersion,
+    InconsistentError,
+    TruncatedError,
+    UnsupportedVersionError,
     require_at_most,
     require_equal,
 )
@@ -52,9 +52,9 @@ def decode_frame(entry: bytes) -> Frame:
     """Reads the frame of one entry; offsets in errors count from its first byte.
 
     Raises:
-        Truncated: a declared length exceeds the data.
-        ChecksumMismatch: metadata and payload differ from the producer's.
-        Inconsistent: the metadata isn't a protobuf message of that kind, or lacks a required field.
+        TruncatedError: a declared length exceeds the data.
+        ChecksumMismatchError: metadata and payload differ from the producer's.
+        InconsistentError: the metadata isn't a protobuf message of that kind, or lacks a required field.
     """
     position, size = 0, len(entry)
     broker = None
@@ -77,19 +77,19 @@ def _length(entry: bytes, at: int, what: str) -> int:
     """Reads a length field at ``at`` and checks that its bytes exist."""
     left = len(entry) - at - 4
     if left < 0:
-        raise Truncated(f"length of {what}", offset=at, expected="4 bytes", found=max(left + 4, 0))
+        raise TruncatedError(f"length of {what}", offset=at, expected="4 bytes", found=max(left + 4, 0))
     length = int(_U32(entry, at)[0])
     if length > left:
-        raise Truncated(what, offset=at, expected=f"at most {left} bytes", found=length)
+        raise TruncatedError(what, offset=at, expected=f"at most {left} bytes", found=length)
     return length
 
 
 def _check_crc(entry: bytes, at: int) -> None:
     if len(entry) < at + 4:
-        raise Truncated("checksum of the message", offset=at, expected="4 bytes", found=len(entry) - at)
+        raise TruncatedError("checksum of the message", offset=at, expected="4 bytes", found=len(entry) - at)
     expected, found = _U32(entry, at)[0], crc32c(entry[at + 4 :])
     if expected != found:
-        raise ChecksumMismatch("message", offset=at, expected=f"CRC-32C {expected:08x}", found=f"{found:08x}")
+        raise ChecksumMismatchError("message", offset=at, expected=f"CRC-32C {expected:08x}", found=f"{found:08x}")
 
 
 def signed64(value: int) -> int:
@@ -141,7 +141,7 @@ def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -
             length = single.payload_size
             following = value + length
             if length <= 0 and (length < 0 or not single.HasField("payload_size")):
-                raise Inconsistent(
+                raise InconsistentError(
                     f"size of message {number} of a batch", offset=begin, expected="0 or more", found=length or "none"
                 )
             if following > size:
@@ -151,14 +151,14 @@ def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -
             ends(following)
             part.end = position = following
         if stop == count and position != size:
-            raise Inconsistent(
+            raise InconsistentError(
                 f"batch of {count} messages",
                 offset=position,
                 expected="its end",
                 found=f"{size - position} more bytes",
             )
     except DecodeError as cause:
-        part.error = Inconsistent(
+        part.error = InconsistentError(
             f"metadata of message {number} of a batch",
             offset=begin,
             expected="protobuf SingleMessageMetadata",
@@ -169,8 +169,8 @@ def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -
     return part
 
 
-def _truncated(what: str, number: int, offset: int, size: int) -> Truncated:
-    return Truncated(
+def _truncated(what: str, number: int, offset: int, size: int) -> TruncatedError:
+    return TruncatedError(
         f"{what} of message {number} of a batch", offset=offset, expected="all of it", found=f"{size - offset} bytes"
     )
 
@@ -197,20 +197,20 @@ def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
     """Decompresses exactly one payload to the ``size`` declared in its metadata, which isn't used for ``NONE``.
 
     Raises:
-        UnsupportedVersion: an unknown codec.
-        LimitExceeded: ``size`` is above ``limit``.
-        Inconsistent: ``data`` isn't compressed in that way, or has another decompressed size.
+        UnsupportedVersionError: an unknown codec.
+        LimitExceededError: ``size`` is above ``limit``.
+        InconsistentError: ``data`` isn't compressed in that way, or has another decompressed size.
     """
     if codec == PayloadCodec.NONE:
         return data
     decompress = _CODECS.get(codec)
     if decompress is None:
-        raise UnsupportedVersion("unknown compression of a payload", expected="0 to 4", found=codec)
+        raise UnsupportedVersionError("unknown compression of a payload", expected="0 to 4", found=codec)
     require_at_most("payload's decompressed size", size, limit, unit="bytes")
     try:
         plain = decompress(data, size)
     except (OSError, ValueError, zlib.error, pa.ArrowException) as cause:
-        raise Inconsistent(
+        raise InconsistentError(
             "compressed payload", expected=f"{size} bytes of {codec_name(codec)}", found=str(cause)
         ) from cause
     require_equal("payload's decompressed size", len(plain), size)
@@ -273,7 +273,9 @@ def _zlib(data: bytes, size: int) -> bytes:
     plain = stream.decompress(data, size + 1)  # 0 would mean no limit, and the extra byte reveals a longer output
     # Pulsar's Java client flushes the stream without ending it, so its end and zlib's checksum may be missing.
     if stream.unused_data:
-        raise Inconsistent("zlib payload", expected="one stream", found=f"{len(stream.unused_data)} bytes after it")
+        raise InconsistentError(
+            "zlib payload", expected="one stream", found=f"{len(stream.unused_data)} bytes after it"
+        )
     return plain
 
 
@@ -290,7 +292,7 @@ def _varint32(data: bytes) -> int:
         value |= (data[index] & 0x7F) << 7 * index
         if not data[index] & 0x80:
             return value
-    raise Inconsistent("snappy payload", expected="a length of at most 5 bytes", found=data[:5].hex())
+    raise InconsistentError("snappy payload", expected="a length of at most 5 bytes", found=data[:5].hex())
 
 
 _CODECS: dict[int, Callable[[bytes, int], bytes]] = {

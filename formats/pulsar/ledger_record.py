@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from formats.errors import Inconsistent
+from formats.errors import InconsistentError
 from formats.metadata import pulsar_ledger_pb2
 from formats.metadata.messages import PulsarLedger, parse_message
 from formats.pulsar.entry import decompress_payload
@@ -26,7 +26,7 @@ def decode_ledger_record(data: bytes) -> list[PulsarLedger]:
         FormatError: ``data`` isn't such a record.
     """
     if not data:
-        raise Inconsistent(_WHAT, expected="at least a ledger", found="no bytes")
+        raise InconsistentError(_WHAT, expected="at least a ledger", found="no bytes")
     message = parse_message(_PULSAR.ManagedLedgerInfo, _plain(data), _WHAT)
     return [PulsarLedger.decode(each.SerializeToString()) for each in message.ledgerInfo]
 
@@ -37,6 +37,6 @@ def _plain(data: bytes) -> bytes:
     size = _COMPRESSED.unpack_from(data)[1]
     stop = _COMPRESSED.size + size
     if not 0 <= size <= len(data) - _COMPRESSED.size:
-        raise Inconsistent(_WHAT, expected=f"at most {len(data) - _COMPRESSED.size} bytes of metadata", found=size)
+        raise InconsistentError(_WHAT, expected=f"at most {len(data) - _COMPRESSED.size} bytes of metadata", found=size)
     how = parse_message(_PULSAR.ManagedLedgerInfoMetadata, data[_COMPRESSED.size : stop], _WHAT)
     return decompress_payload(how.compressionType, data[stop:], how.uncompressedSize, RECORD_BYTES_MAX)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
-from formats.errors import FormatError, Inconsistent, require_at_most
+from formats.errors import FormatError, InconsistentError, require_at_most
 from formats.metadata import pulsar_message_pb2
 from formats.pulsar import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from formats.pulsar.chunks import ChunkJoiner
@@ -635,7 +635,7 @@ class MessageDecoder:
         stored = entry_bytes - frame.payload_start
         size = stored if metadata.compression == PayloadCodec.NONE else metadata.uncompressed_size
         if count < 1 or count * MESSAGE_BYTES_MIN > size:
-            raise Inconsistent("messages of a batch", expected=f"1 to {size // MESSAGE_BYTES_MIN}", found=count)
+            raise InconsistentError("messages of a batch", expected=f"1 to {size // MESSAGE_BYTES_MIN}", found=count)
         require_at_most("messages of a batch", count, options.batch_messages_max)
         repeated = count * _repeated_bytes(metadata)
         require_at_most("metadata of a batch, once per message", repeated, options.payload_bytes_max, unit="bytes")

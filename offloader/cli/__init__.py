@@ -3,7 +3,7 @@
 This package only formats terminal output. Library functions make all decisions, so that library users have them too.
 
 Raises:
-    Unsupported: the packages of the extra ``cli`` aren't installed.
+    UnsupportedError: the packages of the extra ``cli`` aren't installed.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from offloader.cli.output import (
     print_rows,
     yes_or_no,
 )
-from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
+from offloader.errors import ErrorKind, InvalidCallError, NotFoundError, OffloaderError
 from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.plan import Action, AwaitedApproval, CleanupPlan, PlannedDeletion
@@ -86,7 +86,7 @@ def audit(
     streams = list_streams(opened)
     chosen = resolve_name(stream, streams).streams if stream else streams
     if stream and chosen[0] not in streams:
-        raise NotFound(f"stream {stream} isn't in {opened.url}", hint="run `offloader ls` to list the streams")
+        raise NotFoundError(f"stream {stream} isn't in {opened.url}", hint="run `offloader ls` to list the streams")
     rows = (
         _audit_row(batch, segment)
         for name in chosen
@@ -137,7 +137,7 @@ def hold(
         offloader cleanup hold orders --off
     """
     if bool(stream) == everything:
-        raise InvalidCall("give either a stream or --all", hint="name a STREAM, or give --all for the whole store")
+        raise InvalidCallError("give either a stream or --all", hint="name a STREAM, or give --all for the whole store")
     # A wrong name is refused before the store is probed with a write.
     named = existing_streams(given.open(), stream) if stream else NamedStreams("")
     opened, clock = given.open(read_only=False), SystemClock()
@@ -313,7 +313,7 @@ def run(
         offloader cleanup run orders --apply
     """
     if stream and prefix:
-        raise InvalidCall("--prefix and STREAM exclude each other", hint="leave out the stream's name")
+        raise InvalidCallError("--prefix and STREAM exclude each other", hint="leave out the stream's name")
     named = existing_streams(given.open(), stream) if stream else NamedStreams("")
     dry_run, clock, settings_of = not apply, SystemClock(), given.settings_of()
     opened = given.open(read_only=dry_run)
@@ -459,7 +459,9 @@ def undo(
     try:
         uuids = [UUID(text) for text in segment or []]
     except ValueError as cause:
-        raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists the segments") from cause
+        raise InvalidCallError(
+            f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists the segments"
+        ) from cause
     head = position_of(to, option="--to") if to else None
     named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)

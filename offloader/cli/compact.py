@@ -18,7 +18,7 @@ from offloader.cli.errors import run_on_each
 from offloader.cli.offload import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.cli.options import DryRun, Json, ShowProgress, StoreArguments, StreamOrTopic, amount, option
 from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, counted, json_line, print_rows
-from offloader.errors import OffloaderError, Unsupported
+from offloader.errors import OffloaderError, UnsupportedError
 from offloader.manifest.state import SegmentRecord
 from offloader.read.reader import existing_streams, load_stream
 from offloader.settings import OffloadSettings
@@ -224,7 +224,7 @@ def adopted_error(stream: str, adopted: Sequence[SegmentRecord]) -> OffloaderErr
         return None
     names = _names(adopted)
     more = " ..." if len(names) > NAMED_MAX else ""
-    return Unsupported(
+    return UnsupportedError(
         f"stream {stream}: {counted(len(names), 'small segment is', 'small segments are')} adopted and can't be "
         f"merged: {', '.join(names[:NAMED_MAX])}{more}",
         hint="another program owns their objects; no action is needed for the other segments",

@@ -8,7 +8,7 @@ import typer
 
 from offloader.cli.options import Config, Json, name_argument
 from offloader.cli.output import Column, print_result, print_rows
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.settings.layered import SettingsFile, key_of, read_settings_file, sample_settings
 
 
@@ -58,7 +58,7 @@ def check(config: Config = "", json: Json = False) -> None:
         offloader config check --config offloader.toml
     """
     if not config:
-        raise InvalidCall("no settings file was given", hint="give --config FILE")
+        raise InvalidCallError("no settings file was given", hint="give --config FILE")
     # Imported late: the other actions don't need the service.
     from offloader.service.bootstrap import require_valid
 

@@ -15,7 +15,7 @@ from typing import TextIO
 
 import typer
 
-from formats.errors import FormatError, Inconsistent, one_line
+from formats.errors import FormatError, InconsistentError, one_line
 from offloader.errors import ErrorKind, OffloaderError, install_hint
 
 __all__ = ["EXIT_BROKEN_PIPE", "EXIT_INTERRUPTED", "Failure", "failure_of", "report", "run_on_each"]
@@ -76,7 +76,7 @@ def failure_of(error: BaseException) -> Failure:
     match error:
         case OffloaderError():
             kind, message, hint = error.kind, error.message, error.hint
-        case Inconsistent() if str(error).startswith(
+        case InconsistentError() if str(error).startswith(
             "stream name"
         ):  # an invalid argument, as over HTTP: no data is damaged
             kind, message, hint = (

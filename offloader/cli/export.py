@@ -19,7 +19,7 @@ from offloader.cli.messages import SchemaArguments
 from offloader.cli.options import Json, StoreArguments, amount, name_argument, named_value, option
 from offloader.cli.output import counted, print_result
 from offloader.cli.spark import Content
-from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
+from offloader.errors import InvalidCallError, OffloaderError, OutcomeUnknownError
 from offloader.manifest.names import named_streams
 from offloader.read.reader import load_stream
 from offloader.read.typed_values import TypedDecoder, typed_decoder
@@ -67,10 +67,10 @@ class TableArguments:
     def open(self, *, create: bool = True) -> Table:
         """The table, created where it doesn't exist and ``create`` is set.
 
-        Raises ``InvalidCall``, and as ``offloader.iceberg.open_table``.
+        Raises ``InvalidCallError``, and as ``offloader.iceberg.open_table``.
         """
         if not self.table or not self.catalog:
-            raise InvalidCall(
+            raise InvalidCallError(
                 "missing --table and --catalog",
                 hint="give --table NAMESPACE.TABLE and --catalog URL, and for a new table --warehouse URL",
             )
@@ -138,9 +138,9 @@ class UpkeepArguments:
     ] = False
 
     def require_sense(self) -> None:
-        """Raises ``InvalidCall`` for ``--dry-run`` without ``--join-files`` or ``--expire-snapshots``."""
+        """Raises ``InvalidCallError`` for ``--dry-run`` without ``--join-files`` or ``--expire-snapshots``."""
         if self.dry_run and not self.join_files and self.expire_snapshots is None:
-            raise InvalidCall("--dry-run requires --join-files or --expire-snapshots", hint="give one of them")
+            raise InvalidCallError("--dry-run requires --join-files or --expire-snapshots", hint="give one of them")
 
     def run(self, store: ObjectStore, names: list[str], table: Table, clock: Clock, *, as_json: bool) -> None:
         """Maintains the table and prints the result; raises as ``offloader.iceberg.upkeep``."""
@@ -190,7 +190,7 @@ def run(
         offloader export iceberg orders --table lake.orders --catalog https://catalog.example.com --follow
     """
     if every is not None and not following:
-        raise InvalidCall("--every requires --follow", hint="add --follow, or leave --every out")
+        raise InvalidCallError("--every requires --follow", hint="add --follow, or leave --every out")
     if wanted.subscriber:
         require_subscriber_name(wanted.subscriber)
     upkeep.require_sense()
@@ -240,7 +240,7 @@ def _follow(look: Callable[[], None], clock: Clock, stop: threading.Event, every
         try:
             look()
         except OffloaderError as error:
-            if not (error.retryable or isinstance(error, OutcomeUnknown)):
+            if not (error.retryable or isinstance(error, OutcomeUnknownError)):
                 raise
             print(f"note: {error}; retrying in {every_s:g} s", file=sys.stderr)
         if clock.wait(stop, every_s):
@@ -296,7 +296,7 @@ def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Positi
     """Acknowledges the table's position of each partition; another exporter of that subscriber may be further."""
     try:
         retention.publish(subscriber, ends)
-    except InvalidCall:
+    except InvalidCallError:
         found = retention.registry().subscribers.get(subscriber)
         known = {} if found is None or found.cut is None else found.cut.offsets
         for number, end in ends.items():

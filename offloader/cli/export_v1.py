@@ -29,7 +29,7 @@ from offloader.cli.output import (
     bytes_text,
     print_rows,
 )
-from offloader.errors import BucketMissing, InvalidCall, NotFound
+from offloader.errors import BucketMissingError, InvalidCallError, NotFoundError
 from offloader.manifest.names import NamedStreams, named_streams
 from offloader.read.reader import load_stream
 from offloader.write.export_v1 import (
@@ -88,7 +88,7 @@ def run(
         settings=settings.store,
         limits=settings.limits,
     )
-    with suppress(BucketMissing):
+    with suppress(BucketMissingError):
         open_target()  # the records are readable: only now create the target
     recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in paths.items()}
     target = open_target(read_only=dry_run, create=not dry_run)
@@ -116,11 +116,11 @@ def run(
 
 
 def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
-    """The record's file of each stream; raises ``InvalidCall`` unless there is exactly one for each."""
+    """The record's file of each stream; raises ``InvalidCallError`` unless there is exactly one for each."""
     hint = "give --broker-record PARTITION=FILE once for each partition"
     if not named.partitions:
         if len(given) > 1:
-            raise InvalidCall(f"{named.name} is one stream and needs one record", hint="give --broker-record once")
+            raise InvalidCallError(f"{named.name} is one stream and needs one record", hint="give --broker-record once")
         return {named.name: given[0]}
     found: dict[str, str] = {}
     for text in given:
@@ -131,11 +131,11 @@ def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
         stream = None if number is None else named.partitions.get(number)
         if stream is None or stream in found:
             what = f"names partition {number} twice" if stream else f"partition {number} isn't in the store"
-            raise InvalidCall(f"--broker-record {text}: {what}", hint=hint)
+            raise InvalidCallError(f"--broker-record {text}: {what}", hint=hint)
         found[stream] = path
     absent = [str(number) for number, stream in named.partitions.items() if stream not in found]
     if absent:
-        raise InvalidCall(f"missing --broker-record for partition {', '.join(absent)} of {named.name}", hint=hint)
+        raise InvalidCallError(f"missing --broker-record for partition {', '.join(absent)} of {named.name}", hint=hint)
     return found
 
 
@@ -156,11 +156,11 @@ def _broker_record(path: str) -> Sequence[PulsarLedger]:
     try:
         return decode_ledger_record(Path(path).read_bytes())
     except OSError as cause:
-        raise NotFound(
+        raise NotFoundError(
             f"--broker-record: {path} can't be read: {cause.strerror}", hint="save the value to this file first"
         ) from cause
     except FormatError as cause:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"--broker-record: {path} isn't a broker's record of a topic: {cause}",
             hint="save the raw bytes of the value, neither text nor base64",
         ) from cause

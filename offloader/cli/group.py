@@ -16,7 +16,7 @@ from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import Json, StoreArguments, amount, argument, option
 from offloader.cli.output import Column, json_line, print_each, print_result
 from offloader.cli.reading import OwnersHotTiers, entry_facts, entry_line, watch_output
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.groups.assignment import require_reader_name
 from offloader.groups.group_reader import Checkpoint, GroupReader
 from offloader.groups.group_service import GroupOutcome, group_facts, open_reader_groups
@@ -114,7 +114,7 @@ def join(
         offloader group join billing reader-2 --stream orders --type automatic
     """
     if raw and json:
-        raise InvalidCall("--raw and --json exclude each other", hint="leave one of them out")
+        raise InvalidCallError("--raw and --json exclude each other", hint="leave one of them out")
     absent_group(group)
     require_reader_name(reader)
     clock, stop = SystemClock(), threading.Event()
@@ -125,7 +125,7 @@ def join(
         if stream:
             found = groups.create(group, GroupConfig(stream, retention)).group
             if set(found.streams) != set(stream):
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"reader group {group} exists and reads {', '.join(found.streams)}",
                     hint=f"leave out --stream, choose another name, or change the group: `offloader group set {group}`",
                 )

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from formats.entries import Position
 from offloader.cli.options import COMMON, StoreArguments, option
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import InvalidCallError, NotFoundError
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, lost_with_database, refused
@@ -52,7 +52,7 @@ class LedgerArguments(StoreArguments):
         """The ledger database, as ``ledgers_url``.
 
         Raises:
-            InvalidCall: no database was given, or the settings file has two.
+            InvalidCallError: no database was given, or the settings file has two.
         """
         url = self.ledgers_url()
         if url:
@@ -63,13 +63,13 @@ class LedgerArguments(StoreArguments):
         if found:
             where = f": the settings file {self.config} has two, serve.ledgers and flight.ledgers"
             hint = f"give --ledgers {' or --ledgers '.join(found)}"
-        raise InvalidCall(f"no ledger database was given{where}", hint=hint)
+        raise InvalidCallError(f"no ledger database was given{where}", hint=hint)
 
     def open_ledgers(self, *, create: bool = False) -> EmbeddedLedgers:
         """The opened ledger database; the caller closes it.
 
         Raises:
-            InvalidCall: as ``require_ledgers``.
+            InvalidCallError: as ``require_ledgers``.
             OffloaderError: as ``EmbeddedLedgers``.
         """
         return EmbeddedLedgers(self.require_ledgers(), create=create)
@@ -90,7 +90,7 @@ class HotTiers:
     def __call__(self, stream: str) -> LedgerSource | None:
         """The stream's hot tier; ``None``: the database doesn't have the stream."""
         if self.database is not None:
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 return self.database.view_stream(stream)
         return None
 
@@ -101,7 +101,7 @@ class HotTiers:
             last: the newest entry to check; ``None``: check all.
 
         Raises:
-            SourceMismatch: entries are missing.
+            SourceMismatchError: entries are missing.
         """
         if not self.path:
             return
@@ -121,7 +121,7 @@ def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[Ho
     path = database_path(ledgers) if ledgers else ""
     try:
         opened = EmbeddedLedgers(ledgers, create=False) if ledgers else None
-    except NotFound as error:
+    except NotFoundError as error:
         if not may_be_absent:
             raise
         print(f"note: {error.message}; reading offloaded entries only", file=sys.stderr)

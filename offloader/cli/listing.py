@@ -12,7 +12,7 @@ import typer
 from offloader.cli.errors import failure_of
 from offloader.cli.options import Json, StoreArguments, name_argument, option
 from offloader.cli.output import AMOUNTS, ENDS, Column, print_rows
-from offloader.errors import InvalidCall, OffloaderError
+from offloader.errors import InvalidCallError, OffloaderError
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.load import load_manifest
 from offloader.manifest.unlisted import unlisted_streams
@@ -60,7 +60,7 @@ def list_stored(
         _list_segments(given, stream, prefix, limit, everything=everything, plot=plot, as_json=json)
         return 0
     if everything or plot:
-        raise InvalidCall("--all and --plot need the name of a stream", hint="`offloader ls STREAM`")
+        raise InvalidCallError("--all and --plot need the name of a stream", hint="`offloader ls STREAM`")
     opened = given.open()
     codes: list[int] = []
     rows = islice(_stream_rows(opened, prefix, codes), limit or None)
@@ -74,9 +74,9 @@ def _list_segments(
     from offloader.cli.segments import plot_segments, print_segments  # the list of streams needs neither
 
     if prefix:
-        raise InvalidCall("--prefix selects streams, and STREAM names one", hint="leave one of them out")
+        raise InvalidCallError("--prefix selects streams, and STREAM names one", hint="leave one of them out")
     if plot and (limit or everything):
-        raise InvalidCall(
+        raise InvalidCallError(
             "--plot draws all segments of the manifest; --limit and --all apply to the list only",
             hint="leave out --plot, or leave out --limit and --all",
         )

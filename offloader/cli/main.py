@@ -27,7 +27,7 @@ from offloader.cli import all_columns
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 from offloader.cli.help import Group, Leaf, with_examples
 from offloader.cli.tree import TREE, Tree
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.runtime import system as own_process
 
 #: Commands whose own process has no memory budget for entries: they read from the store, or Spark's workers do, which
@@ -69,7 +69,7 @@ def main(
     try:
         if switch := next((word for word in options if word.startswith((f"{_DEBUG}=", f"{_WIDE}="))), ""):
             flag = switch.partition("=")[0]
-            raise InvalidCall(f"option {flag!r} does not take a value", hint=f"give {flag} without a value")
+            raise InvalidCallError(f"option {flag!r} does not take a value", hint=f"give {flag} without a value")
         command = program(name, action, tree, package)
         on_loaded()
         width = shutil.get_terminal_size().columns  # click's own limit is 80

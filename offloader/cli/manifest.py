@@ -19,7 +19,7 @@ from offloader.cli.options import Apply, Json, StoreArguments, Stream, StreamOrT
 from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows, yes_or_no
 from offloader.cli.retention import opening_lists
 from offloader.coverage import Range, unheld
-from offloader.errors import ErrorKind, InvalidCall, NotFound
+from offloader.errors import ErrorKind, InvalidCallError, NotFoundError
 from offloader.manifest.catalog import is_released, read_entry, require_entry
 from offloader.manifest.compaction import plan_checkpoint
 from offloader.manifest.load import LoadedManifest, kept_records, load_manifest_view
@@ -86,7 +86,7 @@ def context(
         offloader manifest context orders 7
     """
     if proto is not None and sys.stdout.isatty():
-        raise InvalidCall(
+        raise InvalidCallError(
             "--proto writes binary data, and standard output is a terminal",
             hint="redirect it to a file or a program: > context.bin",
         )
@@ -103,7 +103,7 @@ def context(
         hot = [ledger_id for ledger_id, _ in listed.stored] if listed is not None else hot
     found = offload_context(state, ledger, hot=hot)
     if found.uuid is None:
-        raise NotFound(
+        raise NotFoundError(
             f"stream {stream}: no segment has entries of ledger {ledger}",
             hint="`offloader ls` lists the segments",
         )
@@ -155,7 +155,7 @@ def rebuild(
         offloader manifest rebuild orders --head first --dry-run
     """
     if not head:
-        raise InvalidCall(
+        raise InvalidCallError(
             "missing --head: no object records the stream's start position",
             hint="give --head LEDGER:ENTRY, or --head first if the stream was never truncated",
         )
@@ -330,7 +330,7 @@ def _range_of(text: str) -> Range:
     begin = position_of(first, option="--accept-loss")
     end = position_of(last, option="--accept-loss") if separator else begin
     if end < begin:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"--accept-loss {text}: the range ends before it begins", hint="give FIRST..LAST, for example 2:0..2:39"
         )
     return begin, end

@@ -19,7 +19,7 @@ from formats.entries import EntryBatch
 from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder, MessageOptions
 from offloader.cli.options import ADMIN_TOKEN_VARIABLE, named_file, number_of, option
 from offloader.cli.output import base64_text, counted, json_line, utf8_text
-from offloader.errors import Corrupt, InvalidCall, NotFound
+from offloader.errors import CorruptError, InvalidCallError, NotFoundError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import open_security
@@ -75,16 +75,16 @@ class SchemaArguments:
             make: ``value_decoder`` or a function with the same signature.
 
         Raises:
-            NotFound, InvalidCall, Unsupported: a schema can't be used.
+            NotFoundError, InvalidCallError, UnsupportedError: a schema can't be used.
         """
         if self.message_type and not self.schema:
-            raise InvalidCall("--message-type requires --schema", hint="give --schema FILE too")
+            raise InvalidCallError("--message-type requires --schema", hint="give --schema FILE too")
         found: dict[int | None, _Made] = {}
         for text in self.schema or []:
             name, path = named_file(text)
             version = number_of(name)
             if name and version is None:
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"--schema {text:.200}: {name!r:.80} isn't a version number", hint="for example 0=orders.avsc"
                 )
             what = f"--schema {path}"
@@ -92,14 +92,16 @@ class SchemaArguments:
                 with Path(path).open("rb") as opened:
                     document = opened.read(_SCHEMA_BYTES_MAX)
             except OSError as cause:
-                raise NotFound(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
+                raise NotFoundError(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
             found[version] = make(schema_of(document, what=what, message_type=self.message_type), what=what)
         if not self.admin_url:
             return (found, None) if found else None
         split = partition_of(stream)
         topic = topic_of_stream(stream if split is None else split[0])
         if topic is None:
-            raise InvalidCall(f"stream {stream} has no topic's name, so no broker has its schema", hint="give --schema")
+            raise InvalidCallError(
+                f"stream {stream} has no topic's name, so no broker has its schema", hint="give --schema"
+            )
         return found, partial(_asked, self.admin_url, topic, make)
 
 
@@ -125,11 +127,11 @@ class MessageArguments(SchemaArguments):
     ] = None
 
     def require_messages(self) -> None:
-        """Raises ``InvalidCall`` for an option that needs ``--messages``."""
+        """Raises ``InvalidCallError`` for an option that needs ``--messages``."""
         given = {"--schema": self.schema, "--admin-url": self.admin_url, "--private-key": self.private_key}
         wrong = [name for name, value in given.items() if value]
         if wrong and not self.messages:
-            raise InvalidCall(f"{wrong[0]} requires --messages", hint="give --messages too")
+            raise InvalidCallError(f"{wrong[0]} requires --messages", hint="give --messages too")
 
 
 class MessageReader:
@@ -140,7 +142,7 @@ class MessageReader:
         numbers: the partitions' numbers, in the same order; empty: the topic has no partitions.
 
     Raises:
-        NotFound, InvalidCall, Unsupported: a schema or a key can't be used.
+        NotFoundError, InvalidCallError, UnsupportedError: a schema or a key can't be used.
     """
 
     def __init__(self, given: MessageArguments, streams: list[str], numbers: list[int]) -> None:
@@ -185,9 +187,9 @@ class MessageReader:
                     left -= batch.num_rows
                     if left <= 0:
                         return
-            except Corrupt as error:
+            except CorruptError as error:
                 if isinstance(error.__cause__, WrongKey):
-                    raise InvalidCall(
+                    raise InvalidCallError(
                         error.message, hint=f"check that --private-key is the reader's key; {_REMEDY}"
                     ) from error
                 raise
@@ -206,7 +208,7 @@ class MessageReader:
         except ValueError as error:
             why = f"the value can't be decoded: {error}"
             if self._bad is BadEntry.ERROR:
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"stream {self._streams[number]}, message {_id(row)}: {why}",
                     hint=f"check that --schema is the topic's schema; {_REMEDY}",
                 ) from error
@@ -229,9 +231,9 @@ def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int 
     try:
         with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:
             schema = MessageSchema(*client.schema(topic, version))
-    except NotFound as cause:
+    except NotFoundError as cause:
         given = "" if version is None else f"{version}="
-        raise NotFound(
+        raise NotFoundError(
             f"the broker does not have {what.removesuffix(',')}: {cause.message}",
             hint=f"give the schema with --schema {given}FILE, or leave out --admin-url",
         ) from cause

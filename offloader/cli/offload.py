@@ -44,14 +44,14 @@ from offloader.cli.output import (
     print_result,
     print_rows,
 )
-from offloader.errors import BucketMissing, NotFound, OffloaderError
+from offloader.errors import BucketMissingError, NotFoundError, OffloaderError
 from offloader.inspect.saving import Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
-from offloader.owner_client import OwnerUnreachable, ask_owner
+from offloader.owner_client import OwnerUnreachableError, ask_owner
 from offloader.parallel_map import at_once, both
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
@@ -73,7 +73,7 @@ def stored_rows(
     """A row for each segment, in the stream's order.
 
     Raises:
-        ObjectMissing, ObjectChanged: the store differs from the manifest.
+        ObjectMissingError, ObjectChangedError: the store differs from the manifest.
     """
 
     def row(segment: tuple[UUID, SegmentSummary]) -> Mapping[str, Any]:
@@ -153,7 +153,7 @@ def offload(
 
 def _in_database(given: LedgerArguments) -> Collection[str]:
     """The streams of the ledger database; empty without one: an owner may offload the stream."""
-    with suppress(NotFound), closing(given.open_ledgers()) if given.has_ledgers() else nullcontext() as database:
+    with suppress(NotFoundError), closing(given.open_ledgers()) if given.has_ledgers() else nullcontext() as database:
         return [] if database is None else database.streams()
     return []
 
@@ -162,7 +162,7 @@ def _opened(given: LedgerArguments, name: str, in_database: Collection[str], *, 
     """The store, not probed; creates a local directory only for streams of the database."""
     try:
         return given.open(read_only=read_only, probed=False)
-    except BucketMissing:
+    except BucketMissingError:
         given.require_ledgers()
         if {*resolve_name(name, in_database).streams}.isdisjoint(in_database):
             with closing(given.open_ledgers()) as database:
@@ -241,9 +241,9 @@ def _known(store: ObjectStore, stream: str, *, has_ledgers: bool) -> ManifestSta
     """A stream's manifest, which may be absent only where a ledger database has new streams."""
     try:
         return load_stream(store, stream, may_be_absent=has_ledgers)
-    except NotFound as error:
+    except NotFoundError as error:
         more = "for a stream that was never offloaded, give its ledger database with --ledgers"
-        raise NotFound(error.message, hint=f"{error.hint}; {more}") from error
+        raise NotFoundError(error.message, hint=f"{error.hint}; {more}") from error
 
 
 def _asked_owner(
@@ -252,7 +252,7 @@ def _asked_owner(
     """The owner's result; ``None``: it stopped, or no longer offloads the stream. ``must``: there is no other way."""
     try:
         after = ask_owner(store, before, last, settings)
-    except (OwnerUnreachable, NotFound):
+    except (OwnerUnreachableError, NotFoundError):
         if must:
             raise
         return None
@@ -427,7 +427,7 @@ def set_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, 
 
 
 def _is_in_ledgers(given: LedgerArguments, stream: str) -> bool:
-    with suppress(NotFound), closing(given.open_ledgers()) as database:
+    with suppress(NotFoundError), closing(given.open_ledgers()) as database:
         return stream in database.streams()
     return False
 

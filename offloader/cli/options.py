@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from formats.entries import Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.manifest.names import stream_name
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.system import cache_folder
@@ -138,11 +138,11 @@ def open_chosen_store(
     """The store of the options; creates a local directory only for commands that may write its first object.
 
     Raises:
-        InvalidCall: no URL was given.
+        InvalidCallError: no URL was given.
         OffloaderError: the errors of ``open_store``.
     """
     if not url:
-        raise InvalidCall("no store was given", hint=NAME_A_STORE)
+        raise InvalidCallError("no store was given", hint=NAME_A_STORE)
     return open_store(
         url,
         endpoint_url=endpoint_url or None,
@@ -218,13 +218,13 @@ class StoreArguments(PlaceArguments):
             probed: False: ``probed_meanwhile`` probes it.
 
         Raises:
-            InvalidCall: neither the options nor the settings file name a store.
-            Unsupported: the store lets two writers create one object, and ``store.single_writer`` isn't set.
+            InvalidCallError: neither the options nor the settings file name a store.
+            UnsupportedError: the store lets two writers create one object, and ``store.single_writer`` isn't set.
             OffloaderError: the errors of ``open_chosen_store`` and ``read_settings_file``.
         """
         place, settings = self.place(), self.settings()
         if not place.url and self.config:
-            raise InvalidCall(f"no store was given: {self.config} has no serve.store", hint=NAME_A_STORE)
+            raise InvalidCallError(f"no store was given: {self.config} has no serve.store", hint=NAME_A_STORE)
         opened = open_chosen_store(
             *(place.url, place.endpoint_url, place.region),
             settings=settings.store,
@@ -249,7 +249,7 @@ class StoreArguments(PlaceArguments):
             at_once: False: probe on demand, as for a local store and one that was opened for reading.
 
         Yields:
-            a function to call before the first write; raises ``Unsupported`` as ``open``.
+            a function to call before the first write; raises ``UnsupportedError`` as ``open``.
         """
         if not at_once or is_local(store) or isinstance(store, ReadOnlyStore):
             yield cache(partial(self._probe, store))
@@ -270,19 +270,21 @@ def position_of(text: str, *, option: str) -> Position:
     """``LEDGER:ENTRY`` as a position.
 
     Raises:
-        InvalidCall: anything else; names the option.
+        InvalidCallError: anything else; names the option.
     """
     try:
         return Position.parse(text)
     except ValueError as cause:
-        raise InvalidCall(f"{option}: {cause}", hint="`offloader ls STREAM` lists the stream's positions") from cause
+        raise InvalidCallError(
+            f"{option}: {cause}", hint="`offloader ls STREAM` lists the stream's positions"
+        ) from cause
 
 
 def named_value(text: str, *, option: str, hint: str) -> tuple[str, str]:
-    """The parts of ``NAME=VALUE``. Raises ``InvalidCall``, with the option's name, for anything else."""
+    """The parts of ``NAME=VALUE``. Raises ``InvalidCallError``, with the option's name, for anything else."""
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise InvalidCall(f"{option} {text!r} isn't NAME=VALUE", hint=hint)
+        raise InvalidCallError(f"{option} {text!r} isn't NAME=VALUE", hint=hint)
     return name, value
 
 
@@ -304,12 +306,12 @@ def partition_position_of(text: str, *, option: str, hint: str) -> tuple[int | N
     """``[PARTITION=]LEDGER:ENTRY`` as the partition's number, if there is one, and a position.
 
     Raises:
-        InvalidCall: anything else; names the option.
+        InvalidCallError: anything else; names the option.
     """
     given, separator, rest = text.rpartition("=")
     number = number_of(given)
     if separator and number is None:
-        raise InvalidCall(f"{option} {text:.200}: {given!r:.80} isn't a partition number", hint=hint)
+        raise InvalidCallError(f"{option} {text:.200}: {given!r:.80} isn't a partition number", hint=hint)
     return number, position_of(rest, option=option)
 
 
@@ -343,7 +345,7 @@ class AskedRange(NamedTuple):
             end, until: of ``--to`` and ``--until``.
 
         Raises:
-            InvalidCall: an invalid position or time, or two options for the same end.
+            InvalidCallError: an invalid position or time, or two options for the same end.
         """
         first = position_of(start, option="--from") if start else None
         last = position_of(end, option="--to") if end else None
@@ -351,7 +353,7 @@ class AskedRange(NamedTuple):
         from_ms = time_ms_of(since, option="--since", now_ms=now_ms) if since else None
         to_ms = time_ms_of(until, option="--until", now_ms=now_ms) if until else None
         if first is not None and from_ms is not None:
-            raise InvalidCall("--from and --since exclude each other", hint="leave one of them out")
+            raise InvalidCallError("--from and --since exclude each other", hint="leave one of them out")
         if last is not None and to_ms is not None:
-            raise InvalidCall("--to and --until exclude each other", hint="leave one of them out")
+            raise InvalidCallError("--to and --until exclude each other", hint="leave one of them out")
         return cls(first, last, from_ms, to_ms)

@@ -21,7 +21,7 @@ from formats.errors import FormatError
 from formats.summary import SegmentSummary
 from offloader.cli import all_columns
 from offloader.cli.errors import failure_of
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import NotFoundError, OffloaderError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -196,7 +196,7 @@ def print_each(
             try:
                 yield row_of(name)
             except (OffloaderError, FormatError) as error:
-                if not is_named and isinstance(error, NotFound):
+                if not is_named and isinstance(error, NotFoundError):
                     continue  # deleted meanwhile
                 if is_named and len(names) == 1:
                     raise

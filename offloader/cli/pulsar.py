@@ -51,7 +51,7 @@ from offloader.cli.output import (
     print_result,
     print_rows,
 )
-from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound, StoreUnavailable
+from offloader.errors import BucketMissingError, ErrorKind, InvalidCallError, NotFoundError, StoreUnavailableError
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
@@ -145,9 +145,9 @@ def import_ledgers(
     """
     if take_ownership and (read_only or release_them):
         other = "--read-only" if read_only else "--undo"
-        raise InvalidCall(f"{other} and --take-ownership exclude each other", hint="leave one of them out")
+        raise InvalidCallError(f"{other} and --take-ownership exclude each other", hint="leave one of them out")
     if namespaces and not admin_url:
-        raise InvalidCall("--namespace requires --admin-url", hint="give --admin-url URL, or name the streams")
+        raise InvalidCallError("--namespace requires --admin-url", hint="give --admin-url URL, or name the streams")
     if release_them:
         return _release(streams, _opened(given, read_only, dry_run=dry_run), dry_run=dry_run, as_json=json)
     topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
@@ -183,7 +183,7 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
     if dry_run:
         try:
             return open_chosen_store(url, settings=reading, limits=settings.limits)
-        except (NotFound, BucketMissing):
+        except (NotFoundError, BucketMissingError):
             return given.open()
     given.open().close()  # an invalid URL is reported first
     create_catalogue(url, given.place(), StoreOptions())
@@ -192,7 +192,7 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
 
 def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:
     if not streams:
-        raise InvalidCall("missing STREAM: --undo needs the streams to release", hint="name the streams")
+        raise InvalidCallError("missing STREAM: --undo needs the streams to release", hint="name the streams")
     verb = "would release" if dry_run else "released"
 
     def one(stream: str) -> None:
@@ -212,16 +212,20 @@ def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
         try:
             document = json_module.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as cause:
-            raise NotFound(f"--internal-stats: {path} can't be read: {cause.strerror}", hint=_SAVED_HINT) from cause
+            raise NotFoundError(
+                f"--internal-stats: {path} can't be read: {cause.strerror}", hint=_SAVED_HINT
+            ) from cause
         except ValueError as cause:
-            raise InvalidCall(f"--internal-stats: {path} isn't JSON: {cause}", hint=_SAVED_HINT) from cause
+            raise InvalidCallError(f"--internal-stats: {path} isn't JSON: {cause}", hint=_SAVED_HINT) from cause
         yield from ledgers_of_topics(document, topic)
 
 
 def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
     for namespace in namespaces:
         if not is_text(namespace):
-            raise InvalidCall(f"--namespace {namespace!r} isn't a namespace", hint="names look like public/default")
+            raise InvalidCallError(
+                f"--namespace {namespace!r} isn't a namespace", hint="names look like public/default"
+            )
     hosts = [host.strip() for host in os.environ.get(HOSTS_VARIABLE, "").split(",") if host.strip()]
     with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE), hosts=hosts) as client:
         names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
@@ -230,7 +234,7 @@ def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
 
 
 def _ledgers(client: AdminClient, topic: str) -> TopicLedgers | None:
-    with suppress(NotFound):  # deleted since the listing
+    with suppress(NotFoundError):  # deleted since the listing
         return client.ledgers(topic)
     return None
 
@@ -440,7 +444,7 @@ def _fixed(
 
 
 def _streams_of(store: ObjectStore, stream: str) -> Mapping[int, str]:
-    """The partitions of a topic, empty for one stream; raises ``NotFound`` with similar names."""
+    """The partitions of a topic, empty for one stream; raises ``NotFoundError`` with similar names."""
     streams = partition_streams(store, stream)
     if not streams:
         load_stream(store, stream)
@@ -458,15 +462,15 @@ def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_fi
     )
     security = security_of(wanted)
     if not wanted.service_url:
-        raise InvalidCall(
+        raise InvalidCallError(
             "no Pulsar cluster was given",
             hint="give --service-url URL, or set pulsar.service_url in --config",
         )
     with PulsarClient(wanted.service_url, security=security, limits=_PROBE) as probe:
         try:
             probe.greet()
-        except StoreUnavailable as error:
-            raise StoreUnavailable(
+        except StoreUnavailableError as error:
+            raise StoreUnavailableError(
                 f"no broker answers at {wanted.service_url}; nothing was sent: {error.message}",
                 hint="check --service-url, and that the broker is running",
             ) from error
@@ -478,13 +482,13 @@ _PROBE = ClientLimits(connect_s=5.0, request_s=10.0, retry_s=0.0)
 
 
 def _require_topics(client: PulsarClient, pairs: Sequence[_Pair]) -> None:
-    """Raises ``NotFound`` if the topic doesn't exist; only a producer would create it."""
+    """Raises ``NotFoundError`` if the topic doesn't exist; only a producer would create it."""
     for topic in (pair.topic for pair in pairs):
         with closing(Consumer(client, topic, "offloader-replay-looks", start=Position(-1, -1))) as reader:
             try:
                 reader.last_position()
-            except NotFound as error:
-                raise NotFound(
+            except NotFoundError as error:
+                raise NotFoundError(
                     f"topic {topic} doesn't exist; nothing was sent: {error.message}",
                     hint=f"check --to, or create the topic: pulsar-admin topics create {topic}",
                 ) from error
@@ -501,7 +505,7 @@ class _Pair(NamedTuple):
 def _targets(
     streams: Mapping[int, str], stream: str, topic: str, client: PulsarClient, asked: AskedRange
 ) -> Sequence[_Pair]:
-    """The streams with their targets. Raises ``NotFound`` or ``InvalidCall`` if they don't match.
+    """The streams with their targets. Raises ``NotFoundError`` or ``InvalidCallError`` if they don't match.
 
     Args:
         streams: the partitions of ``stream``; empty: it is one stream.
@@ -509,19 +513,19 @@ def _targets(
     partitions = client.partitions(topic)
     if not streams:
         if partitions:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"topic {topic} has {partitions} partitions, but {stream} is one stream",
                 hint=f"name one partition: --dest {topic}-partition-0",
             )
         client.connection(topic)  # raises if no broker serves the topic
         return [_Pair(stream, topic)]
     if partitions <= max(streams):
-        raise NotFound(
+        raise NotFoundError(
             f"topic {topic} has {partitions or 'no'} partitions, but {stream} has {max(streams) + 1}",
             hint=f"create the topic with {max(streams) + 1} partitions, or replay one partition: {stream}-partition-0",
         )
     if asked.first is not None or asked.last is not None:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{stream} has {len(streams)} partitions, but a position belongs to one",
             hint="use --since and --until",
         )

@@ -46,7 +46,7 @@ from offloader.cli.output import (
     print_result,
     utf8_text,
 )
-from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError, OutcomeUnknown
+from offloader.errors import CorruptError, ErrorKind, InvalidCallError, OffloaderError, OutcomeUnknownError
 from offloader.inspect.inspect import Inspection, inspect_object
 from offloader.inspect.verify import (
     CheckTotals,
@@ -58,10 +58,10 @@ from offloader.inspect.verify import (
     describe_damage,
     find_unexpected,
 )
-from offloader.ledgers.base import HotTierLost, ReadableLedgers
+from offloader.ledgers.base import HotTierLostError, ReadableLedgers
 from offloader.manifest.names import named_streams
 from offloader.manifest.state import ManifestState
-from offloader.owner_client import OwnerClient, OwnerHotTier, OwnerUnreachable
+from offloader.owner_client import OwnerClient, OwnerHotTier, OwnerUnreachableError
 from offloader.read.fetch import Fetcher
 from offloader.read.partitions import follow_all, merge_published, open_topic
 from offloader.read.reader import Reader, load_stream, open_stream_reader
@@ -102,8 +102,8 @@ class ReadStreams:
         """Opens the stream or topic ``name``, with the hot tier if ``source_of`` has one.
 
         Raises:
-            NotFound: there is no such stream or topic.
-            InvalidCall: a position in a topic with partitions.
+            NotFoundError: there is no such stream or topic.
+            InvalidCallError: a position in a topic with partitions.
         """
 
         def opened(stream: str, settings: ReadSettings | None) -> Reader:
@@ -116,7 +116,7 @@ class ReadStreams:
             readers = [opened(named.name, None)]
         else:
             if asked.first is not None or asked.last is not None:
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"{named.name} has {len(named.partitions)} partitions, but a position belongs to one",
                     hint=f"use --since and --until, or read one partition: {named.streams[0]}",
                 )
@@ -138,7 +138,10 @@ class ReadStreams:
         return sum(reader.count(*chosen) for reader, chosen in self.parts if chosen is not None)
 
     def require_whole(self, hot: HotTiers) -> None:
-        """Requires that no entry of the ranges is missing from a damaged ledger database. Raises ``SourceMismatch``."""
+        """Requires that no entry of the ranges is missing from a damaged ledger database.
+
+        Raises ``SourceMismatchError``.
+        """
         for reader, chosen in self.parts:
             hot.require_whole(reader.stream, reader.state.committed_end(), None if chosen is None else chosen[1])
 
@@ -221,7 +224,7 @@ class OwnersHotTiers:
         self._own: dict[str, ReadableLedgers] = {}
         self._tiers: dict[str, OwnerHotTier] = {}
         self._outages: dict[str, _Outage] = {}
-        self._silent: dict[str, tuple[float, HotTierLost]] = {}
+        self._silent: dict[str, tuple[float, HotTierLostError]] = {}
 
     def __call__(self, stream: str) -> ReadableLedgers | None:
         """The hot tier of a stream; ``None``: this process can't read it."""
@@ -257,17 +260,17 @@ class OwnersHotTiers:
         return hot
 
     def _asked(self, stream: str, url: str) -> OwnerHotTier:
-        """The hot tier at an address; raises ``HotTierLost``, or an error about the address."""
+        """The hot tier at an address; raises ``HotTierLostError``, or an error about the address."""
         if not url:
-            raise HotTierLost("the manifest has no address of a serving process")
+            raise HotTierLostError("the manifest has no address of a serving process")
         at_s, error = self._silent.get(url, (0.0, None))
         if error is not None and self._clock.monotonic_s() - at_s < ASK_AGAIN_S:
             raise error
         hot = OwnerHotTier(OwnerClient(url, clock=self._clock, hosts=self._hosts), stream)
         try:
             hot.ledgers()
-        except HotTierLost as lost:
-            if isinstance(lost.__cause__, OwnerUnreachable | OutcomeUnknown):
+        except HotTierLostError as lost:
+            if isinstance(lost.__cause__, OwnerUnreachableError | OutcomeUnknownError):
                 self._silent[url] = self._clock.monotonic_s(), lost
             raise
         return hot
@@ -414,9 +417,9 @@ def _followed(part: ReadStreams, owners: OwnersHotTiers) -> Generator[tuple[int,
 
 def _require_one_shape(*, count: bool, messages: bool, raw: bool, json: bool, following: bool, ends: str) -> None:
     if raw and (messages or json or count):
-        raise InvalidCall("--raw excludes --messages, --json and --count", hint="leave them out")
+        raise InvalidCallError("--raw excludes --messages, --json and --count", hint="leave them out")
     if following and (count or ends):
-        raise InvalidCall("--follow excludes --count, --to and --until", hint="leave them out; --limit ends it")
+        raise InvalidCallError("--follow excludes --count, --to and --until", hint="leave them out; --limit ends it")
 
 
 def _print_count(number: int, *, json: bool) -> None:
@@ -505,7 +508,7 @@ def _verify(store: ObjectStore, stream: str, settings: ReadSettings, *, deep: bo
     totals, fetcher = CheckTotals(), Fetcher(store, settings)
     try:
         state = load_stream(store, stream)
-    except Corrupt as error:
+    except CorruptError as error:
         # Report the details of a damaged manifest.
         for finding in describe_damage(store, stream, error):
             totals.count([finding])

@@ -29,7 +29,7 @@ from offloader.cli.options import (
     partition_position_of,
 )
 from offloader.cli.output import Column, bytes_text, counted, print_each, print_result, print_rows
-from offloader.errors import InvalidCall, NotFound, StoreUnavailable
+from offloader.errors import InvalidCallError, NotFoundError, StoreUnavailableError
 from offloader.ledgers.base import BrokerLedgers, LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.source import listed_by_broker
@@ -37,7 +37,7 @@ from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import security_of
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import user_at_host
-from offloader.owner_client import OwnerUnreachable, ask_owner
+from offloader.owner_client import OwnerUnreachableError, ask_owner
 from offloader.read.reader import existing_streams, load_stream, open_stream_reader
 from offloader.retention.broker import ListedOf, first_listed
 from offloader.retention.cuts import Cut
@@ -148,7 +148,9 @@ def run(
     """
     dry_run = not apply
     if keep.is_given and not streams and apply:
-        raise InvalidCall("--keep and --keep-size require STREAM", hint="name the streams, or use `retention plan`")
+        raise InvalidCallError(
+            "--keep and --keep-size require STREAM", hint="name the streams, or use `retention plan`"
+        )
     if apply and streams and len(streams) == 1:
         find_scope(given.open(), streams[0])  # before the store is probed with a write
     with _cycles(given, keep, read_only=dry_run) as (cycle, _):
@@ -182,7 +184,7 @@ def explain_stream(
         offloader retention explain orders --decisions
     """
     if decisions and keep.is_given:
-        raise InvalidCall(
+        raise InvalidCallError(
             "--decisions and --keep exclude each other: past decisions don't depend on --keep",
             hint="leave one of them out",
         )
@@ -378,7 +380,9 @@ def remove_subscriber(
     """
     with _retention(stream, given, ledgers="", read_only=False) as retention:
         if name not in retention.registry().subscribers:
-            raise NotFound(f"{name} doesn't subscribe to stream {stream}", hint=f"`offloader subscriber list {stream}`")
+            raise NotFoundError(
+                f"{name} doesn't subscribe to stream {stream}", hint=f"`offloader subscriber list {stream}`"
+            )
         removed = retention.remove(name, generation=generation)
     text = (
         f"removed subscriber {name} of {stream}"
@@ -411,7 +415,7 @@ def given_cut(texts: list[str], *, option: str) -> Cut | None:
     """The cut in an option's values: one position, or one for each partition; ``None``: ``latest``.
 
     Raises:
-        InvalidCall: invalid values; names the option.
+        InvalidCallError: invalid values; names the option.
     """
     if texts == [LATEST]:
         return None
@@ -419,7 +423,7 @@ def given_cut(texts: list[str], *, option: str) -> Cut | None:
     for text in texts:
         number, position = partition_position_of(text, option=option, hint=f"{option} 3=7:12")
         if (number or 0) in positions:
-            raise InvalidCall(f"{option} names partition {number or 0} twice", hint="give each partition once")
+            raise InvalidCallError(f"{option} names partition {number or 0} twice", hint="give each partition once")
         positions[number or 0] = position
     return cut_of(positions)
 
@@ -503,7 +507,7 @@ def truncate(
     """
     dry_run = not apply
     if bool(before) == bool(before_time):
-        raise InvalidCall("truncate needs either --before or --before-time", hint="give one of them")
+        raise InvalidCallError("truncate needs either --before or --before-time", hint="give one of them")
     existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(stream, read_only=dry_run)
     wanted = [partition_position_of(text, option="--before", hint="PARTITION=LEDGER:ENTRY") for text in before or ()]
@@ -576,11 +580,11 @@ def _truncations(
 
 
 def _past_ms_of(before_time: str) -> int:
-    """The time of ``--before-time``. Raises ``InvalidCall`` for a future time, which would delete every entry."""
+    """The time of ``--before-time``. Raises ``InvalidCallError`` for a future time, which would delete every entry."""
     now_ms = SystemClock().now_ms()
     time_ms = time_ms_of(before_time, option="--before-time", now_ms=now_ms)
     if time_ms > now_ms:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"--before-time: {time_text(time_ms)} is in the future and would remove every entry; nothing was changed",
             hint="correct the time. To remove all entries published so far, give --before-time -0s; check "
             "with --dry-run first",
@@ -601,14 +605,14 @@ def _starts_at(store: ObjectStore, stream: str, time_ms: int, settings: Settings
             start = reader.position_at(time_ms) or last.next()
             goes = reader.state.offloaded(reader.state.head, start)
             if bool((goes.ends()[:, 2] == TIME_UNKNOWN_MS).any()):
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"stream {partition.stream} has entries without a publish time before {start}, which can't be "
                     f"compared with {time_text(time_ms)}",
                     hint="give the position with --before LEDGER:ENTRY",
                 )
             found.append((number if scope.is_topic else None, start))
     if not found:
-        raise InvalidCall(f"stream {stream} has no entries in {store.url}", hint="nothing to truncate")
+        raise InvalidCallError(f"stream {stream} has no entries in {store.url}", hint="nothing to truncate")
     return found
 
 
@@ -626,14 +630,14 @@ def _ask_owners(
         until = head.previous() if head.entry_id else None
         try:
             end = ask_owner(store, state, until, settings).committed_end()
-        except (OwnerUnreachable, NotFound):
+        except (OwnerUnreachableError, NotFoundError):
             continue  # it stopped, or no longer offloads this stream
-        except StoreUnavailable as error:
-            raise StoreUnavailable(
+        except StoreUnavailableError as error:
+            raise StoreUnavailableError(
                 error.message, hint="retry when it is done, or drop entries that aren't offloaded with --take-over"
             ) from error
         if until is not None and (end is None or end < until):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{state.owner.url} completed stream {name} up to {end or 'nothing'}, not up to {until}",
                 hint="nothing was changed; --take-over skips the request to the owner",
             )
@@ -645,7 +649,7 @@ def _heads(store: ObjectStore, topic: str, wanted: Sequence[tuple[int | None, Po
     heads = {f"{topic}-partition-{number}": head for number, head in wanted if number is not None}
     unknown = [stream for stream in heads if stream not in known]
     if len(heads) < len(wanted) or unknown:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{unknown[0]} isn't in {store.url}" if unknown else "several positions need a partitioned topic",
             hint="give PARTITION=LEDGER:ENTRY once for each partition"
             + (f"; partitions of {topic}: {len(known)}" if known else f"; the store has no partitions of {topic}"),

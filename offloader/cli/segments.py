@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from offloader.cli.output import AMOUNTS, ENDS, Column, print_result, print_rows
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.inspect.inspect import segment_row, timeline_of
 from offloader.manifest.failed_segments import failed_segments
 from offloader.manifest.names import named_streams
@@ -60,11 +60,11 @@ def plot_segments(store: ObjectStore, stream: str, path: Path, *, as_json: bool)
     """Draws the segments of one stream.
 
     Raises:
-        InvalidCall: a topic with partitions, or a file that is no picture.
+        InvalidCallError: a topic with partitions, or a file that is no picture.
     """
     named = named_streams(store, stream)
     if len(named.streams) > 1:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"--plot draws one stream, and {stream} has {len(named.streams)} partitions",
             hint=f"name {named.streams[0]}",
         )
@@ -83,7 +83,7 @@ def _segment_rows(store: ObjectStore, state: ManifestState, *, everything: bool)
 
 def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
     if path.suffix not in PICTURES:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="use a file name with one of these suffixes"
         )
     draw(timeline_of(state), path)

@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from offloader.cli.options import Config
-from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
+from offloader.errors import InvalidCallError, OffloaderError, StoreUnavailableError
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.logs import log_to
 from offloader.service.bootstrap import assemble, has_feed, require_sound
@@ -55,7 +55,7 @@ def run(
         offloader serve --config offloader.toml --read-only
     """
     if not config:
-        raise InvalidCall(
+        raise InvalidCallError(
             "no settings file was given", hint="give --config FILE; `offloader config sample` prints one with comments"
         )
     file = read_settings_file(config)
@@ -125,7 +125,7 @@ class _Service:
         notify("STOPPING=1", "STATUS=completing the current segments")
         left = self._ended(process)
         if left:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"stopped {left} streams before all entries were offloaded",
                 hint="no data is lost: the next start continues with them",
             )
@@ -141,7 +141,7 @@ class _Service:
             if not self._clock.wait(done, limit_s):
                 sys.stderr.write(f"offloader: not stopped within {limit_s:g} s: exiting; no data is lost\n")
                 sys.stderr.flush()
-                os._exit(StoreUnavailable("").exit_code)
+                os._exit(StoreUnavailableError("").exit_code)
 
         threading.Thread(target=give_up, name="offloader-stop", daemon=True).start()
         try:

@@ -25,7 +25,7 @@ from offloader.cli.options import (
 )
 from offloader.cli.output import counted, json_line, print_result
 from offloader.cli.reading import print_finding, print_totals
-from offloader.errors import ErrorKind, InvalidCall
+from offloader.errors import ErrorKind, InvalidCallError
 from offloader.manifest.names import stream_name
 from offloader.settings.fields import Pairs
 from offloader.settings.layered import SettingsFile
@@ -344,9 +344,9 @@ def _heads(given: Sequence[str]) -> dict[str, Position | None]:
 def _values(json_values: str, avro_values: str, avro_version: list[str]) -> Values | None:
     """Type of the messages' values; ``None``: bytes."""
     if json_values and avro_values:
-        raise InvalidCall("--json-values and --avro-values exclude each other", hint="give one of them")
+        raise InvalidCallError("--json-values and --avro-values exclude each other", hint="give one of them")
     if avro_version and not avro_values:
-        raise InvalidCall(
+        raise InvalidCallError(
             "--avro-version requires --avro-values", hint="give --avro-values FILE, which defines the columns"
         )
     if json_values:
@@ -357,7 +357,9 @@ def _values(json_values: str, avro_values: str, avro_version: list[str]) -> Valu
     for text in avro_version:
         number, sign, name = text.partition("=")
         if not sign or not number.isdecimal():
-            raise InvalidCall(f"--avro-version {text!r} isn't N=FILE", hint="for example --avro-version 0=first.avsc")
+            raise InvalidCallError(
+                f"--avro-version {text!r} isn't N=FILE", hint="for example --avro-version 0=first.avsc"
+            )
         versions.append((int(number), _text_of(name)))
     return AvroValues(_text_of(avro_values), tuple(versions))
 
@@ -366,13 +368,15 @@ def _text_of(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidCall(f"{name} can't be read: {error}", hint="give a file with an Avro schema as JSON") from error
+        raise InvalidCallError(
+            f"{name} can't be read: {error}", hint="give a file with an Avro schema as JSON"
+        ) from error
 
 
 def _options(given: LedgerArguments, streams: Sequence[str], more: list[str]) -> dict[str, str]:
     place = given.place()
     if not place.url:
-        raise InvalidCall("no store was given", hint=NAME_A_STORE)
+        raise InvalidCallError("no store was given", hint=NAME_A_STORE)
     named = {"store": place.url, "endpointUrl": place.endpoint_url, "region": place.region}
     options = {name: value for name, value in named.items() if value}
     if moved := _moved(given, streams):
@@ -380,7 +384,7 @@ def _options(given: LedgerArguments, streams: Sequence[str], more: list[str]) ->
     for text in more:
         name, value = named_value(text, option="--option", hint="for example --option leaseSeconds=86400")
         if name.lower() in ("secretkey", "sessiontoken", "accesskey"):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"--option {name}: other users of this machine can see it",
                 hint="for credentials see docs/how-to/spark-credentials.md",
             )

@@ -21,7 +21,7 @@ import typer
 from offloader.cli.errors import failure_of
 from offloader.cli.options import Json, StoreArguments, amount, name_argument, option
 from offloader.cli.output import Column, bytes_text, duration_text, json_line, print_rows, rate_text
-from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.manifest.names import named_streams, resolve_name
 from offloader.manifest.unlisted import unlisted_streams
@@ -443,10 +443,10 @@ def run(
         offloader status --config offloader.toml --watch
     """
     if interval is not None and not watching:
-        raise InvalidCall("--interval requires --watch", hint="add --watch, or leave --interval out")
+        raise InvalidCallError("--interval requires --watch", hint="add --watch, or leave --interval out")
     has_store = bool(given.place().url)
     if not has_store and not status_file:
-        raise InvalidCall(
+        raise InvalidCallError(
             "neither a store nor a status file was given",
             hint="for facts of the manifests give --store URL, or --config FILE with serve.store; for facts of the "
             "writing process give --status-file FILE",
@@ -495,7 +495,7 @@ def _look(
 def _show_limits(source: StatusFile | ServingStatus, *, as_json: bool) -> int:
     document = source.read()
     if document["written_ms"] is None:
-        raise InvalidCall("only a writing process reports limits", hint="give its status file: --status-file FILE")
+        raise InvalidCallError("only a writing process reports limits", hint="give its status file: --status-file FILE")
     if sys.stdout.isatty() and not as_json:
         with _screen(in_place=False) as draw:
             draw(limit_lines(document, shutil.get_terminal_size().columns))
@@ -545,7 +545,7 @@ def _documents(
         try:
             rows.append(_one(store, written.get(name), name, source.label))
         except OffloaderError as error:
-            if not stream and isinstance(error, NotFound):
+            if not stream and isinstance(error, NotFoundError):
                 continue  # deleted: the catalogue keeps its entry until the tombstone expires
             if len(names) == 1 or error.retryable:
                 raise
@@ -562,11 +562,11 @@ def _documents(
 def _one(store: ObjectStore | None, written: Mapping[str, Any] | None, name: str, label: str) -> dict[str, Any]:
     if store is None:
         if written is None:
-            raise NotFound(f"stream {name} isn't in {label}", hint="add --store URL to read its manifest")
+            raise NotFoundError(f"stream {name} isn't in {label}", hint="add --store URL to read its manifest")
         return dict(written)
     try:
         manifest = manifest_document(load_stream(store, name))
-    except NotFound:
+    except NotFoundError:
         # The file may have a stream before the store has its manifest.
         if written is None:
             raise

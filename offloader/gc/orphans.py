@@ -23,8 +23,8 @@ from formats.documents import (
     topic_key,
 )
 from formats.keys import Testimony, is_segment_uuid_of, object_testimony, parse_object_key, stream_prefix
-from offloader.errors import NotFound
-from offloader.manifest.boundary import REBUILD, LostRecords, is_manifest_object
+from offloader.errors import NotFoundError
+from offloader.manifest.boundary import REBUILD, LostRecordsError, is_manifest_object
 from offloader.manifest.catalog import TopicState, is_void_size
 from offloader.manifest.lost_records import newest_ms
 from offloader.manifest.segment_table import Words
@@ -357,7 +357,7 @@ class Witnesses:
             key = parse_object_key(leftover.key, self.stream)
             assert key is not None, "a segment's key can be parsed"
             testimony: Testimony | None = None
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 testimony = object_testimony(self.store.head(key.witness_key).metadata)
             # A fill is older than the only record that names it, so it can't prove the loss of that record.
             is_untold = testimony is None or key.is_fill
@@ -368,9 +368,9 @@ class Witnesses:
         return replace(leftover, reason=Reason.RECORDS_LOST) if self.lost else leftover
 
     def require_none_lost(self) -> None:
-        """Raise ``LostRecords`` if an object refers to a missing record."""
+        """Raise ``LostRecordsError`` if an object refers to a missing record."""
         if self.lost:
-            raise LostRecords(
+            raise LostRecordsError(
                 f"stream {self.stream}: {self.lost}, which its manifest lacks: nothing more of it is deleted",
                 hint=f"`offloader verify {self.stream}` shows details; {REBUILD}",
             )

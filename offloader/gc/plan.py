@@ -17,7 +17,7 @@ from formats.documents import AwaitedReaders, awaited_key, awaited_number, await
 from formats.entries import Position
 from formats.keys import record_key
 from offloader.coverage import ENTRY_ID_MAX
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.manifest.boundary import decoded, delete_keys, list_manifest, listed, read_record
 from offloader.manifest.protection import live_readers
 from offloader.manifest.segment_table import SegmentRecord, SegmentSlice
@@ -363,7 +363,7 @@ def forget_readers(store: ObjectStore, state: ManifestState, groups: Sequence[Re
 def _retired_ms(store: ObjectStore, state: ManifestState, record_id: int) -> int | None:
     """Latest possible time of a record: the later of its writer's clock and the store's."""
     key = record_key(state.stream, state.incarnation, record_id)
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         record, info = read_record(store, state.stream, key, record_id)
         return max(record.time_ms, info.modified_ms)
     # Folded into a checkpoint that was written later and is kept.
@@ -379,7 +379,7 @@ def _awaited(
     if not live:
         return ()
     key = awaited_key(state.stream, record_id)
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         noted = decoded(store.get(key)[0], key, AwaitedReaders.decode, f"the list of readers {key}")
         # Those of a deleted stream of that name aren't our readers.
         if (noted.incarnation, noted.retire_record) == (state.incarnation, record_id):

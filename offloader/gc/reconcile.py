@@ -34,7 +34,7 @@ from formats.keys import (
     stream_prefix,
 )
 from formats.manifest import Assign, CatalogEntry, Record, Rewrite
-from offloader.errors import Corrupt, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.errors import CorruptError, NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.gc.orphans import (
     Garbage,
     LiveSet,
@@ -85,7 +85,7 @@ def uploads_by_key(store: ObjectStore, names: ManifestState) -> Iterator[UploadI
     Records are kept for ``orphan_age_hours_min`` and longer, so a failed attempt's upload is searched once it is old
     enough to be aborted. An upload begun under a key long after the attempt failed isn't found.
     """
-    with suppress(NotFound):  # another process deletes records: their uploads are searched in the next run
+    with suppress(NotFoundError):  # another process deletes records: their uploads are searched in the next run
         for record in kept_records(store, names):
             for uuid, key in _assigned_by(record, names.stream):
                 if not names.is_promised(uuid):
@@ -96,12 +96,12 @@ def uploads_of_deleted(store: ObjectStore, stream: str, incarnation: UUID) -> It
     """Uploads of every segment assigned by a remaining record, below the boundary too.
 
     Raises:
-        Corrupt: a record is damaged.
+        CorruptError: a record is damaged.
     """
     for number, info in sorted(list_manifest(store, stream, incarnation).records.items()):
         try:
             record, _ = read_record(store, stream, info.key, number)
-        except NotFound:
+        except NotFoundError:
             continue  # another process deletes the stream, and is ahead
         for _, key in _assigned_by(record, stream):
             yield from _uploads_of(store, key)
@@ -127,10 +127,10 @@ def known_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
     """The catalogue entry of a stream whose orphans can be searched; ``None``: its name was released.
 
     Raises:
-        NotFound: no such stream. Corrupt, Unsupported: as ``read_entry``.
+        NotFoundError: no such stream. CorruptError, UnsupportedError: as ``read_entry``.
     """
     if (entry := read_entry(store, stream)) is None and not is_released(store, stream):
-        raise NotFound(
+        raise NotFoundError(
             f"stream {stream} has no catalogue entry in {store.url}: the needed objects are unknown",
             hint="run `offloader ls` to list the streams; `offloader manifest rebuild` if an entry was lost",
         )
@@ -183,12 +183,13 @@ class Reconciliation:
         """Each garbage object after its handling. Iterate once, to the end.
 
         Raises:
-            InvalidCall: not a stream's name.
-            NotFound: no such stream, or its live manifest is unknown.
-            ClockSkew: the clocks differ too much to judge ages; nothing was deleted.
-            Corrupt, Unsupported: the manifest can't be read; nothing of the stream was deleted.
-            LostRecords: an object refers to a missing record. Raised at the end; no object found after it was deleted.
-            StoreUnavailable: the store is unreachable, or the stream was deleted or recreated during the run: run
+            InvalidCallError: not a stream's name.
+            NotFoundError: no such stream, or its live manifest is unknown.
+            ClockSkewError: the clocks differ too much to judge ages; nothing was deleted.
+            CorruptError, UnsupportedError: the manifest can't be read; nothing of the stream was deleted.
+            LostRecordsError: an object refers to a missing record. Raised at the end; no object found after it was
+                deleted.
+            StoreUnavailableError: the store is unreachable, or the stream was deleted or recreated during the run: run
                 again.
         """
         require_stream_name(self.stream)
@@ -228,7 +229,7 @@ class Reconciliation:
             try:
                 state, boundary = load_manifest_view(self.store, self.stream, incarnation)
                 found = None if boundary is None else state  # only begun, or nearly deleted
-            except (Corrupt, Unsupported):
+            except (CorruptError, UnsupportedError):
                 if incarnation == self._entry:
                     raise
             if incarnation == self._entry and found is not None:
@@ -262,13 +263,13 @@ class Reconciliation:
         entry, names = read_entry(self.store, self.stream), self._known.names
         try:
             if (None if entry is None else entry.incarnation) != self._entry:
-                raise NotFound(f"stream {self.stream} was deleted or created again")
+                raise NotFoundError(f"stream {self.stream} was deleted or created again")
             if names is not None:
                 names, boundary = refreshed(self.store, names)
                 if boundary is None:
-                    raise NotFound(f"stream {self.stream} was deleted from {self.store.url}")
-        except NotFound as error:
-            raise StoreUnavailable(
+                    raise NotFoundError(f"stream {self.stream} was deleted from {self.store.url}")
+        except NotFoundError as error:
+            raise StoreUnavailableError(
                 f"{error.message} during the search: nothing more of it is deleted", hint="run the search again"
             ) from error
         self._known = replace(self._known, names=names, stopped=stopped, topic=topic_state(self.store, self.stream))
@@ -455,7 +456,7 @@ class StoreReconciliation:
         """Each garbage object: stream by stream, then those below none. Iterate once, to the end.
 
         Raises:
-            ClockSkew: the clocks differ too much to judge ages; nothing was deleted.
+            ClockSkewError: the clocks differ too much to judge ages; nothing was deleted.
             OffloaderError: the store is unreachable.
         """
         skew_ms_max = self.settings_of("").clock_skew_seconds_max * 1000

@@ -18,7 +18,7 @@ from formats.entries import Position
 from formats.keys import data_key, fill_key, index_key
 from formats.manifest import Edit, GapFilled, Purged, Release, Restore, Retire, Truncate, UndoRetire
 from offloader.coverage import follows
-from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.plan import (
     Action,
@@ -41,13 +41,13 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import (
     MS_PER_HOUR,
     DeletionClock,
-    DeletionStopped,
+    DeletionStoppedError,
     age_limit_ms,
     require_no_global_hold,
     user_at_host,
 )
 from offloader.manifest.segment_table import SegmentRecord
-from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
+from offloader.manifest.state import EditRefusedError, ManifestState, SegmentStatus
 from offloader.runtime.clock import Clock
 from offloader.settings import CleanupSettings, Settings
 from offloader.store.base import MAY_NOT_DELETE, ObjectStore
@@ -87,12 +87,12 @@ def read_batches(store: ObjectStore, stream: str, *, done: bool) -> Iterator[Del
     """The finished or the open batches of a stream, the oldest first.
 
     Raises:
-        Corrupt: one of them is damaged.
-        Unsupported: a later release wrote one of them.
+        CorruptError: one of them is damaged.
+        UnsupportedError: a later release wrote one of them.
     """
     for name in _names(store, stream, done=done):
         key = deletion_key(stream, name, done=done)
-        with suppress(NotFound):  # removed meanwhile
+        with suppress(NotFoundError):  # removed meanwhile
             yield decoded(store.get(key)[0], key, DeletionRecord.decode, f"the deletion record {key}")
 
 
@@ -167,7 +167,7 @@ class Sweeper:
         """Hide segments from readers; they can be restored until they are purged.
 
         Raises:
-            EditRefused: the manifest changed before the next step; segments retired so far remain retired.
+            EditRefusedError: the manifest changed before the next step; segments retired so far remain retired.
         """
         records = []
         for segments in _chunks(doomed.segments):
@@ -192,8 +192,8 @@ class Sweeper:
         """Record that segments are purged, then delete their objects.
 
         Raises:
-            EditRefused: they are no longer retired by that record: none of the rest was purged.
-            OutcomeUnknown: the purge may be recorded or not: none of their objects were deleted.
+            EditRefusedError: they are no longer retired by that record: none of the rest was purged.
+            OutcomeUnknownError: the purge may be recorded or not: none of their objects were deleted.
         """
         state = self._log.state
         for segments in _chunks(group.segments):
@@ -328,7 +328,7 @@ def _entry(segment: SegmentRecord, keys: tuple[str, ...]) -> DeletedSegment:
 PLANS_MAX = 5
 
 
-class LargeDelete(InvalidCall):
+class LargeDeleteError(InvalidCallError):
     """More than half of a stream would be deleted without the operator's approval."""
 
 
@@ -379,11 +379,11 @@ def cleanup_stream(
             manifest and the plan no longer fits.
 
     Raises:
-        NotFound: no such stream.
-        DeletionStopped: all deletion in the store is stopped.
-        ClockSkew: the clocks can't be trusted; nothing was deleted.
-        LargeDelete: more than half of the stream would be retired; due segments are purged nevertheless.
-        EditRefused, StoreUnavailable, OutcomeUnknown: it ended early; the next round continues.
+        NotFoundError: no such stream.
+        DeletionStoppedError: all deletion in the store is stopped.
+        ClockSkewError: the clocks can't be trusted; nothing was deleted.
+        LargeDeleteError: more than half of the stream would be retired; due segments are purged nevertheless.
+        EditRefusedError, StoreUnavailableError, OutcomeUnknownError: it ended early; the next round continues.
     """
     report = CleanupReport(stream=stream, dry_run=dry_run)
     times = deletion_clock or _deletion_clock(store, clock, settings)
@@ -414,7 +414,7 @@ def cleanup_all(
         may_delete: whether deletion is allowed in a stream; else its round is a dry run.
 
     Raises:
-        DeletionStopped: all deletion in the store is stopped.
+        DeletionStoppedError: all deletion in the store is stopped.
     """
     if not dry_run:
         require_no_global_hold(store)
@@ -426,7 +426,7 @@ def cleanup_all(
         try:
             with working_at(Priority.DELETION):
                 _Round(store, clock, settings_of(stream), times, by, allow_large, on_plan, os.urandom).run(report)
-        except DeletionStopped:
+        except DeletionStoppedError:
             raise
         except OffloaderError as error:
             report.error = error
@@ -474,7 +474,7 @@ class _Round:
             try:
                 self._once(report, log)
                 return
-            except EditRefused:
+            except EditRefusedError:
                 # A concurrent round or an undo was first: plan again from the current state.
                 if report.is_deleted or attempt == PLANS_MAX:
                     raise
@@ -483,7 +483,8 @@ class _Round:
         """Make one plan and execute it.
 
         Raises:
-            EditRefused: the manifest changed, and the rest wasn't executed; ``report.swept`` has the executed part.
+            EditRefusedError: the manifest changed, and the rest wasn't executed; ``report.swept`` has the executed
+                part.
         """
         # List first, load after: segments that a batch names and the manifest doesn't are purged.
         batches = list(read_batches(self.store, report.stream, done=False))
@@ -492,7 +493,7 @@ class _Round:
         if not state.stream_deleted:
             self._execute(report, log, batches)
         elif not report.dry_run:
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 removal = remove_stream(
                     *(self.store, report.stream),
                     clock=self.clock,
@@ -533,7 +534,7 @@ class _Round:
         report.expired = expire_audit(store, report.stream, settings.cleanup, now_ms=now)
         forget_readers(store, log.state, retired_groups(log.state))
         if large:
-            raise LargeDelete(
+            raise LargeDeleteError(
                 f"stream {report.stream}: {plan.doomed_bytes():,} of {state.sums.object_bytes:,} bytes would be "
                 "deleted, more than half: nothing new was retired",
                 hint="check `offloader cleanup plan`, then use --allow-large, or set cleanup.allow_large_delete",
@@ -571,10 +572,10 @@ def undo_retirements(
             kept, else that segment's begin.
 
     Raises:
-        NotFound: no such stream.
-        InvalidCall: nothing is retired, or one of ``segments`` isn't: it may be purged already.
-        EditRefused: they would leave a gap, or a concurrent round purged them; nothing was changed.
-        OutcomeUnknown, StoreUnavailable: they may be restored, but not durably: call it again.
+        NotFoundError: no such stream.
+        InvalidCallError: nothing is retired, or one of ``segments`` isn't: it may be purged already.
+        EditRefusedError: they would leave a gap, or a concurrent round purged them; nothing was changed.
+        OutcomeUnknownError, StoreUnavailableError: they may be restored, but not durably: call it again.
     """
     state = log.load()
     groups = [
@@ -584,7 +585,7 @@ def undo_retirements(
     chosen = sorted((each for _, found in groups for each in found), key=lambda each: each.begin)
     missing = set(segments) - {each.uuid for each in chosen}
     if missing or not chosen:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {state.stream}: {'segment ' + str(min(missing)) if missing else 'nothing'} is retired"
             + (": it was purged, or never retired" if missing else ", so nothing can be restored"),
             hint=_AGAIN,
@@ -604,7 +605,7 @@ def undo_retirements(
     # Report success only now: if that record is lost later, the loss is detected and nothing is deleted.
     after = log.name_newest()
     if any((found := after.segments.get(each.uuid)) is None or found.retire_record is not None for each in chosen):
-        raise StoreUnavailable(f"stream {state.stream}: another process retired these segments again", hint=_AGAIN)
+        raise StoreUnavailableError(f"stream {state.stream}: another process retired these segments again", hint=_AGAIN)
     return replace(undone, record_id=record_id)
 
 
@@ -656,7 +657,7 @@ def _require_readable(after: ManifestState, chosen: Sequence[SegmentRecord]) -> 
     back = {each.uuid for each in chosen}
     doomed = (segment for each in plan_cleanup(after, {}, now_ms=0, grace_ms=0).doomed for segment in each.segments)
     if (found := next((segment for segment in doomed if segment.uuid in back), None)) is not None:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {after.stream}: segment {found.uuid} at {found.begin}..{found.end} can't be restored: "
             f"entries between it and the head {after.head} no longer exist",
             hint=f"use --segment with segments that can be restored; {_AGAIN}",

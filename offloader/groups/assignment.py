@@ -40,8 +40,9 @@ which no process could write, such as an outage of the store, expires no reader.
 its reader wrote last; the next writer replaces that by the version's time (``timed``). Live readers write a version at
 each heartbeat, so time passes as long as one of them lives.
 
-**Fencing.** A reader whose session isn't in the document gets ``ReaderExpired`` and must not deliver any further entry
-of this session. A reader that can't write for ``expiry_ms`` stops delivering by itself until it has written again.
+**Fencing.** A reader whose session isn't in the document gets ``ReaderExpiredError`` and must not deliver any further
+entry of this session. A reader that can't write for ``expiry_ms`` stops delivering by itself until it has written
+again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from typing import NamedTuple, TypeAlias
 
 from formats.documents import AssignmentRow, CutRow, GroupState, MemberRow, PartitionRow, StreamCutRow
 from formats.entries import Position
-from offloader.errors import InvalidCall, LimitReached, NotFound, ReaderExpired
+from offloader.errors import InvalidCallError, LimitReachedError, NotFoundError, ReaderExpiredError
 from offloader.groups.reader_groups import (
     GroupConfig,
     Homes,
@@ -86,9 +87,9 @@ Positions: TypeAlias = Mapping[Held, Position]
 
 
 def require_reader_name(name: str) -> None:
-    """Raise ``InvalidCall`` unless it is a reader's name."""
+    """Raise ``InvalidCallError`` unless it is a reader's name."""
     if not 1 <= len(name) <= READER_NAME_CHARS_MAX or not name.isprintable() or name != name.strip():
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{name!r:.80} is not a valid reader name",
             hint=f"1 to {READER_NAME_CHARS_MAX} printable characters without spaces at the ends",
         )
@@ -171,9 +172,9 @@ def joined(group: GroupState, reader: str, session: str, homes: Homes) -> GroupS
     """The group with a new session of a reader. Here and below the group is a ``timed`` one.
 
     Raises:
-        NotFound: there is no such group.
-        InvalidCall: not a reader's name.
-        LimitReached: the group has ``READERS_MAX`` readers.
+        NotFoundError: there is no such group.
+        InvalidCallError: not a reader's name.
+        LimitReachedError: the group has ``READERS_MAX`` readers.
     """
     require_group(group)
     require_reader_name(reader)
@@ -193,15 +194,15 @@ def stepped(
         has_news: the reader delivered entries since it persisted positions: an automatic checkpoint may be due.
 
     Raises:
-        NotFound: there is no such group.
-        ReaderExpired: the session ended.
+        NotFoundError: there is no such group.
+        ReaderExpiredError: the session ended.
     """
     require_session(group, reader, session)
     beat = group.version.revision + 1
     members = tuple(replace(row, beat=beat) if row.name == reader else row for row in group.members)
     group = _expired(replace(group, members=members), reader)
     if has_news and is_checkpoint_due(group):
-        with suppress(LimitReached):  # the readers lag: a later checkpoint covers this one
+        with suppress(LimitReachedError):  # the readers lag: a later checkpoint covers this one
             group = started_checkpoint(group, f"automatic-{beat}", kept=False, now_ms=group.store_ms, automatic=True)
     if positions is not None:
         group = _released(_passed(_persisted(group, reader, positions), reader), reader)
@@ -212,24 +213,25 @@ def left(group: GroupState, reader: str, session: str, positions: Positions | No
     """The group without a reader, as ``stepped``; a session that ended already changes nothing."""
     try:
         require_session(group, reader, session)
-    except (NotFound, ReaderExpired):
+    except (NotFoundError, ReaderExpiredError):
         return group
     kept = group if positions is None else _passed(_persisted(group, reader, positions), reader)
     return _assigned(_expired(_gone(kept, [reader]), ""))
 
 
 def require_session(group: GroupState, reader: str, session: str) -> None:
-    """Raise ``ReaderExpired`` unless a session is the reader's current one, ``NotFound`` without such a group."""
+    """Raise ``ReaderExpiredError`` unless a session is the reader's current one, ``NotFoundError`` without such a
+    group."""
     require_group(group)
     own = next((row for row in group.members if row.name == reader), None)
     if own is None:
-        raise ReaderExpired(
+        raise ReaderExpiredError(
             f"reader {reader} of group {group.name} was silent for more than {group.expiry_ms / 1000:g} s, and its "
             "partitions were assigned to other readers",
             hint="join again: the reader continues at the positions of its last checkpoint",
         )
     if own.session != session:
-        raise ReaderExpired(
+        raise ReaderExpiredError(
             f"reader {reader} of group {group.name} was joined again by another process, which now has its partitions",
             hint="give each process a unique reader name",
         )

@@ -24,10 +24,10 @@ from uuid import UUID
 
 from formats.documents import AssignmentRow, GroupState
 from formats.entries import EntryBatch, Position
-from offloader.errors import Closed, NotFound, ReaderExpired, Trimmed
+from offloader.errors import ClosedError, NotFoundError, ReaderExpiredError, TrimmedError
 from offloader.groups.assignment import Held, has_surplus, held, left, repartitioned, require_session, stepped, waiting
 from offloader.groups.reader_groups import CHECKPOINTS_MAX, Homes
-from offloader.ledgers.base import HotTierLost
+from offloader.ledgers.base import HotTierLostError
 from offloader.read.partitions import HOT_WAIT_S_MAX, WAIT_S_MAX, WAIT_S_MIN, kept_begin, next_begin
 from offloader.read.reader import Reader
 from offloader.retention.scope import Scope
@@ -78,12 +78,13 @@ class GroupReader:
 
     Waits for new entries; ends when ``stop`` is set, or when the group has an end in each partition and all are read.
     Ask for the next item within the group's ``expiry_ms``: a reader that is silent for longer loses its partitions.
-    After an error the iteration may be continued by calling ``next`` again, except after ``ReaderExpired``.
+    After an error the iteration may be continued by calling ``next`` again, except after ``ReaderExpiredError``.
 
     Every call of ``next`` raises:
-        ReaderExpired: the group gave the partitions to others. Stop processing, and join again.
-        Trimmed: entries were deleted before the group read them; the next call continues at the first remaining entry.
-        NotFound: the group was deleted.
+        ReaderExpiredError: the group gave the partitions to others. Stop processing, and join again.
+        TrimmedError: entries were deleted before the group read them; the next call continues at the first remaining
+            entry.
+        NotFoundError: the group was deleted.
         OffloaderError: the store failed, or a document or an object is damaged.
     """
 
@@ -113,7 +114,7 @@ class GroupReader:
         self._seeks_partitions = False
         self._heartbeats = 0
         self._wait_s, self._poll_s = WAIT_S_MIN, joined_s
-        self._ended: ReaderExpired | Closed | None = None
+        self._ended: ReaderExpiredError | ClosedError | None = None
         self._note(group, joined_s)
 
     def __iter__(self) -> Iterator[tuple[str, EntryBatch] | Checkpoint]:
@@ -144,7 +145,7 @@ class GroupReader:
             return
         if unread is not None and self._last in self._partitions:
             self._partitions[self._last].position = unread
-        self._ended = Closed(f"reader {self.reader} left its group", hint="join again")
+        self._ended = ClosedError(f"reader {self.reader} left its group", hint="join again")
         positions = self._positions() if consumed or not self._is_unconfirmed else None
         self._drop_all()
         self._access.change(lambda group: left(group, self.reader, self._session, positions))
@@ -157,7 +158,7 @@ class GroupReader:
             self._steps_now = True
         try:
             return self._next()
-        except ReaderExpired as error:
+        except ReaderExpiredError as error:
             self._ended = error
             self._drop_all()
             raise
@@ -199,9 +200,9 @@ class GroupReader:
         if partition is not None:
             try:
                 batch = partition.batch()
-            except (_OtherIncarnation, NotFound):
+            except (_OtherIncarnation, NotFoundError):
                 self._seeks_partitions = self._steps_now = True
-            except Trimmed:
+            except TrimmedError:
                 self._is_unconfirmed = self._has_news = True  # the position moved
                 raise
         if batch is not None:
@@ -376,10 +377,10 @@ class _Partition:
                 return None
             assert self._scan is not None, "it was begun"
             batch = next(self._scan, None)
-        except HotTierLost:
+        except HotTierLostError:
             self.pause()
             return None
-        except Trimmed as error:
+        except TrimmedError as error:
             self.pause()
             if isinstance(error.first_available, Position):
                 self.position = error.first_available

@@ -13,7 +13,14 @@ from functools import lru_cache
 from typing import Any
 
 from formats.documents import GROUP_PREFIX, GroupState, PartitionRow, StreamCutRow, ToDoRow, group_key, group_of_key
-from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, OffloaderError, Unsupported
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
+    OffloaderError,
+    UnsupportedError,
+)
 from offloader.groups import reader_groups
 from offloader.groups.assignment import joined, reconfigured, require_reader_name, timed
 from offloader.groups.group_reader import GroupAccess, GroupReader, homes_of
@@ -125,7 +132,7 @@ class ReaderGroup:
 class ReaderGroups:
     """See ``open_reader_groups``. Thread-safe; several processes may work on one group.
 
-    Every change raises ``NotFound`` for a group that doesn't exist, and the errors of ``DocumentStore.change``.
+    Every change raises ``NotFoundError`` for a group that doesn't exist, and the errors of ``DocumentStore.change``.
     """
 
     def __init__(self, documents: DocumentStore, source_of: ReadableOf) -> None:
@@ -139,7 +146,7 @@ class ReaderGroups:
         return sorted(name for name in names if name is not None and not self._is_deleted(name))
 
     def _is_deleted(self, name: str) -> bool:
-        with suppress(Corrupt, Unsupported):
+        with suppress(CorruptError, UnsupportedError):
             return self._read(name).deleted
         return False
 
@@ -153,8 +160,8 @@ class ReaderGroups:
         """Create a group; an existing one is unchanged.
 
         Raises:
-            InvalidCall: not a name, or a start that is no cut of its stream.
-            NotFound: a stream doesn't exist.
+            InvalidCallError: not a name, or a start that is no cut of its stream.
+            NotFoundError: a stream doesn't exist.
         """
         homes = self._checked(config)
         return self._change(name, lambda group: reader_groups.created(group, config, homes))
@@ -163,7 +170,7 @@ class ReaderGroups:
         """Change the configuration. Becoming a subscriber registers the group, ceasing to be one removes it.
 
         Raises:
-            InvalidCall: the group changed since ``from_generation``; and as ``create``.
+            InvalidCallError: the group changed since ``from_generation``; and as ``create``.
         """
         homes = self._checked(config)
         return self._change(name, lambda group: reconfigured(group, from_generation, config, homes))
@@ -201,8 +208,8 @@ class ReaderGroups:
             keep: keep it until it expires, so that it can be published later.
 
         Raises:
-            InvalidCall: the name is taken, or the group has no readers.
-            LimitReached: too many wait already, or too many are kept.
+            InvalidCallError: the name is taken, or the group has no readers.
+            LimitReachedError: too many wait already, or too many are kept.
         """
 
         def started(group: GroupState) -> GroupState:
@@ -210,7 +217,7 @@ class ReaderGroups:
 
         try:
             return self._change(name, started)
-        except LimitReached:
+        except LimitReachedError:
             # Those that fill the group may have come to lie before the start positions since the last was reached.
             before = self.get(name)
             if self._without_expired(GroupOutcome(before)).group == before:
@@ -218,11 +225,11 @@ class ReaderGroups:
         return self._change(name, started)
 
     def update_truncation_checkpoint(self, name: str, checkpoint: str) -> GroupOutcome:
-        """Publish a complete checkpoint of a group; raises ``Unsupported`` if its retention isn't manual."""
+        """Publish a complete checkpoint of a group; raises ``UnsupportedError`` if its retention isn't manual."""
         return self._change(name, lambda group: reader_groups.truncated_at_checkpoint(group, checkpoint))
 
     def update_truncation_cuts(self, name: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
-        """Publish cuts of a group, one for each stream; raises ``Unsupported`` if its retention isn't manual."""
+        """Publish cuts of a group, one for each stream; raises ``UnsupportedError`` if its retention isn't manual."""
         rows = self._rows(cuts)
         return self._change(name, lambda group: reader_groups.owing_publish(group, rows))
 
@@ -251,9 +258,9 @@ class ReaderGroups:
             stop: ends the iteration when set.
 
         Raises:
-            NotFound: there is no such group.
-            InvalidCall: not a reader's name.
-            LimitReached: the group has too many readers.
+            NotFoundError: there is no such group.
+            InvalidCallError: not a reader's name.
+            LimitReachedError: the group has too many readers.
         """
         require_reader_name(reader_id)
         documents = self._documents
@@ -285,7 +292,7 @@ class ReaderGroups:
         """The current partitions of streams, without streams that don't exist."""
         found = {}
         for stream in streams:
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 found[stream] = self._stream(stream).scope()
         return found
 
@@ -367,14 +374,14 @@ class ReaderGroups:
                 return PublishStatus.SUCCESS, ""
             outcome = stream.try_publish(name, wanted, generation=row.generation)
             return outcome.status, outcome.why
-        except NotFound as error:
+        except NotFoundError as error:
             return PublishStatus.STREAM_NOT_FOUND, "" if row.action == "remove" else error.message
 
     def _rows(self, cuts: Mapping[str, Cut]) -> tuple[StreamCutRow, ...]:
         """Cuts with the incarnations of their streams: a name may be reused later."""
         homes, named = {}, _named(cuts)
         for stream in named:
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 homes[stream] = self._stream(stream).scope().rows
         return stream_rows(named, homes)
 
@@ -386,7 +393,7 @@ class ReaderGroups:
             homes[stream] = scope.rows
             start = config.starts.get(stream, Cut())
             if start.offsets and (problem := self._stream(stream).cuts(scope).problem(start)):
-                raise InvalidCall(f"a reader group can't start at {start} in stream {stream}: {problem}")
+                raise InvalidCallError(f"a reader group can't start at {start} in stream {stream}: {problem}")
         return homes
 
     def _without_expired(self, outcome: GroupOutcome) -> GroupOutcome:
@@ -399,7 +406,7 @@ class ReaderGroups:
             with suppress(OffloaderError):  # of a broken one the start position is unknown
                 try:
                     scope = self._stream(stream).scope()
-                except NotFound:
+                except NotFoundError:
                     heads[stream], homes[stream] = Cut(), ()
                 else:
                     heads[stream], homes[stream] = self._stream(stream).cuts(scope).head(), scope.rows

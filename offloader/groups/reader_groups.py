@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeAlias
 
 from formats.documents import CheckpointRow, GroupState, PartitionRow, StreamCutRow, ToDoRow
-from offloader.errors import InvalidCall, LimitReached, NotFound, Unsupported
+from offloader.errors import InvalidCallError, LimitReachedError, NotFoundError, UnsupportedError
 from offloader.manifest.names import stream_name
 from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, partition_segment, rows_alive, stream_rows
 from offloader.retention.subscribers import PublishStatus
@@ -47,8 +47,9 @@ class GroupConfig:
             subscriber timeout.
 
     Raises:
-        InvalidCall: no stream, a start or end of another stream, an end before its start, a time or number too small.
-        LimitReached: more streams than ``GROUP_STREAMS_MAX``.
+        InvalidCallError: no stream, a start or end of another stream, an end before its start, a time or number too
+            small.
+        LimitReachedError: more streams than ``GROUP_STREAMS_MAX``.
     """
 
     streams: Sequence[str]
@@ -64,21 +65,21 @@ class GroupConfig:
 
     def __post_init__(self) -> None:
         if not self.streams:
-            raise InvalidCall("a reader group needs a stream to read")
+            raise InvalidCallError("a reader group needs a stream to read")
         if len(self.streams) > GROUP_STREAMS_MAX:
-            raise LimitReached(f"a reader group of {len(self.streams)} streams: at most {GROUP_STREAMS_MAX}")
+            raise LimitReachedError(f"a reader group of {len(self.streams)} streams: at most {GROUP_STREAMS_MAX}")
         object.__setattr__(self, "streams", tuple(map(stream_name, self.streams)))
         for name in ("starts", "ends"):
             object.__setattr__(self, name, {stream_name(of): cut for of, cut in getattr(self, name).items()})
         if strangers := sorted({*self.starts, *self.ends} - set(self.streams)):
-            raise InvalidCall(f"a cut is of stream {strangers[0]}, which the reader group doesn't read")
+            raise InvalidCallError(f"a cut is of stream {strangers[0]}, which the reader group doesn't read")
         for stream in self.streams:
             if problem := bounds_problem(self.starts.get(stream, Cut()), self.ends.get(stream, Cut())):
-                raise InvalidCall(f"stream {stream} of a reader group: {problem}")
+                raise InvalidCallError(f"stream {stream} of a reader group: {problem}")
         least = dict.fromkeys(("outstanding_checkpoints_max", "refresh_ms", "heartbeat_ms", "renew_ms"), 1)
         for name, low in {**least, "automatic_checkpoint_ms": 0, "expiry_ms": 2 * self.heartbeat_ms}.items():
             if getattr(self, name) < low:
-                raise InvalidCall(f"{name} of a reader group is {getattr(self, name)}, at least {low}")
+                raise InvalidCallError(f"{name} of a reader group is {getattr(self, name)}, at least {low}")
 
 
 def bounds_problem(start: Cut, end: Cut) -> str:
@@ -104,9 +105,9 @@ def bounds_problem(start: Cut, end: Cut) -> str:
 
 
 def absent_group(name: str) -> GroupState:
-    """Placeholder of a group that doesn't exist; raises ``InvalidCall`` if it isn't a name of a group."""
+    """Placeholder of a group that doesn't exist; raises ``InvalidCallError`` if it isn't a name of a group."""
     if _NAME.fullmatch(name) is None:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{name!r:.80} is not a valid reader group name",
             hint="use at most 255 letters, digits, dots and hyphens, beginning with a letter or digit",
         )
@@ -135,12 +136,12 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig, homes:
     """The group with another configuration: registered with new streams, removed from dropped ones.
 
     Raises:
-        NotFound: there is no such group.
-        InvalidCall: the group's generation isn't ``from_generation``.
+        NotFoundError: there is no such group.
+        InvalidCallError: the group's generation isn't ``from_generation``.
     """
     require_group(group)
     if group.generation != from_generation:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"reader group {group.name} was changed: its generation is {group.generation}, not {from_generation}",
             hint="read the group again",
         )
@@ -162,7 +163,7 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig, homes:
 
 
 def deleted(group: GroupState) -> GroupState:
-    """The deleted group, unchanged if it still owes removals; raises ``NotFound`` when there is none."""
+    """The deleted group, unchanged if it still owes removals; raises ``NotFoundError`` when there is none."""
     if group.deleted and group.to_do:
         return group
     require_group(group)
@@ -184,11 +185,11 @@ def deleted(group: GroupState) -> GroupState:
 def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
     """Publish cuts of a group, once for each stream.
 
-    Raises ``Unsupported`` unless its retention is manual, ``InvalidCall`` for a stream that it doesn't read.
+    Raises ``UnsupportedError`` unless its retention is manual, ``InvalidCallError`` for a stream that it doesn't read.
     """
     require_group(group)
     if group.retention != RetentionType.MANUAL.value:
-        raise Unsupported(
+        raise UnsupportedError(
             f"reader group {group.name} has retention type {group.retention}: only manual groups accept "
             "truncation cuts",
             hint="change its retention type, or leave it to the checkpoints",
@@ -199,7 +200,7 @@ def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupSta
 
 def _require_read(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> None:
     if strangers := sorted({each.stream for each in cuts} - set(group.streams)):
-        raise InvalidCall(f"reader group {group.name} doesn't read stream {strangers[0]}")
+        raise InvalidCallError(f"reader group {group.name} doesn't read stream {strangers[0]}")
 
 
 def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
@@ -251,9 +252,9 @@ def config_of(group: GroupState) -> GroupConfig:
 
 
 def require_group(group: GroupState) -> None:
-    """Raise ``NotFound`` for a group that is deleted or never existed."""
+    """Raise ``NotFoundError`` for a group that is deleted or never existed."""
     if group.deleted:
-        raise NotFound(
+        raise NotFoundError(
             f"reader group {group.name} doesn't exist",
             hint="create it: `offloader group set GROUP --stream STREAM`, or `group join` with --stream",
         )
@@ -325,12 +326,12 @@ CHECKPOINT_NAME_CHARS_MAX = 255
 
 
 def reader_added(group: GroupState, reader: str) -> GroupState:
-    """Add a reader, which takes part in checkpoints from now on; ``LimitReached`` above ``READERS_MAX``."""
+    """Add a reader, which takes part in checkpoints from now on; ``LimitReachedError`` above ``READERS_MAX``."""
     require_group(group)
     if reader in group.readers:
         return group
     if len(group.readers) >= READERS_MAX:
-        raise LimitReached(f"reader group {group.name} has {len(group.readers)} readers already")
+        raise LimitReachedError(f"reader group {group.name} has {len(group.readers)} readers already")
     return replace(group, readers=tuple(sorted((*group.readers, reader))))
 
 
@@ -361,28 +362,28 @@ def started_checkpoint(group: GroupState, name: str, *, kept: bool, now_ms: int,
         automatic: whether the group's own period started it.
 
     Raises:
-        InvalidCall: the name is taken, or the group has no readers.
-        LimitReached: too many wait already, or too many are kept.
+        InvalidCallError: the name is taken, or the group has no readers.
+        LimitReachedError: too many wait already, or too many are kept.
     """
     require_group(group)
     if not name or len(name) > CHECKPOINT_NAME_CHARS_MAX or not name.isprintable():
-        raise InvalidCall(f"{name!r:.80} is not a valid checkpoint name")
+        raise InvalidCallError(f"{name!r:.80} is not a valid checkpoint name")
     if any(row.name == name for row in group.checkpoints):
-        raise InvalidCall(f"reader group {group.name} has a checkpoint {name} already")
+        raise InvalidCallError(f"reader group {group.name} has a checkpoint {name} already")
     if not group.readers:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"reader group {group.name} has no readers, so a checkpoint would have no positions",
             hint="start it once a reader has joined",
         )
     # Automatic ones wait until all readers have passed them: one slow reader would accumulate them.
     outstanding = sum(1 for row in group.checkpoints if row.waiting or (automatic and row.behind and not row.kept))
     if outstanding >= group.outstanding_checkpoints_max:
-        raise LimitReached(
+        raise LimitReachedError(
             f"reader group {group.name}: {outstanding} checkpoints wait for readers already",
             hint="outstanding_checkpoints_max is the limit; let the readers reach them",
         )
     if len(group.checkpoints) >= CHECKPOINTS_MAX:
-        raise LimitReached(f"reader group {group.name} keeps {len(group.checkpoints)} checkpoints already")
+        raise LimitReachedError(f"reader group {group.name} keeps {len(group.checkpoints)} checkpoints already")
     row = CheckpointRow(name=name, kept=kept, created_ms=now_ms, waiting=group.readers, behind=group.readers, cuts=())
     begun_ms = now_ms if automatic else group.checkpoint_ms
     return replace(group, checkpoints=(*group.checkpoints, row), checkpoint_ms=begun_ms)
@@ -391,7 +392,7 @@ def started_checkpoint(group: GroupState, name: str, *, kept: bool, now_ms: int,
 def reached(group: GroupState, name: str, reader: str, cuts: tuple[StreamCutRow, ...]) -> GroupState:
     """Record a reader's positions at a checkpoint; if two readers name a partition, the earlier position counts.
 
-    Raises ``NotFound`` without such a checkpoint, ``InvalidCall`` for a stream that the group doesn't read.
+    Raises ``NotFoundError`` without such a checkpoint, ``InvalidCallError`` for a stream that the group doesn't read.
     """
     row = _checkpoint(group, name)
     _require_read(group, cuts)
@@ -409,11 +410,13 @@ def reached(group: GroupState, name: str, reader: str, cuts: tuple[StreamCutRow,
 def passed(group: GroupState, name: str, reader: str) -> GroupState:
     """Record that a reader has read past a checkpoint: it has consumed everything before it, and before earlier ones.
 
-    Raises ``NotFound`` without such a checkpoint, ``InvalidCall`` if its position there isn't recorded.
+    Raises ``NotFoundError`` without such a checkpoint, ``InvalidCallError`` if its position there isn't recorded.
     """
     row = _checkpoint(group, name)
     if reader in row.waiting:
-        raise InvalidCall(f"reader {reader} hasn't reported its position at checkpoint {name} of group {group.name}")
+        raise InvalidCallError(
+            f"reader {reader} hasn't reported its position at checkpoint {name} of group {group.name}"
+        )
     at = group.checkpoints.index(row)
     rows = tuple(
         replace(each, behind=_without(each.behind, reader)) if number <= at and reader not in each.waiting else each
@@ -425,17 +428,18 @@ def passed(group: GroupState, name: str, reader: str) -> GroupState:
 def truncated_at_checkpoint(group: GroupState, name: str) -> GroupState:
     """Publish a checkpoint of a group; raises as ``owing_publish``.
 
-    Raises ``NotFound`` without such a checkpoint, ``InvalidCall`` if readers haven't passed it or it wasn't kept.
+    Raises ``NotFoundError`` without such a checkpoint, ``InvalidCallError`` if readers haven't passed it or it wasn't
+    kept.
     """
     row = _checkpoint(group, name)
     owing = owing_publish(group, row.cuts)
     if row.behind:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"checkpoint {name} of reader group {group.name} waits for {', '.join(row.behind[:5])}",
             hint="publish it once all readers have passed it",
         )
     if not row.kept:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"checkpoint {name} of reader group {group.name} was not kept, so it can't be published",
             hint="start one that is kept: initiate_checkpoint(name, keep=True)",
         )
@@ -470,7 +474,7 @@ def _checkpoint(group: GroupState, name: str) -> CheckpointRow:
     require_group(group)
     if (found := next((row for row in group.checkpoints if row.name == name), None)) is None:
         known = ", ".join(row.name for row in group.checkpoints[:5]) or "none"
-        raise NotFound(
+        raise NotFoundError(
             f"reader group {group.name} has no checkpoint {name}",
             hint=f"existing checkpoints: {known}; expired ones are dropped",
         )

@@ -37,12 +37,12 @@ from formats.entries import Position
 from formats.errors import one_line
 from formats.pulsar.messages import BadEntry
 from offloader.errors import (
-    Corrupt,
-    InvalidCall,
-    NotFound,
-    OutcomeUnknown,
-    StoreUnavailable,
-    Unsupported,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StoreUnavailableError,
+    UnsupportedError,
     plain_reason,
 )
 from offloader.iceberg import commits
@@ -124,18 +124,20 @@ def open_table(
         warehouse: location of the files of a new table: ``file:///folder`` or ``s3://bucket/root``.
         options: further properties of the catalogue, with pyiceberg's names: ``s3.endpoint``.
         content: kind of row in a new table: ``entries``, or ``messages`` of Pulsar.
-        create: create a missing table; ``False``: raise ``NotFound``.
+        create: create a missing table; ``False``: raise ``NotFoundError``.
 
     Raises:
-        InvalidCall: a name, URL, option or content is wrong, or a new table has no warehouse.
-        NotFound: no catalogue of that name is configured, or the table is missing and ``create`` is ``False``.
-        Unsupported: the table exists with another content, other columns or partitions.
-        StoreUnavailable: the catalogue or the warehouse gave no usable response.
+        InvalidCallError: a name, URL, option or content is wrong, or a new table has no warehouse.
+        NotFoundError: no catalogue of that name is configured, or the table is missing and ``create`` is ``False``.
+        UnsupportedError: the table exists with another content, other columns or partitions.
+        StoreUnavailableError: the catalogue or the warehouse gave no usable response.
     """
     if len(name.split(".")) < 2 or not all(name.split(".")):
-        raise InvalidCall(f"table {name!r} has no namespace", hint="write NAMESPACE.TABLE, for example lake.entries")
+        raise InvalidCallError(
+            f"table {name!r} has no namespace", hint="write NAMESPACE.TABLE, for example lake.entries"
+        )
     if content not in COLUMNS:
-        raise InvalidCall(f"unknown table content {content!r}", hint=f"use one of {', '.join(COLUMNS)}")
+        raise InvalidCallError(f"unknown table content {content!r}", hint=f"use one of {', '.join(COLUMNS)}")
     with (
         warnings.catch_warnings(),
         translated(
@@ -149,7 +151,7 @@ def open_table(
                 table = _opened(_catalog(catalog, warehouse, options or {}), name, content, create=create)
                 break
             except (ArgumentError, ValueError) as error:
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"table {name}: catalogue {catalog} or its warehouse can't be opened: {one_line(str(error))}",
                     hint="see docs/how-to/iceberg.md for supported URLs",
                 ) from error
@@ -163,7 +165,7 @@ def open_table(
 def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalog:
     for each in options:
         if any(word in each.lower() for word in _SECRETS):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"catalogue option {each} is a secret; on a command line other users of this machine see it",
                 hint=f"set PYICEBERG_CATALOG__OFFLOADER__{each.upper().replace('.', '__').replace('-', '_')}",
             )
@@ -171,12 +173,12 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
     name = _NAME if has_url else catalog
     configured: dict[str, Any] = dict(Config().get_catalog_config(name) or {})
     if not has_url and not configured:
-        raise NotFound(
+        raise NotFoundError(
             f"no catalogue {catalog} is configured",
             hint="give a URL, for example sqlite:////folder/catalog.db, or configure it in ~/.pyiceberg.yaml",
         )
     if has_url and ":" in catalog.partition("://")[2].rpartition("@")[0]:
-        raise InvalidCall(
+        raise InvalidCallError(
             "the catalogue's URL contains a password; on a command line other users of this machine see it",
             hint="configure the catalogue in ~/.pyiceberg.yaml and pass its name",
         )
@@ -193,9 +195,9 @@ def _opened(catalog: Catalog, name: str, content: str, *, create: bool) -> Table
         return catalog.load_table(name)
     except NoSuchTableError as error:
         if not create:
-            raise NotFound(f"table {name} doesn't exist", hint="an export without --dry-run creates it") from error
+            raise NotFoundError(f"table {name} doesn't exist", hint="an export without --dry-run creates it") from error
     if "warehouse" not in catalog.properties and not isinstance(catalog, RestCatalog):
-        raise InvalidCall(f"table {name} doesn't exist, and no warehouse was given", hint="give --warehouse URL")
+        raise InvalidCallError(f"table {name} doesn't exist, and no warehouse was given", hint="give --warehouse URL")
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
     properties = {TableProperties.FORMAT_VERSION: "2", CONTENT: content}
     with (
@@ -210,7 +212,7 @@ def _opened(catalog: Catalog, name: str, content: str, *, create: bool) -> Table
 
 def _require_fitting(table: Table, name: str, content: str) -> None:
     if (found := content_of(table)) != content:
-        raise Unsupported(f"table {name} contains {found}, not {content}", hint="export to a separate table")
+        raise UnsupportedError(f"table {name} contains {found}, not {content}", hint="export to a separate table")
     arrow, ours = schema_to_pyarrow(table.schema(), include_field_ids=False), COLUMNS[content]
     missing = [
         f"{each.name} {each.type}"
@@ -220,10 +222,10 @@ def _require_fitting(table: Table, name: str, content: str) -> None:
     further = [each.name for each in arrow if each.name not in ours.names and not each.nullable]
     if missing or further:
         what = f"without {', '.join(missing)}" if missing else f"with the required columns {', '.join(further)}"
-        raise Unsupported(f"table {name} exists {what}", hint="export to a separate table")
+        raise UnsupportedError(f"table {name} exists {what}", hint="export to a separate table")
     fields = {(table.schema().find_column_name(each.source_id), str(each.transform)) for each in table.spec().fields}
     if fields != {("publish_time", "day"), ("stream", "identity")} or table.metadata.format_version < 2:
-        raise Unsupported(
+        raise UnsupportedError(
             f"table {name} is not partitioned by day of publish_time and by stream, or its format is older than 2",
             hint="export to a separate table",
         )
@@ -236,7 +238,7 @@ def _is_same(found: DataType, wanted: DataType) -> bool:
 
 @contextmanager
 def translated(what: str, *, hint: str) -> Iterator[None]:
-    """Raises errors of pyiceberg and its libraries as ``StoreUnavailable``.
+    """Raises errors of pyiceberg and its libraries as ``StoreUnavailableError``.
 
     Args:
         what: object of the message: "... can't be used".
@@ -245,7 +247,7 @@ def translated(what: str, *, hint: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SQLAlchemyError, RESTError, ValidationError) as error:
-        raise StoreUnavailable(
+        raise StoreUnavailableError(
             f"{what} can't be used: {plain_reason(error).partition('[SQL')[0].rstrip()}", hint=hint
         ) from error
 
@@ -270,26 +272,27 @@ def export(
     Args:
         stream: name of the stream.
         table: result of ``open_table``; the export refreshes it.
-        skip_lost: skip entries that retention deleted before their export, instead of raising ``Trimmed``.
+        skip_lost: skip entries that retention deleted before their export, instead of raising ``TrimmedError``.
         range_bytes: maximum bytes of segments in one range; a larger segment forms one range.
         bad_messages: how to handle an entry that isn't a message (in a table of messages) or a value that doesn't match
-            its schema: raise ``Corrupt``, or add a row with the reason.
+            its schema: raise ``CorruptError``, or add a row with the reason.
         values: schemas that decode values into the column ``decoded``, whose missing fields the export adds. ``None``:
             values remain bytes.
         stop: when set, the export ends after the current range.
 
     Raises:
-        NotFound: no such stream.
-        InvalidCall: the table has another stream of that name, or has decoded values while no schemas were given.
-        Unsupported: a schema has a field whose type doesn't fit its column; nothing was changed.
-        Trimmed: entries were deleted before their export, and ``skip_lost`` isn't set.
-        Corrupt: the table's properties were changed, the entries differ in number from the manifest, or a message is
-            damaged or its value doesn't match its schema.
-        StoreUnavailable: catalogue or warehouse gave no usable response, or other programs always committed first.
-        OutcomeUnknown: a commit may have happened. Run the export again: it continues from the table's newest range.
+        NotFoundError: no such stream.
+        InvalidCallError: the table has another stream of that name, or has decoded values while no schemas were given.
+        UnsupportedError: a schema has a field whose type doesn't fit its column; nothing was changed.
+        TrimmedError: entries were deleted before their export, and ``skip_lost`` isn't set.
+        CorruptError: the table's properties were changed, the entries differ in number from the manifest, or a message
+            is damaged or its value doesn't match its schema.
+        StoreUnavailableError: catalogue or warehouse gave no usable response, or other programs always committed first.
+        OutcomeUnknownError: a commit may have happened. Run the export again: it continues from the table's newest
+            range.
     """
     if range_bytes < 1:
-        raise InvalidCall(f"range_bytes is {range_bytes}; it must be positive")
+        raise InvalidCallError(f"range_bytes is {range_bytes}; it must be positive")
     name = ".".join(table.name())
     state = load_stream(store, stream)
     done: list[ExportedRange] = []
@@ -338,7 +341,7 @@ def _add_range(
                 files.add(rows)
         written = files.close()
         if planned.entries is not None and entries != planned.entries:
-            raise Corrupt(
+            raise CorruptError(
                 f"stream {state.stream}, {planned.first}..{planned.last}: {entries} entries read, but the manifest "
                 f"counts {planned.entries}; nothing was committed",
                 hint="`offloader verify --deep` lists damaged objects",
@@ -369,12 +372,12 @@ def _add_range(
                 files.discard()
                 return None
         except (OSError, SQLAlchemyError, RESTError) as error:
-            raise OutcomeUnknown(
+            raise OutcomeUnknownError(
                 f"the commit of {added.first}..{added.last} of stream {added.stream} may have happened: {error}",
                 hint="run the export again: it continues from the table's newest range",
             ) from error
     files.discard()
-    raise StoreUnavailable(
+    raise StoreUnavailableError(
         f"stream {state.stream}: {COMMIT_ATTEMPTS_MAX} commits failed because other programs committed first",
         hint="run fewer exporters for one table",
     )

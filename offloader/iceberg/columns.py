@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from formats.entries import EntryBatch, repeated_text
 from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
 from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
-from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
+from offloader.errors import CorruptError, InvalidCallError, StoreUnavailableError
 from offloader.read.messages import decode_messages
 from offloader.read.typed_values import TypedDecoder, fitting_column, merged_type, plain_type
 from offloader.read.values import VersionedDecoders
@@ -87,7 +87,7 @@ def missing_columns(table: pa.Schema, content: str, types: Iterable[pa.DataType]
         types: types of the values, from their schemas.
 
     Raises:
-        Unsupported: a field has types that don't fit into one column.
+        UnsupportedError: a field has types that don't fit into one column.
     """
     wanted = [(DECODED, plain_type(each)) for each in types]
     if wanted and content == "entries":
@@ -103,15 +103,15 @@ def require_columns(table: Table, values: Values | None) -> None:
     """Adds and widens the columns that the schemas need; refreshes ``table`` if other programs change it.
 
     Raises:
-        InvalidCall: the table has decoded values, but no schemas were given.
-        Unsupported: a field has types that don't fit into one column; nothing was changed.
-        StoreUnavailable: other programs always changed the table first.
+        InvalidCallError: the table has decoded values, but no schemas were given.
+        UnsupportedError: a field has types that don't fit into one column; nothing was changed.
+        StoreUnavailableError: other programs always changed the table first.
     """
     for _ in range(COLUMN_ATTEMPTS_MAX):
         found = _arrow_schema(table)
         if values is None:
             if DECODED in found.names:
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"table {'.'.join(table.name())} has decoded values, but no schema was given",
                     hint="give --schema FILE or --admin-url URL, or export to a separate table",
                 )
@@ -125,7 +125,7 @@ def require_columns(table: Table, values: Values | None) -> None:
             return
         except CommitFailedException:  # nothing was changed
             table.refresh()
-    raise StoreUnavailable(
+    raise StoreUnavailableError(
         f"table {'.'.join(table.name())}: {COLUMN_ATTEMPTS_MAX} changes failed because other programs came first",
         hint="run fewer exporters for one table",
     )
@@ -145,7 +145,7 @@ class RowMaker:
         table: table that gets the rows, with its current columns.
         stream: name of the stream.
         bad_messages: how to handle an entry that isn't a message, or a value that doesn't match its schema: raise
-            ``Corrupt``, or make a row with the reason.
+            ``CorruptError``, or make a row with the reason.
         values: schemas of the values; ``None``: values remain bytes.
     """
 
@@ -167,7 +167,7 @@ class RowMaker:
 
         Raises:
             MissingColumns: the table lacks columns for a value's fields.
-            Corrupt: an entry isn't a message or a value doesn't match its schema, and ``bad_messages`` demands an
+            CorruptError: an entry isn't a message or a value doesn't match its schema, and ``bad_messages`` demands an
                 error.
         """
         found = (
@@ -225,11 +225,11 @@ class RowMaker:
         self._fitting.add(id(decoder))
 
     def _refused(self, row: dict[str, Any], why: str, cause: Exception) -> str:
-        """The reason for the row, or ``Corrupt`` unless bad entries become rows."""
+        """The reason for the row, or ``CorruptError`` unless bad entries become rows."""
         if self._bad is BadEntry.ERROR:
             place = f"{row['ledger_id']}:{row['entry_id']}"
             place += f":{row['batch_index']}" if row.get("batch_index", -1) >= 0 else ""
-            raise Corrupt(
+            raise CorruptError(
                 f"stream {self._stream}, {place}: {why}", hint=f"check the schema, or note that {_REMEDY}"
             ) from cause
         return why

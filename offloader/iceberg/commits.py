@@ -32,7 +32,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import ExpireSnapshots, _FastAppendFiles, _ManifestMergeManager
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.iceberg.files import delete_files
 from offloader.iceberg.history import ExportedRange, expired_properties, history, is_whole, newest_property
 from offloader.read.ranges import grouped
@@ -204,7 +204,7 @@ def may_delete_files(metadata: TableMetadata) -> bool:
 
 def forget(transaction: Transaction, metadata: TableMetadata, old: Sequence[Snapshot]) -> None:
     """Removes the table's oldest snapshots in a transaction and keeps their ranges as properties; raises
-    ``Corrupt``."""
+    ``CorruptError``."""
     transaction.set_properties(expired_properties(metadata, old))
     ExpireSnapshots(transaction).by_ids([each.snapshot_id for each in old]).commit()
 
@@ -234,7 +234,7 @@ def _files_only_of(table: Table, old: Sequence[Snapshot]) -> set[str]:
 def _number(metadata: TableMetadata, name: str, default: int) -> int:
     text = metadata.properties.get(name, str(default))
     if not text.isdecimal():
-        raise InvalidCall(f"the table's property {name} is {text!r}, not a number", hint="set it to a number")
+        raise InvalidCallError(f"the table's property {name} is {text!r}, not a number", hint="set it to a number")
     return max(int(text), 1)
 
 

@@ -20,7 +20,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from formats.entries import Position
-from offloader.errors import Corrupt
+from offloader.errors import CorruptError
 
 _PREFIX = "offloader."
 #: Table property: the newest range of a stream, used when the snapshot that added it has expired.
@@ -73,7 +73,7 @@ class ExportedRange:
 
     @classmethod
     def decode(cls, properties: Mapping[str, str]) -> ExportedRange | None:
-        """The range in a snapshot's properties; ``None``: another program's snapshot. Raises ``Corrupt``: changed
+        """The range in a snapshot's properties; ``None``: another program's snapshot. Raises ``CorruptError``: changed
         properties."""
         if _PREFIX + "stream" not in properties:
             return None
@@ -98,7 +98,7 @@ def exported_ranges(metadata: TableMetadata) -> list[ExportedRange]:
     """Ranges of all streams in the table's current state, newest first, as far as snapshots are kept.
 
     Raises:
-        Corrupt: a snapshot's properties were changed.
+        CorruptError: a snapshot's properties were changed.
     """
     return [each for each in map(range_of, history(metadata)) if each is not None]
 
@@ -109,7 +109,7 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
     The table's history decides: after a rollback the export continues from the restored state.
 
     Raises:
-        Corrupt: properties were changed, or the table was rolled back to before all recorded ranges of the stream.
+        CorruptError: properties were changed, or the table was rolled back to before all recorded ranges of the stream.
     """
     snapshots = history(metadata)
     newest = next((each for each in map(range_of, snapshots) if each is not None and each.stream == stream), None)
@@ -126,7 +126,7 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
     except (ValueError, TypeError, KeyError) as cause:
         raise _changed(f"property {NEWEST}{stream}", cause) from cause
     if sequence >= (snapshots[-1].sequence_number or 0):
-        raise Corrupt(
+        raise CorruptError(
             f"the table was rolled back, and the snapshots that record the export of stream {stream} have expired",
             hint="export the stream to a new table",
         )
@@ -158,12 +158,15 @@ def history(metadata: TableMetadata) -> Sequence[Snapshot]:
 
 
 def range_of(snapshot: Snapshot) -> ExportedRange | None:
-    """The range that a snapshot added; ``None``: another program's snapshot. Raises ``Corrupt``: changed properties."""
+    """The range that a snapshot added; ``None``: another program's snapshot.
+
+    Raises ``CorruptError``: changed properties.
+    """
     return ExportedRange.decode(snapshot.summary.additional_properties if snapshot.summary else {})
 
 
-def _changed(where: str, cause: Exception) -> Corrupt:
-    return Corrupt(f"{where} wasn't written by an export: {cause!r}", hint="export to a new table")
+def _changed(where: str, cause: Exception) -> CorruptError:
+    return CorruptError(f"{where} wasn't written by an export: {cause!r}", hint="export to a new table")
 
 
 def expired_properties(metadata: TableMetadata, old: Sequence[Snapshot]) -> dict[str, str]:
@@ -174,7 +177,7 @@ def expired_properties(metadata: TableMetadata, old: Sequence[Snapshot]) -> dict
         old: the expiring snapshots, oldest first: the oldest of the history, and not all of it.
 
     Raises:
-        Corrupt: a property was changed; or another program has expired snapshots, and the table was rolled back to
+        CorruptError: a property was changed; or another program has expired snapshots, and the table was rolled back to
             before all recorded ranges of a stream.
     """
     snapshots = history(metadata)
@@ -194,7 +197,7 @@ def expired_properties(metadata: TableMetadata, old: Sequence[Snapshot]) -> dict
 def expired_ranges(properties: Mapping[str, str], old: Iterable[ExportedRange]) -> dict[str, str]:
     """The table's properties with ranges of its expired snapshots; ``old`` are further ranges, oldest first.
 
-    Raises ``Corrupt``: a property was changed.
+    Raises ``CorruptError``: a property was changed.
     """
     known: dict[str, ExportedRange] = {}
     for each in old:
@@ -219,6 +222,6 @@ def _expired_range(properties: Mapping[str, str], stream: str) -> ExportedRange 
     try:
         return ExportedRange.decode(dict(json.loads(properties.get(EXPIRED + stream, "{}"))))
     except (ValueError, TypeError) as cause:
-        raise Corrupt(
+        raise CorruptError(
             f"the table's property {EXPIRED}{stream} was changed: {cause}", hint="export to a new table"
         ) from cause

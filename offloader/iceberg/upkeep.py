@@ -25,7 +25,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from sqlalchemy.exc import SQLAlchemyError
 
-from offloader.errors import Corrupt, OutcomeUnknown, StoreUnavailable, Unsupported
+from offloader.errors import CorruptError, OutcomeUnknownError, StoreUnavailableError, UnsupportedError
 from offloader.iceberg import files as data_files
 from offloader.iceberg import translated
 from offloader.iceberg.commits import (
@@ -95,13 +95,13 @@ def join_files(table: Table, stream: str, *, dry_run: bool = False) -> list[Join
         dry_run: change nothing.
 
     Raises:
-        Unsupported: this function can't write the table's format.
-        Corrupt: the number of rows in a file differs from the table's count; nothing was committed.
-        StoreUnavailable: catalogue or warehouse gave no usable response, or other programs always committed first.
-        OutcomeUnknown: a commit may have happened.
+        UnsupportedError: this function can't write the table's format.
+        CorruptError: the number of rows in a file differs from the table's count; nothing was committed.
+        StoreUnavailableError: catalogue or warehouse gave no usable response, or other programs always committed first.
+        OutcomeUnknownError: a commit may have happened.
     """
     if table.metadata.format_version > 2:
-        raise Unsupported(
+        raise UnsupportedError(
             f"table {_name(table)} has format {table.metadata.format_version}, whose files can't be joined here",
             hint="use Spark's rewrite_data_files",
         )
@@ -131,7 +131,7 @@ def _undisturbed(table: Table, work: Callable[[], _Result]) -> _Result:
             table.refresh()
             with suppress(CommitFailedException), unexpired(table):  # nothing was committed
                 return work()
-    raise StoreUnavailable(
+    raise StoreUnavailableError(
         f"table {_name(table)}: {UPKEEP_ATTEMPTS_MAX} commits failed because other programs committed first",
         hint="run fewer programs that change the table",
     )
@@ -142,7 +142,7 @@ def _small_groups(table: Table, stream: str) -> list[tuple[Sequence[str], list[D
     try:
         tasks = list(table.scan(row_filter=EqualTo(term=Reference(name="stream"), value=literal(stream))).plan_files())
     except ValueError as error:
-        raise Unsupported(
+        raise UnsupportedError(
             f"table {_name(table)}: its files can't be planned: {error}", hint="use Spark's rewrite_data_files"
         ) from error
     days: dict[Any, list[DataFile]] = {}
@@ -213,7 +213,7 @@ def _join(table: Table, stream: str, names: Sequence[str], group: Sequence[DataF
         written = output.close()
         found, expected = (sum(each.record_count for each in files) for files in (written, group))
         if found != expected:
-            raise Corrupt(
+            raise CorruptError(
                 f"table {_name(table)}: {len(group)} files of stream {stream} have {found} rows, the table counts "
                 f"{expected}; nothing was committed",
                 hint="check the warehouse, or export to a new table",
@@ -228,7 +228,7 @@ def _join(table: Table, stream: str, names: Sequence[str], group: Sequence[DataF
         output.discard()
         raise
     except (OSError, SQLAlchemyError, RESTError) as error:
-        raise OutcomeUnknown(
+        raise OutcomeUnknownError(
             f"table {_name(table)}: the commit of joined files may have happened: {error}", hint=_HINT
         ) from error
 
@@ -270,14 +270,14 @@ def expire(table: Table, *, before_ms: int, dry_run: bool = False) -> ExpiredSna
         dry_run: change nothing.
 
     Raises:
-        Unsupported: the table's property ``gc.enabled`` forbids deleting files.
-        Corrupt: properties of a snapshot or of the table were changed; or the table was rolled back, and another
+        UnsupportedError: the table's property ``gc.enabled`` forbids deleting files.
+        CorruptError: properties of a snapshot or of the table were changed; or the table was rolled back, and another
             program expired the snapshots that record the export of a stream.
-        StoreUnavailable: catalogue or warehouse gave no usable response, or other programs always committed first.
-        OutcomeUnknown: the commit may have happened; its files weren't deleted.
+        StoreUnavailableError: catalogue or warehouse gave no usable response, or other programs always committed first.
+        OutcomeUnknownError: the commit may have happened; its files weren't deleted.
     """
     if not may_delete_files(table.metadata):
-        raise Unsupported(
+        raise UnsupportedError(
             f"table {_name(table)} has the property gc.enabled=false", hint="other tables may use its files"
         )
 
@@ -289,7 +289,9 @@ def expire(table: Table, *, before_ms: int, dry_run: bool = False) -> ExpiredSna
             with unexpired(table):
                 _forget(table, old)
         except (OSError, SQLAlchemyError, RESTError) as error:
-            raise OutcomeUnknown(f"table {_name(table)}: the expiry may have happened: {error}", hint=_HINT) from error
+            raise OutcomeUnknownError(
+                f"table {_name(table)}: the expiry may have happened: {error}", hint=_HINT
+            ) from error
         return ExpiredSnapshots(snapshots=len(old), files=delete_expired(table, old))
 
     return _undisturbed(table, work)

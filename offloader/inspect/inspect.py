@@ -23,7 +23,7 @@ from formats.entries import TIME_UNKNOWN_MS
 from formats.errors import FormatError
 from formats.index import is_index
 from formats.keys import checkpoint_number, parse_object_key, record_number
-from offloader.errors import LimitReached, NotFound
+from offloader.errors import LimitReachedError, NotFoundError
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.state import ManifestState
 from offloader.plot import Span, StreamTimeline
@@ -53,20 +53,20 @@ def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | Non
     """Describe the object at ``key``, relative to the store's root, by its name or else by its first bytes.
 
     Raises:
-        NotFound: no such object.
-        LimitReached: an index, record or checkpoint of more than ``WHOLE_BYTES_MAX``.
+        NotFoundError: no such object.
+        LimitReachedError: an index, record or checkpoint of more than ``WHOLE_BYTES_MAX``.
     """
     try:
         info = store.head(key)
-    except NotFound as error:
-        raise NotFound(
+    except NotFoundError as error:
+        raise NotFoundError(
             f"object {key} isn't in {store.url}",
             hint="`offloader ls STREAM --json` prints the keys of a stream's objects",
         ) from error
     window = _Window(store, key, info.size_bytes)
     kind, describe = _kind_of(key, window.bytes_of(0, 4))
     if describe is not None and info.size_bytes > WHOLE_BYTES_MAX:
-        raise LimitReached(f"{key} in {store.url}: {info.size_bytes} bytes, above the limit for a {kind}")
+        raise LimitReachedError(f"{key} in {store.url}: {info.size_bytes} bytes, above the limit for a {kind}")
     pieces = (
         _data_pieces(window, _ledger_id_of(key), settings or ReadSettings())
         if describe is None
@@ -190,7 +190,7 @@ def timeline_of(state: ManifestState) -> StreamTimeline:
     payload bytes of ledgers.
 
     Raises:
-        NotFound: no entry of the stream is readable.
+        NotFoundError: no entry of the stream is readable.
     """
     segments: list[Span] = []
     ledgers: dict[int, Span] = {}
@@ -209,7 +209,7 @@ def timeline_of(state: ManifestState) -> StreamTimeline:
         timeline += [(events, summary.publish_time_min_ms), (at - 1, summary.publish_time_max_ms)]
         events = at
     if not segments:
-        raise NotFound(f"stream {state.stream} has no readable segment", hint="offload entries first")
+        raise NotFoundError(f"stream {state.stream} has no readable segment", hint="offload entries first")
     gaps = [
         (next((before for begin, before in begins if begin > gap.last), events), f"gap {gap.first}..{gap.last}")
         for gap in state.gaps

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, BlockHeader, decode_block_header
 from formats.entries import EntryBatch
-from formats.errors import Truncated
+from formats.errors import TruncatedError
 from formats.extension import Codec, compress
 from formats.segment import SegmentBuilder
 from formats.summary import SegmentSummary
@@ -117,7 +117,7 @@ def _measured(body: bytes, summary: SegmentSummary, clock: Clock) -> Saving | No
 def _blocks(body: bytes) -> Iterator[tuple[BlockHeader, bytes]]:
     """The whole blocks at the start of a data object, and their entries."""
     at = 0
-    with suppress(Truncated):
+    with suppress(TruncatedError):
         while at < len(body):
             header = decode_block_header(body[at : at + BLOCK_HEADER_BYTES])
             end = at + header.block_bytes

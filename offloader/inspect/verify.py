@@ -22,15 +22,15 @@ from formats.segment_map import SegmentMap
 from formats.summary import SegmentSummary
 from offloader.coverage import gap_runs, runs_of
 from offloader.errors import (
-    Corrupt,
+    CorruptError,
     ErrorKind,
-    InvalidCall,
-    LimitReached,
-    NotFound,
-    ObjectChanged,
-    ObjectMissing,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
+    ObjectChangedError,
+    ObjectMissingError,
     OffloaderError,
-    Trimmed,
+    TrimmedError,
 )
 from offloader.manifest.boundary import (
     GIVEN_UP_ID,
@@ -199,7 +199,7 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
         if not deep or any(each.problem is Damage.MISSING for each in found):
             return SegmentCheck(uuid=record.uuid, findings=tuple(found))
         return _check_blocks(fetcher, objects, segment_map, summary, found)
-    except Trimmed:  # retention deleted it after the load of the manifest
+    except TrimmedError:  # retention deleted it after the load of the manifest
         return SegmentCheck(uuid=record.uuid, is_trimmed=True)
 
 
@@ -262,7 +262,7 @@ def check_fills(store: ObjectStore, state: ManifestState, *, deep: bool) -> Iter
                     )
             else:
                 _check_fill_object(store, state.stream, fill)
-        except Trimmed:  # its ledger was deleted after the load of the manifest
+        except TrimmedError:  # its ledger was deleted after the load of the manifest
             continue
         except OffloaderError as error:
             yield _finding(error, state.stream, fill.uuid, key)
@@ -272,12 +272,12 @@ def _check_fill_object(store: ObjectStore, stream: str, fill: GapFilled) -> None
     key = fill_key(stream, fill.uuid)
     try:
         info = store.head(key)
-    except NotFound:
+    except NotFoundError:
         read_fill(store, stream, fill)  # raises the specific error
         return
     if info.size_bytes != fill.object_bytes or info.crc32c not in (None, fill.crc32c):
         found = f"{info.size_bytes} bytes" + ("" if info.crc32c is None else f", CRC-32C {info.crc32c:08x}")
-        raise ObjectChanged(
+        raise ObjectChangedError(
             f"stream {stream}, object {key} in {store.url}: expected {fill.object_bytes} bytes, "
             f"CRC-32C {fill.crc32c:08x}, found {found}",
             hint="the object was replaced: restore it from a copy",
@@ -288,16 +288,16 @@ def _check_data_object(fetcher: Fetcher, objects: SegmentObjects, summary: Segme
     where = f"stream {objects.stream}, object {objects.data_key}"
     try:
         info = fetcher.store.head(objects.data_key)
-    except NotFound as cause:
+    except NotFoundError as cause:
         raise fetcher.missing(objects, objects.data_key) from cause
     if info.size_bytes != summary.data_bytes:
-        raise ObjectChanged(
+        raise ObjectChangedError(
             f"{where} in {fetcher.store.url}: expected {summary.data_bytes} bytes, found {info.size_bytes}",
             hint="the object was replaced or truncated: restore it from a copy",
         )
     known = info.crc32c is not None and summary.data_crc32c  # 0: adopted and not yet read
     if known and info.crc32c != summary.data_crc32c:
-        raise ObjectChanged(
+        raise ObjectChangedError(
             f"{where} in {fetcher.store.url}: expected CRC-32C {summary.data_crc32c:08x}, the store reports "
             f"{info.crc32c:08x}",
             hint="the object was replaced: restore it from a copy",
@@ -379,19 +379,19 @@ def _check_blocks(
     return SegmentCheck(uuid=objects.uuid, blocks=decoded, entries=entries, data_bytes=position, findings=tuple(found))
 
 
-def _read_run(fetcher: Fetcher, run: BlockRun) -> tuple[BlockRun, bytes, tuple[int, int], list[Corrupt]]:
+def _read_run(fetcher: Fetcher, run: BlockRun) -> tuple[BlockRun, bytes, tuple[int, int], list[CorruptError]]:
     """A run's bytes, the number of its entries and payload bytes, and its damaged blocks."""
-    errors: list[Corrupt] = []
+    errors: list[CorruptError] = []
     data = fetcher.run_bytes(run)
     batches: list[EntryBatch] = fetcher.decode(run, data, errors.append)
     return run, data, (sum(map(len, batches)), sum(batch.payload_bytes for batch in batches)), errors
 
 
 _PROBLEMS = {
-    ObjectMissing: Damage.MISSING,
-    ObjectChanged: Damage.CHANGED,
-    LimitReached: Damage.UNREADABLE,
-    InvalidCall: Damage.UNREADABLE,
+    ObjectMissingError: Damage.MISSING,
+    ObjectChangedError: Damage.CHANGED,
+    LimitReachedError: Damage.UNREADABLE,
+    InvalidCallError: Damage.UNREADABLE,
 }
 
 
@@ -427,11 +427,11 @@ def check_history(store: ObjectStore, state: ManifestState) -> Iterator[Finding]
         key = record_key(state.stream, state.incarnation, number)
         try:
             record = decode_record(store.get(key)[0], object_name=key)
-        except NotFound:
+        except NotFoundError:
             if read_boundary(store, state.stream, state.incarnation).boundary.first_kept_id <= number:
                 yield _damage(state.stream, Damage.LOST_RECORDS, f"record {number} is missing", key)
             continue
-        except (FormatError, Corrupt) as error:
+        except (FormatError, CorruptError) as error:
             yield _damage(state.stream, Damage.MANIFEST, f"record {number}: {error}", key)
             continue
         if expected and record.previous_nonce and record.previous_nonce != expected:
@@ -485,7 +485,7 @@ def _lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed
 
 def _first_kept(store: ObjectStore, stream: str, incarnations: Sequence[UUID], found: Survivors) -> int:
     if len(incarnations) == 1:
-        with suppress(NotFound, *Unreadable):
+        with suppress(NotFoundError, *Unreadable):
             first = read_boundary(store, stream, incarnations[0]).boundary.first_kept_id
             if first < GIVEN_UP_ID:
                 return first

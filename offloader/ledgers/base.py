@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Subscription(Protocol):
         """No call of the listener begins after this returns."""
 
 
-class HotTierLost(StoreUnavailable):
+class HotTierLostError(StoreUnavailableError):
     """The process that served a hot tier no longer answers, or no longer has its entries: ask the next owner."""
 
 
@@ -151,7 +151,7 @@ class LedgerSource(ReadableLedgers, Protocol):
         """Acknowledges that everything up to ``position`` is committed in the cold tier; deletes nothing.
 
         Raises:
-            Fenced: the source knows that another writer is active.
+            FencedError: the source knows that another writer is active.
         """
 
     def delete(self, ledger_id: int) -> None:
@@ -183,7 +183,7 @@ class IdentifiedSource(NotingSource, Protocol):
     """A hot tier with an identity, for one stream. All methods are thread-safe.
 
     Without this, a ``LedgerSource`` is identified only by its ledgers. Records are durable when the call returns. A
-    handle that another owner replaced raises ``Fenced``, a read-only one ``Unsupported``.
+    handle that another owner replaced raises ``FencedError``, a read-only one ``UnsupportedError``.
     """
 
     def source_id(self) -> UUID:
@@ -212,8 +212,8 @@ class IdentifiedSource(NotingSource, Protocol):
         open instead of rolling over.
 
         Raises:
-            InvalidCall: an empty range, or ids that no ledger can have.
-            StoreUnavailable: every id of it is used or granted already: reserve from ``next_ledger`` on.
+            InvalidCallError: an empty range, or ids that no ledger can have.
+            StoreUnavailableError: every id of it is used or granted already: reserve from ``next_ledger`` on.
         """
 
     def ledgers_left(self) -> int | None:
@@ -264,7 +264,7 @@ class Ledgers(Protocol):
             may_delete: allow deleting closed ledgers and recording starts: for a process that opens an epoch.
 
         Raises:
-            NotFound: no such stream.
+            NotFoundError: no such stream.
         """
 
     def close(self) -> None:
@@ -338,7 +338,7 @@ class ListedSource(Protocol):
         """Acknowledges everything up to a committed position.
 
         Raises:
-            Fenced: another process is the active one. StoreUnavailable: retry later.
+            FencedError: another process is the active one. StoreUnavailableError: retry later.
         """
 
     def watch_releases(self, released: Callable[[], object]) -> None:
@@ -358,6 +358,6 @@ class ComparedSource(Protocol):
         """Compares the source's ledgers with the known ones.
 
         Raises:
-            SourceMismatch: they contradict each other, and a second check confirmed that.
-            StoreUnavailable: they contradict each other, and the second check is pending: delete nothing.
+            SourceMismatchError: they contradict each other, and a second check confirmed that.
+            StoreUnavailableError: they contradict each other, and the second check is pending: delete nothing.
         """

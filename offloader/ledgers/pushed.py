@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import InvalidCall, OffloaderError, SourceMismatch, StoreUnavailable, Unsupported
+from offloader.errors import (
+    InvalidCallError,
+    OffloaderError,
+    SourceMismatchError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, newest
 from offloader.ledgers.tail_buffer import CHUNK_BYTES, Listeners, ListenerSubscription, kept_bytes, part_to_read
 from offloader.runtime.clock import Clock
@@ -55,7 +61,7 @@ class Pushed(NamedTuple):
     repeated: int
 
 
-class OutOfOrder(InvalidCall):
+class OutOfOrderError(InvalidCallError):
     """The pushed entries don't follow the accepted ones; none of them were accepted."""
 
 
@@ -81,8 +87,8 @@ def new_pieces(
         batches: pushed entries, each batch of one ledger and not empty.
 
     Raises:
-        OutOfOrder: entries are missing before them or between them, or a ledger's end wasn't pushed.
-        InvalidCall: ids descend or are negative, or the broker contradicts itself.
+        OutOfOrderError: entries are missing before them or between them, or a ledger's end wasn't pushed.
+        InvalidCallError: ids descend or are negative, or the broker contradicts itself.
     """
     told = _told(stream, closed, ends)
     pieces: list[EntryBatch | LedgerEnd] = []
@@ -95,7 +101,7 @@ def new_pieces(
         if at is not None and batch.ledger_id == at.ledger_id:
             pieces.append(_rest_of_ledger(stream, at, batch, told))
         elif batch.first.entry_id != 0:
-            raise OutOfOrder(
+            raise OutOfOrderError(
                 f"stream {stream}: {batch.first} was pushed after {at or 'nothing'}: a ledger begins with entry 0",
                 hint=f"push {batch.ledger_id}:0 first",
             )
@@ -110,9 +116,9 @@ def _told(stream: str, closed: Mapping[int, int], ends: Sequence[LedgerEnd]) -> 
     told = dict(closed)
     for each in ends:
         if each.ledger_id < 0 or each.last_entry_id < -1:
-            raise InvalidCall(f"stream {stream}: ledger {each.ledger_id} can't end at {each.last_entry_id}")
+            raise InvalidCallError(f"stream {stream}: ledger {each.ledger_id} can't end at {each.last_entry_id}")
         if told.setdefault(each.ledger_id, each.last_entry_id) != each.last_entry_id:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, according to the "
                 f"broker; it reported {told[each.ledger_id]} earlier",
                 hint="nothing was accepted: a closed ledger never changes",
@@ -122,9 +128,13 @@ def _told(stream: str, closed: Mapping[int, int], ends: Sequence[LedgerEnd]) -> 
 
 def _require_ascending(stream: str, before: Position | None, batch: EntryBatch) -> None:
     if batch.ledger_id < 0 or int(batch.entry_ids[0]) < 0:
-        raise InvalidCall(f"stream {stream}: {batch.first} is not a position", hint="use LEDGER:ENTRY, both 0 or more")
+        raise InvalidCallError(
+            f"stream {stream}: {batch.first} is not a position", hint="use LEDGER:ENTRY, both 0 or more"
+        )
     if before is not None and batch.first <= before:
-        raise InvalidCall(f"stream {stream}: {batch.first} was pushed after {before}", hint="ids ascend along a stream")
+        raise InvalidCallError(
+            f"stream {stream}: {batch.first} was pushed after {before}", hint="ids ascend along a stream"
+        )
     is_wrong = np.diff(batch.entry_ids) != 1
     # Differences of 64-bit numbers may wrap around; those of Python's don't.
     if not is_wrong.any() and int(batch.entry_ids[-1]) - int(batch.entry_ids[0]) == len(batch) - 1:
@@ -133,18 +143,18 @@ def _require_ascending(stream: str, before: Position | None, batch: EntryBatch) 
     low, high = (Position(batch.ledger_id, int(batch.entry_ids[at])) for at in (wrong, wrong + 1))
     text = f"stream {stream}: {high} was pushed right after {low}"
     if high <= low:
-        raise InvalidCall(text, hint="ids ascend along a stream, one after the other")
-    raise OutOfOrder(text, hint="entries are missing between them: a ledger has no gaps")
+        raise InvalidCallError(text, hint="ids ascend along a stream, one after the other")
+    raise OutOfOrderError(text, hint="entries are missing between them: a ledger has no gaps")
 
 
 def _rest_of_ledger(stream: str, at: Position, batch: EntryBatch, told: Mapping[int, int]) -> EntryBatch:
     if told.get(at.ledger_id, batch.last.entry_id) < batch.last.entry_id:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {stream}: {batch.last} was pushed, but ledger {at.ledger_id} ends at entry {told[at.ledger_id]}",
             hint="nothing was accepted: a closed ledger never grows",
         )
     if batch.first.entry_id > at.entry_id + 1:
-        raise OutOfOrder(
+        raise OutOfOrderError(
             f"stream {stream}: {batch.first} was pushed after {at}",
             hint=f"push {at.next()} first: the entries in between are missing",
         )
@@ -156,18 +166,18 @@ def _end_before(
 ) -> list[LedgerEnd]:
     """The end of the ledger of ``at``, unless known already; ``first`` begins another ledger."""
     if (last := told.get(at.ledger_id)) is None:
-        raise OutOfOrder(
+        raise OutOfOrderError(
             f"stream {stream}: {first} was pushed after {at}, but the end of ledger {at.ledger_id} wasn't reported",
             hint=f'send the fact with the batch, as application metadata: {{"closed": {{"{at.ledger_id}": '
             f"{at.entry_id}}}}}",
         )
     if last != at.entry_id:
-        raise OutOfOrder(
+        raise OutOfOrderError(
             f"stream {stream}: {first} was pushed after {at}, but ledger {at.ledger_id} ends at entry {last}",
             hint=f"push {at.next()} first: the entries in between are missing",
         )
     if skipped := [each for each, end in told.items() if at.ledger_id < each < first.ledger_id and end >= 0]:
-        raise OutOfOrder(
+        raise OutOfOrderError(
             f"stream {stream}: {first} was pushed after {at}, but ledger {min(skipped)} between them has entries",
             hint=f"push {min(skipped)}:0 first",
         )
@@ -181,15 +191,15 @@ def _last_end(stream: str, at: Position | None, ends: Sequence[LedgerEnd]) -> It
         if at is None or each.ledger_id > at.ledger_id:
             if each.last_entry_id < 0:
                 continue  # empty: no entries of it will follow
-            raise OutOfOrder(f"{said}; none of its entries was pushed", hint=f"push {each.ledger_id}:0 first")
+            raise OutOfOrderError(f"{said}; none of its entries was pushed", hint=f"push {each.ledger_id}:0 first")
         if each.ledger_id < at.ledger_id:
             continue  # its entries are committed, or the repeated end was forgotten with them
         if each.last_entry_id < at.entry_id:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{said}, but {at} was pushed", hint="nothing was accepted: a closed ledger never changes"
             )
         if each.last_entry_id > at.entry_id:
-            raise OutOfOrder(
+            raise OutOfOrderError(
                 f"{said}; the newest pushed entry is {at}",
                 hint="report the end of a ledger with its last entry, or later",
             )
@@ -298,7 +308,7 @@ class PushedLedgers:
         committed: the manifest's committed end, ``None``: nothing is committed.
         closed: closed ledgers in the manifest: id -> last entry id.
         promised: the highest position that the manifest ever promised. Until the broker has pushed up to it, this
-            source raises ``StoreUnavailable``: entries that it doesn't have yet aren't lost.
+            source raises ``StoreUnavailableError``: entries that it doesn't have yet aren't lost.
         window_bytes_max: memory for entries that are in no segment yet; one more push may be held.
         push_bytes_max: size of the largest push.
         memory: of all such streams of the process.
@@ -388,10 +398,10 @@ class PushedLedgers:
             is_wanted: whether the producer may still push.
 
         Raises:
-            OutOfOrder, InvalidCall: as ``new_pieces``; nothing was accepted.
-            SourceMismatch: a held entry has different bytes; nothing was accepted.
-            StoreUnavailable: no room within that time.
-            the error that stopped the stream: Fenced, Corrupt, Closed and others.
+            OutOfOrderError, InvalidCallError: as ``new_pieces``; nothing was accepted.
+            SourceMismatchError: a held entry has different bytes; nothing was accepted.
+            StoreUnavailableError: no room within that time.
+            the error that stopped the stream: FencedError, CorruptError, Closed and others.
         """
         deadline_s = self._clock.monotonic_s() + within_s
         given = sum(map(len, batches))
@@ -401,7 +411,7 @@ class PushedLedgers:
             turns = self._turns
             try:
                 pieces = new_pieces(self.stream, self._end, self._closed, batches, ends)
-            except OutOfOrder:
+            except OutOfOrderError:
                 if self._again is None:
                     raise
                 return Pushed(0, 0)  # pushed before the broker received the order to go back
@@ -429,14 +439,14 @@ class PushedLedgers:
             self._changed.notify_all()
 
     def ledgers(self) -> list[LedgerInfo]:
-        """All ledgers from the committed end's on; ``StoreUnavailable``: the broker has to push again first."""
+        """All ledgers from the committed end's on; ``StoreUnavailableError``: the broker has to push again first."""
         with self._reachable():
             return list(self._ledgers.values())
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         with self._reachable():
             if self._let_go is not None and start <= self._let_go:
-                raise StoreUnavailable(f"stream {self.stream}: {start} is being written to a segment")
+                raise StoreUnavailableError(f"stream {self.stream}: {start} is being written to a segment")
             if (found := next((batch for batch in self._window.batches if batch.last >= start), None)) is None:
                 return None
             piece = part_to_read(found, start, max_bytes)
@@ -501,7 +511,7 @@ class PushedLedgers:
                     return self._append(piece)
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0:
-                    raise StoreUnavailable(
+                    raise StoreUnavailableError(
                         f"stream {self.stream}: {self._window.held_bytes} bytes wait for a segment, and there was no "
                         f"room for {size_bytes} more in time",
                         hint="continue after the accepted entries; if the error persists, check the stream's status",
@@ -529,7 +539,7 @@ class PushedLedgers:
             ):
                 continue  # new, or with a gap: refused when it is accepted
             if (other := self._window.other_entry(batch)) is not None:
-                raise SourceMismatch(
+                raise SourceMismatchError(
                     f"stream {self.stream}: {other} was pushed again with other bytes: this is a different log",
                     hint="nothing was accepted: continue with the log that was pushed before, or push to "
                     "another stream",
@@ -580,7 +590,7 @@ class PushedLedgers:
 
     @contextlib.contextmanager
     def _reachable(self) -> Iterator[None]:
-        """Holds the lock; ``StoreUnavailable``: entries are missing that only the broker has."""
+        """Holds the lock; ``StoreUnavailableError``: entries are missing that only the broker has."""
         # Read in this order: if less is offered than was dropped, a segment failed in between.
         let_go = self._let_go
         offered = self.offered()
@@ -593,7 +603,7 @@ class PushedLedgers:
                 self._changed.notify_all()
             pushed = bool(self._window.batches) or self._let_go is not None
             if self._again is not None or self._ended or (pushed and self._is_owed()):
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     f"stream {self.stream}: the broker has to push the entries after "
                     f"{self._end or 'the beginning'} again",
                     hint="the broker is asked to do so; nothing is lost: it deletes its copy only of durable entries",
@@ -642,8 +652,8 @@ class IdentifiedLedgers(PushedLedgers):
         return 0
 
     def grant_ledgers(self, first: int, end: int) -> None:
-        """Raises ``Unsupported``: the producer picks the ids."""
-        raise Unsupported(f"stream {self.stream}: the producer picks the ids of ledgers, not {first} up to {end}")
+        """Raises ``UnsupportedError``: the producer picks the ids."""
+        raise UnsupportedError(f"stream {self.stream}: the producer picks the ids of ledgers, not {first} up to {end}")
 
     def ledgers_left(self) -> int | None:
         """``None``: the producer picks the ids."""

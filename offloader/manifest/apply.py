@@ -65,7 +65,7 @@ from offloader.manifest.segment_table import (
     is_at_root,
 )
 from offloader.manifest.state import (
-    EditRefused,
+    EditRefusedError,
     ManifestState,
     StreamPaused,
     committed_end_from,
@@ -148,17 +148,17 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
     """The view after ``record``, which must be the next one.
 
     Raises:
-        EditRefused: the record doesn't follow, or one of its edits isn't allowed here. Records are checked when
+        EditRefusedError: the record doesn't follow, or one of its edits isn't allowed here. Records are checked when
             written, so in a manifest this means damage.
     """
     if record.record_id != state.record_id + 1 or record.incarnation != state.incarnation:
-        raise EditRefused(
+        raise EditRefusedError(
             f"stream {state.stream}: record {record.record_id} of {record.incarnation} doesn't follow "
             f"record {state.record_id} of {state.incarnation}"
         )
     # The nonce detects a lost record whose number was created again.
     if record.previous_nonce and record.previous_nonce != state.nonce:
-        raise EditRefused(
+        raise EditRefusedError(
             f"stream {state.stream}: record {record.record_id} doesn't follow the existing record "
             f"{state.record_id}: the record before it was lost, and its number was used again"
         )
@@ -175,12 +175,14 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
     draft.reach_source(record.source_end)
     after = draft.state()
     if after.epoch != record.epoch:
-        raise EditRefused(
+        raise EditRefusedError(
             f"stream {state.stream}: record {record.record_id} has epoch {record.epoch}, not {after.epoch}"
         )
     totals = record.totals
     if after.sums != (totals.segments, totals.entries, totals.payload_bytes, totals.object_bytes):
-        raise EditRefused(f"stream {state.stream}: record {record.record_id} has totals {totals}, not {after.sums}")
+        raise EditRefusedError(
+            f"stream {state.stream}: record {record.record_id} has totals {totals}, not {after.sums}"
+        )
     return after
 
 
@@ -188,7 +190,7 @@ def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) 
     """The view after ``edits``, in order; ``state`` isn't changed.
 
     Raises:
-        EditRefused: an edit isn't allowed; which one and why.
+        EditRefusedError: an edit isn't allowed; which one and why.
     """
     draft = RecordBuilder(state, record_id)
     for edit in edits:
@@ -270,8 +272,8 @@ class RecordBuilder:
     def ledgers(self) -> LedgerTable:
         return self.base.ledgers.changed(self.facts) if self.facts else self.base.ledgers
 
-    def refused(self, edit: Edit, why: str) -> EditRefused:
-        return EditRefused(f"stream {self.base.stream}: {edit.kind} in record {self.record_id}: {why}")
+    def refused(self, edit: Edit, why: str) -> EditRefusedError:
+        return EditRefusedError(f"stream {self.base.stream}: {edit.kind} in record {self.record_id}: {why}")
 
     def require_new(self, edit: Edit, uuid: UUID) -> None:
         """Requires an unused uuid: unique over ranges, fills, rewrites, and objects that await deletion."""
@@ -578,8 +580,8 @@ class RecordBuilder:
         """Names a fill.
 
         Raises:
-            EditRefused: it isn't of one ledger of the stream, overlaps another fill, doesn't hold just the entries of
-                gaps in its range, or something in this range isn't offloaded yet.
+            EditRefusedError: it isn't of one ledger of the stream, overlaps another fill, doesn't hold just the entries
+                of gaps in its range, or something in this range isn't offloaded yet.
         """
         self.require_new(edit, edit.uuid)
         ledger_id, first, last = edit.first.ledger_id, edit.first.entry_id, edit.last.entry_id
@@ -736,7 +738,7 @@ class RecordBuilder:
         """Moves the head back, and unmarks deleted ledgers.
 
         Raises:
-            EditRefused: the head would advance, or no offloaded segment and no gap would hold something between.
+            EditRefusedError: the head would advance, or no offloaded segment and no gap would hold something between.
         """
         head: Position | None = self.now("head")
         for ledger_id in edit.ledger_ids:

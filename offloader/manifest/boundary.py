@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from formats.checkpoint import run_record_id
-from formats.errors import FormatError, UnsupportedVersion
+from formats.errors import FormatError, UnsupportedVersionError
 from formats.keys import (
     boundary_key,
     checkpoint_number,
@@ -21,14 +21,14 @@ from formats.keys import (
 )
 from formats.manifest import Boundary, Record, decode_record
 from offloader.errors import (
-    AccessDenied,
-    Corrupt,
-    NotFound,
+    AccessDeniedError,
+    CorruptError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    PreconditionFailed,
-    StoreUnavailable,
-    Unsupported,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    UnsupportedError,
 )
 from offloader.manifest.state import ManifestState
 from offloader.store.base import CREATE, MAY_NOT_DELETE, IfMatch, ObjectInfo, ObjectStore, put_if
@@ -154,22 +154,22 @@ def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:
     """Deletes objects, in sequential requests.
 
     Raises:
-        AccessDenied: the permission to delete one of them is missing.
-        StoreUnavailable: one of them wasn't deleted.
+        AccessDeniedError: the permission to delete one of them is missing.
+        StoreUnavailableError: one of them wasn't deleted.
     """
     for start in range(0, len(keys), DELETE_KEYS_MAX):
         failures = store.delete(keys[start : start + DELETE_KEYS_MAX])
         if failures:
-            kind, hint = (AccessDenied, MAY_NOT_DELETE) if failures[0].is_denied else (StoreUnavailable, "")
+            kind, hint = (AccessDeniedError, MAY_NOT_DELETE) if failures[0].is_denied else (StoreUnavailableError, "")
             raise kind(f"{failures[0].key} in {store.url} couldn't be deleted: {failures[0].reason}", hint=hint)
 
 
 REBUILD = "`offloader manifest rebuild` makes a new manifest from the objects"
 #: Errors that ``unreadable`` returns.
-Unreadable = (Corrupt, Unsupported)
+Unreadable = (CorruptError, UnsupportedError)
 
 
-class LostRecords(Corrupt):
+class LostRecordsError(CorruptError):
     """Records of a manifest that certainly existed are missing."""
 
 
@@ -180,11 +180,11 @@ def unreadable(what: str, error: Exception, *, hint: str = REBUILD) -> Offloader
         what: the object and its stream, for people.
         hint: what to do if it is damaged.
     """
-    if isinstance(error, UnsupportedVersion):
-        return Unsupported(
+    if isinstance(error, UnsupportedVersionError):
+        return UnsupportedError(
             f"{what}: {error}", hint="a later release wrote this object: use that release; nothing was changed"
         )
-    return Corrupt(f"{what}: {error}", hint=hint)
+    return CorruptError(f"{what}: {error}", hint=hint)
 
 
 _Value = TypeVar("_Value")
@@ -202,8 +202,8 @@ def read_record(store: ObjectStore, stream: str, key: str, number: int) -> tuple
     """A record of a manifest, and the description of its object.
 
     Raises:
-        NotFound: it is missing.
-        Corrupt, Unsupported: it can't be read.
+        NotFoundError: it is missing.
+        CorruptError, UnsupportedError: it can't be read.
     """
     data, info = store.get(key)
     return decoded(data, key, decode_record, f"manifest of stream {stream}, record {number}"), info
@@ -230,9 +230,9 @@ def read_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> StoredB
     """Reads the boundary.
 
     Raises:
-        NotFound: there is none: the stream is being created, or was deleted.
-        Corrupt: it is damaged.
-        Unsupported: a later release wrote it.
+        NotFoundError: there is none: the stream is being created, or was deleted.
+        CorruptError: it is damaged.
+        UnsupportedError: a later release wrote it.
     """
     key = boundary_key(stream, incarnation)
     data, info = store.get(key)
@@ -246,10 +246,10 @@ def create_boundary(store: ObjectStore, stream: str, incarnation: UUID, *, is_ne
         is_new: the caller created this incarnation: it can't have lost a boundary, so the check is skipped.
 
     Raises:
-        Corrupt: there are records without a boundary: it was lost, and a new one would hide them.
+        CorruptError: there are records without a boundary: it was lost, and a new one would hide them.
     """
     if not is_new:
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             store.head(boundary_key(stream, incarnation))
             return False
         require_no_records(store, stream, incarnation)
@@ -263,11 +263,11 @@ def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> Ma
     object that it omits is never assumed deleted.
 
     Raises:
-        Corrupt: there is an object, and no boundary appeared meanwhile.
+        CorruptError: there is an object, and no boundary appeared meanwhile.
     """
     found = list_manifest(store, stream, incarnation)
     if found.boundary is None and found.known():
-        raise Corrupt(f"the boundary of stream {stream} is missing, but its records exist", hint=REBUILD)
+        raise CorruptError(f"the boundary of stream {stream} is missing, but its records exist", hint=REBUILD)
     return found
 
 
@@ -278,8 +278,8 @@ def require_never_begun(store: ObjectStore, stream: str, incarnation: UUID) -> b
     read still finds neither record nor checkpoint, then these are lost.
 
     Raises:
-        Corrupt: there are records and no boundary.
-        LostRecords: there are segments and no record.
+        CorruptError: there are records and no boundary.
+        LostRecordsError: there are segments and no record.
     """
     has_segment = has_segment_of(store, stream, incarnation)
     found = require_no_records(store, stream, incarnation)
@@ -287,7 +287,7 @@ def require_never_begun(store: ObjectStore, stream: str, incarnation: UUID) -> b
         return True
     if found.records or found.checkpoints:
         return False
-    raise LostRecords(
+    raise LostRecordsError(
         f"stream {stream} has segments of {incarnation} but no manifest record: the records are lost", hint=REBUILD
     )
 
@@ -301,7 +301,7 @@ def name_record(store: ObjectStore, state: ManifestState, stored: StoredBoundary
     """Makes the boundary name the newest record of a view; False if it was replaced meanwhile.
 
     Raises:
-        OutcomeUnknown: the outcome is unknown.
+        OutcomeUnknownError: the outcome is unknown.
     """
     wanted = naming(stored.boundary, state.record_id, state.nonce)
     if wanted == stored.boundary:
@@ -315,18 +315,18 @@ def raise_boundary(
     """Replaces ``stored`` by ``wanted``; ``None`` if it was replaced meanwhile.
 
     Raises:
-        OutcomeUnknown: the outcome is unknown. Harmless: the request can only land on ``stored``.
+        OutcomeUnknownError: the outcome is unknown. Harmless: the request can only land on ``stored``.
     """
     for name in ("first_kept_id", "checkpoint_id", "newest_id"):
         assert getattr(wanted, name) >= getattr(stored.boundary, name), "a boundary is never lowered"
     try:
         info = store.put(boundary_key(stream, incarnation), wanted.encode(), mode=IfMatch(stored.etag))
-    except (PreconditionFailed, OutcomeUnknown) as error:
-        with suppress(NotFound):
+    except (PreconditionFailedError, OutcomeUnknownError) as error:
+        with suppress(NotFoundError):
             found = read_boundary(store, stream, incarnation)
             if found.boundary == wanted:
                 return found  # ours: the response was lost
-            if found.etag == stored.etag and isinstance(error, OutcomeUnknown):
+            if found.etag == stored.etag and isinstance(error, OutcomeUnknownError):
                 raise
         return None
     return StoredBoundary(wanted, info.etag)
@@ -342,8 +342,8 @@ def change_boundary(
     """Replaces the boundary by the result of ``change``; returns the boundary that is in the store then.
 
     Raises:
-        NotFound, Corrupt, Unsupported: as ``read_boundary``.
-        StoreUnavailable: other processes changed it every time.
+        NotFoundError, CorruptError, UnsupportedError: as ``read_boundary``.
+        StoreUnavailableError: other processes changed it every time.
     """
     for _ in range(CHANGES_MAX):
         stored = read_boundary(store, stream, incarnation)
@@ -352,4 +352,4 @@ def change_boundary(
             return stored
         if (raised := raise_boundary(store, stream, incarnation, stored, wanted)) is not None:
             return raised
-    raise StoreUnavailable(f"stream {stream}: other processes changed its boundary {CHANGES_MAX} times")
+    raise StoreUnavailableError(f"stream {stream}: other processes changed its boundary {CHANGES_MAX} times")

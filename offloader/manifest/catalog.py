@@ -36,17 +36,17 @@ from formats.keys import (
 )
 from formats.manifest import CatalogEntry
 from offloader.errors import (
-    Corrupt,
-    InvalidCall,
-    NotFound,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    PreconditionFailed,
-    StoreUnavailable,
-    Unsupported,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    UnsupportedError,
 )
 from offloader.manifest.boundary import (
     REBUILD,
-    LostRecords,
+    LostRecordsError,
     decoded,
     delete_keys,
     listed,
@@ -77,7 +77,7 @@ def is_void_size(size_bytes: int) -> bool:
 
 def read_shared(store: ObjectStore, key: str) -> tuple[bytes, ObjectInfo | None]:
     """The object (``VOID`` for a tombstone, a mark or nothing), and its description if it exists."""
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         data, info = store.get(key)
         return (VOID if _MARK.fullmatch(data) else data), info
     return VOID, None
@@ -87,12 +87,12 @@ def mode_of_new(store: ObjectStore, key: str, info: ObjectInfo | None) -> PutMod
     """The PUT condition for a new object where ``info`` was read: nothing, a tombstone, or the object to replace.
 
     Raises:
-        StoreUnavailable: the tombstone there is being removed.
+        StoreUnavailableError: the tombstone there is being removed.
     """
     if info is None:
         return CREATE
     if info.size_bytes == _MARK_BYTES:
-        raise StoreUnavailable(
+        raise StoreUnavailableError(
             f"{key} in {store.url} is being removed after a deletion",
             hint="try again; if the removal was interrupted, `offloader cleanup run` finishes it an hour later",
         )
@@ -122,7 +122,7 @@ def remove_void(
         is_unused: whether nothing is left that needs the tombstone; called before and after the mark is set.
 
     Raises:
-        OutcomeUnknown, StoreUnavailable: a mark may be left; another call removes it an hour later.
+        OutcomeUnknownError, StoreUnavailableError: a mark may be left; another call removes it an hour later.
     """
     data, info = read_shared(store, key)
     if info is None:
@@ -141,7 +141,7 @@ def remove_void(
             store.put(key, VOID, mode=IfMatch(marked.etag))
             return False
         store.delete_if_match(key, marked.etag)
-    except PreconditionFailed:
+    except PreconditionFailedError:
         return False  # created again, or another process removes it
     return True
 
@@ -156,9 +156,9 @@ def read_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
     """Reads the stream's entry; ``None`` if there is no such stream.
 
     Raises:
-        InvalidCall: ``stream`` isn't a valid stream name.
-        Corrupt: the entry is damaged.
-        Unsupported: a later release wrote it.
+        InvalidCallError: ``stream`` isn't a valid stream name.
+        CorruptError: the entry is damaged.
+        UnsupportedError: a later release wrote it.
     """
     return _read(store, stream)[0]
 
@@ -167,8 +167,8 @@ def require_entry(store: ObjectStore, stream: str) -> CatalogEntry:
     """Reads the stream's entry, which must exist.
 
     Raises:
-        NotFound: there is no such stream.
-        InvalidCall, Corrupt, Unsupported: as ``read_entry``.
+        NotFoundError: there is no such stream.
+        InvalidCallError, CorruptError, UnsupportedError: as ``read_entry``.
     """
     entry = read_entry(store, stream)
     if entry is None:
@@ -176,9 +176,9 @@ def require_entry(store: ObjectStore, stream: str) -> CatalogEntry:
     return entry
 
 
-def not_listed(store: ObjectStore, stream: str) -> NotFound:
+def not_listed(store: ObjectStore, stream: str) -> NotFoundError:
     """The error that the store has no such stream."""
-    return NotFound(f"stream {stream} isn't in {store.url}", hint="run `offloader ls` to list the streams")
+    return NotFoundError(f"stream {stream} isn't in {store.url}", hint="run `offloader ls` to list the streams")
 
 
 def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False) -> list[str]:
@@ -197,13 +197,13 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
     exists, other names don't matter, whether or not they can be read.
 
     Raises:
-        InvalidCall: as ``create_entry``; or a topic whose partitions are streams here: it would hide them.
-        StoreUnavailable: the store doesn't respond.
+        InvalidCallError: as ``create_entry``; or a topic whose partitions are streams here: it would hide them.
+        StoreUnavailableError: the store doesn't respond.
     """
 
     def require_no_partitions() -> None:
         if partitions := partition_streams(store, stream):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"stream {stream} can't be created: a topic of that name has {len(partitions)} partitions",
                 hint=f"use one of its partitions, for example {next(iter(partitions.values()))}",
             )
@@ -217,7 +217,7 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
 
     free = partial(_require_no_clash, store, stream), require_no_partitions
     looks: list[Callable[[], object]] = [partial(read_entry, store, stream), *(partial(refusal, each) for each in free)]
-    with suppress(Corrupt, Unsupported):
+    with suppress(CorruptError, UnsupportedError):
         entry, *refusals = _answers(store, looks)
         for error in refusals if entry is None else ():
             if isinstance(error, OffloaderError):
@@ -244,10 +244,10 @@ def create_entry(
         over_segments: also if segments lie below that name without an entry or a tombstone.
 
     Raises:
-        InvalidCall: another stream's name begins with this one's levels, or the other way round.
-        Corrupt: there is a manifest without an entry: a new entry would hide it.
-        LostRecords: there are whole segments without an entry.
-        StoreUnavailable: the tombstone of a stream of that name is being removed.
+        InvalidCallError: another stream's name begins with this one's levels, or the other way round.
+        CorruptError: there is a manifest without an entry: a new entry would hide it.
+        LostRecordsError: there are whole segments without an entry.
+        StoreUnavailableError: the tombstone of a stream of that name is being removed.
     """
     entry: CatalogEntry | None = None
     for _ in range(ATTEMPTS_MAX):
@@ -260,19 +260,20 @@ def create_entry(
         # Refused if another process created it, or removed a tombstone.
         if put_if(store, catalog_key(stream), entry.encode(), mode_of_new(store, catalog_key(stream), info)):
             return entry, True
-    raise StoreUnavailable(f"stream {stream} was created and removed repeatedly in {store.url}")
+    raise StoreUnavailableError(f"stream {stream} was created and removed repeatedly in {store.url}")
 
 
 def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogEntry | None) -> bool:
     """Replaces the entry ``expected`` (``None``: nothing readable) by ``entry``; False if it changed.
 
     Raises:
-        InvalidCall: there is no entry, and another stream's name begins with this one's levels, or the other way round.
+        InvalidCallError: there is no entry, and another stream's name begins with this one's levels, or the other way
+            round.
     """
     key = catalog_key(entry.stream)
     try:
         existing, info = _read(store, entry.stream)
-    except Corrupt:
+    except CorruptError:
         existing, info = None, store.head(key)
     if existing != expected:
         return existing == entry
@@ -299,7 +300,7 @@ def forget_name(store: ObjectStore, stream: str, *, clock: Clock, now_ms: int) -
         now_ms: the earlier of both clocks.
 
     Raises:
-        OutcomeUnknown, StoreUnavailable: call again an hour later.
+        OutcomeUnknownError, StoreUnavailableError: call again an hour later.
     """
     return remove_void(
         store, catalog_key(stream), clock=clock, now_ms=now_ms, is_unused=lambda: _is_unused(store, stream)
@@ -325,7 +326,7 @@ def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectI
         return None, info
     entry = decoded(data, key, CatalogEntry.decode, f"the catalogue entry of stream {stream}")
     if entry.stream != stream:
-        raise Corrupt(f"{key} in {store.url} names stream {entry.stream}, not {stream}", hint=REBUILD)
+        raise CorruptError(f"{key} in {store.url} names stream {entry.stream}, not {stream}", hint=REBUILD)
     return entry, info
 
 
@@ -345,10 +346,10 @@ def require_can_create(store: ObjectStore, stream: str, *, look_for_remains: boo
     if not any(remains) or read_entry(store, stream) is not None:
         return
     if remains[0] is not None:
-        raise Corrupt(
+        raise CorruptError(
             f"stream {stream} has a manifest, {remains[0]}, but no catalogue entry, which may be lost", hint=REBUILD
         )
-    raise LostRecords(
+    raise LostRecordsError(
         f"stream {stream} has segments in {store.url}, for example {remains[1]}, but neither a catalogue entry nor a "
         "manifest: both may be lost",
         hint=f"{REBUILD}; `manifest.create_over_segments = true` creates a new stream beside them",
@@ -387,7 +388,7 @@ def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
     """Number -> stream of a topic's partitions, ascending; empty if it has none here. One listing.
 
     Raises:
-        InvalidCall: not a stream's name, or more than ``PARTITIONS_MAX`` partitions.
+        InvalidCallError: not a stream's name, or more than ``PARTITIONS_MAX`` partitions.
     """
     require_stream_name(topic)
     prefix = f"{catalog_key(topic)}-partition-"
@@ -399,7 +400,7 @@ def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
             if not is_void_size(info.size_bytes) and split is not None and split[0] == topic:
                 found[split[1]] = stream
         if len(found) > PARTITIONS_MAX:
-            raise InvalidCall(f"topic {topic} has more than {PARTITIONS_MAX} partitions")
+            raise InvalidCallError(f"topic {topic} has more than {PARTITIONS_MAX} partitions")
     return dict(sorted(found.items()))
 
 
@@ -407,7 +408,7 @@ def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None,
     """A topic's entry, and the description of its object or tombstone if there is one.
 
     Raises:
-        Corrupt, Unsupported: it can't be read.
+        CorruptError, UnsupportedError: it can't be read.
     """
     key, hint = topic_key(topic), "restore an earlier version of this object"
     return _read_document(store, key, TopicEntry.decode, f"{key} in {store.url}", hint)
@@ -430,7 +431,7 @@ def forget_documents(store: ObjectStore, name: str, incarnation: UUID) -> None:
     """Deletes the retention documents of one deleted incarnation, of a stream or of a topic.
 
     Raises:
-        StoreUnavailable: not all of it was deleted; call again.
+        StoreUnavailableError: not all of it was deleted; call again.
     """
     delete_keys(store, document_keys(name, incarnation))
 
@@ -441,8 +442,8 @@ def release_topic(store: ObjectStore, topic: str) -> bool:
     Returns whether no entry names deleted partitions only.
 
     Raises:
-        Corrupt, Unsupported: it can't be read.
-        StoreUnavailable: not all documents were deleted; ``cleanup orphans`` finds them.
+        CorruptError, UnsupportedError: it can't be read.
+        StoreUnavailableError: not all documents were deleted; ``cleanup orphans`` finds them.
     """
     entry, info = read_topic_entry(store, topic)
     if entry is None or info is None:
@@ -459,7 +460,7 @@ def release_intent(store: ObjectStore, topic: str) -> bool:
     Returns whether none names deleted partitions only.
 
     Raises:
-        Corrupt, Unsupported: it can't be read.
+        CorruptError, UnsupportedError: it can't be read.
     """
     intent, info = read_intent(store, topic)
     if intent is None or info is None:
@@ -486,7 +487,7 @@ def forget_topic(store: ObjectStore, topic: str, *, clock: Clock, now_ms: int) -
         now_ms: the earlier of both clocks.
 
     Raises:
-        OutcomeUnknown, StoreUnavailable: call again an hour later.
+        OutcomeUnknownError, StoreUnavailableError: call again an hour later.
     """
     gone = [
         remove_void(store, key, clock=clock, now_ms=now_ms, is_unused=lambda: is_topic_unused(store, topic))
@@ -530,10 +531,10 @@ def topic_state(store: ObjectStore, topic: str) -> TopicState:
     entry, of_entry, intent, of_intent = None, None, None, None
     try:
         entry, of_entry = read_topic_entry(store, topic)
-    except (Corrupt, Unsupported):
+    except (CorruptError, UnsupportedError):
         is_damaged = True
     entry_is_over = entry is not None and not doubtful_rows(store, entry)
-    with suppress(Corrupt, Unsupported):
+    with suppress(CorruptError, UnsupportedError):
         intent, of_intent = read_intent(store, topic)
         intent_is_over = intent is not None and _is_over(store, intent)
     found = ((of_intent, intent), (of_entry, entry))

@@ -11,7 +11,13 @@ from formats.checksum import crc32c
 from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix
 from formats.manifest import Record
-from offloader.errors import LimitReached, NotFound, OffloaderError, PreconditionFailed, StoreUnavailable
+from offloader.errors import (
+    LimitReachedError,
+    NotFoundError,
+    OffloaderError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
 from offloader.manifest.apply import fold
 from offloader.manifest.boundary import StoredBoundary, decoded, naming, raise_boundary, read_boundary
 from offloader.manifest.compaction import RUN_ROWS_MIN, CheckpointPlan, compacted, plan_checkpoint
@@ -37,8 +43,8 @@ def checkpoint_now(
         requests_max: concurrent GETs of records if another process wrote a checkpoint meanwhile.
 
     Raises:
-        NotFound: the stream was deleted.
-        StoreUnavailable: others changed the boundary every time.
+        NotFoundError: the stream was deleted.
+        StoreUnavailableError: others changed the boundary every time.
     """
     for _ in range(ATTEMPTS_MAX):
         stored = read_boundary(store, state.stream, state.incarnation)
@@ -47,11 +53,11 @@ def checkpoint_now(
         if stored.boundary.checkpoint_id != state.checkpoint_id:
             state, found = load_manifest_view(store, state.stream, state.incarnation, requests_max=requests_max)
             if found is None:
-                raise NotFound(f"stream {state.stream} was deleted")
+                raise NotFoundError(f"stream {state.stream} was deleted")
             continue
         if (written := write_checkpoint(store, state, stored, entropy)) is not None:
             return written
-    raise StoreUnavailable(
+    raise StoreUnavailableError(
         f"stream {state.stream}: other processes changed its boundary during {ATTEMPTS_MAX} checkpoints"
     )
 
@@ -65,7 +71,7 @@ def write_checkpoint(
         state: built on the checkpoint that ``stored`` names.
 
     Raises:
-        LimitReached: it is too large to be read.
+        LimitReachedError: it is too large to be read.
     """
     assert state.checkpoint_id == stored.boundary.checkpoint_id, "built on another checkpoint"
     try:
@@ -73,7 +79,9 @@ def write_checkpoint(
             state, lambda: int.from_bytes(entropy(8), "big"), base_crc32c=stored.boundary.checkpoint_crc32c
         )
     except FormatError as error:
-        raise LimitReached(f"stream {state.stream}: its manifest is too large for a checkpoint: {error}") from error
+        raise LimitReachedError(
+            f"stream {state.stream}: its manifest is too large for a checkpoint: {error}"
+        ) from error
     prefix = manifest_prefix(state.stream, state.incarnation)
     for name, body in plan.runs:
         store.put(f"{prefix}{name}", body, mode=CREATE)
@@ -92,15 +100,15 @@ def _put_checkpoint(store: ObjectStore, state: ManifestState, plan: CheckpointPl
     key = checkpoint_key(state.stream, state.incarnation, state.record_id)
     try:
         store.put(key, plan.body, mode=CREATE)
-    except PreconditionFailed:
+    except PreconditionFailedError:
         found, info = store.get(key)
         if _is_sound(found, key, state):
             return crc32c(found)
         # Left by a checkpointer that stalled while the boundary advanced: it can't be named any more.
         try:
             store.put(key, plan.body, mode=IfMatch(info.etag))
-        except PreconditionFailed as error:
-            raise StoreUnavailable(f"{key} was replaced by another process in the meantime") from error
+        except PreconditionFailedError as error:
+            raise StoreUnavailableError(f"{key} was replaced by another process in the meantime") from error
     return plan.crc32c
 
 

@@ -42,7 +42,7 @@ def failed_segments(store: ObjectStore, state: ManifestState) -> list[FailedSegm
     Reads every kept record: one request each. Without those whose assigning record was deleted.
 
     Raises:
-        Corrupt: a record is damaged.
+        CorruptError: a record is damaged.
     """
 
     def read(number: int) -> Record:

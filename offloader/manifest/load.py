@@ -19,12 +19,12 @@ from formats.checksum import crc32c
 from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix, record_key
 from formats.manifest import Record, decode_record
-from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import CorruptError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.manifest.apply import fold
 from offloader.manifest.boundary import (
     GIVEN_UP_ID,
     REBUILD,
-    LostRecords,
+    LostRecordsError,
     StoredBoundary,
     Unreadable,
     decoded,
@@ -36,7 +36,7 @@ from offloader.manifest.boundary import (
 )
 from offloader.manifest.catalog import read_entry, require_entry
 from offloader.manifest.compaction import RUN_ROWS_MIN, compacted, restored
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.parallel_map import at_once, both
 from offloader.store.base import ObjectStore, is_local
 
@@ -75,8 +75,8 @@ def with_tail(
 
     Raises:
         Passed: the boundary has passed some of them.
-        LostRecords: a record existed and is missing.
-        Corrupt, Unsupported: one can't be read, or doesn't follow.
+        LostRecordsError: a record existed and is missing.
+        CorruptError, UnsupportedError: one can't be read, or doesn't follow.
     """
     first = view.record_id + 1
     nonces = {view.record_id: view.nonce}
@@ -104,7 +104,7 @@ def with_tail(
         if newest <= view.record_id:
             named = nonces.get(boundary.newest_id)
             if boundary.newest_id and named is not None and named != boundary.newest_nonce:
-                raise LostRecords(
+                raise LostRecordsError(
                     f"manifest of stream {view.stream}: record {boundary.newest_id} isn't the record that the boundary "
                     "names: that record was lost, and its number was used again",
                     hint=REBUILD,
@@ -126,7 +126,7 @@ def _aside(call: Meanwhile, view: ManifestState) -> Iterator[None]:
 
 def _boundary(store: ObjectStore, view: ManifestState, first: int) -> StoredBoundary | None:
     """The boundary now; raises ``Passed`` if it doesn't keep record ``first`` any more."""
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         stored = read_boundary(store, view.stream, view.incarnation)
         if stored.boundary.first_kept_id > first:
             raise Passed
@@ -141,8 +141,8 @@ def _highest_listed(store: ObjectStore, view: ManifestState) -> int:
     return max((number_in(info.key[len(prefix) :]) or 0 for info in page.objects), default=0)
 
 
-def _lost(view: ManifestState, record_id: int, newest: int) -> LostRecords:
-    return LostRecords(
+def _lost(view: ManifestState, record_id: int, newest: int) -> LostRecordsError:
+    return LostRecordsError(
         f"manifest of stream {view.stream}: record {record_id} is missing, but later records exist: record {newest} "
         "certainly existed",
         hint=REBUILD,
@@ -191,16 +191,16 @@ def _records(store: ObjectStore, keys: Sequence[str], requests_max: int) -> list
 
 
 def _record(store: ObjectStore, key: str) -> bytes | None:
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         return store.get(key)[0]
     return None
 
 
 def folded(view: ManifestState, body: bytes, key: str) -> ManifestState:
-    """The view after the record in ``body``; raises ``Corrupt`` or ``Unsupported``."""
+    """The view after the record in ``body``; raises ``CorruptError`` or ``UnsupportedError``."""
     try:
         return fold(view, decode_record(body, object_name=key))
-    except (FormatError, EditRefused) as error:
+    except (FormatError, EditRefusedError) as error:
         raise unreadable(f"manifest of stream {view.stream}, record {view.record_id + 1}", error) from error
 
 
@@ -226,10 +226,10 @@ def load_manifest(store: ObjectStore, stream: str, *, meanwhile: Meanwhile | Non
         meanwhile: called with a view while it is still checked, on another thread, where the store is elsewhere.
 
     Raises:
-        NotFound: no such stream.
-        Corrupt: a record, a checkpoint, the boundary or the catalogue entry is damaged or missing.
-        Unsupported: a later release wrote one of them.
-        StoreUnavailable: the store doesn't respond.
+        NotFoundError: no such stream.
+        CorruptError: a record, a checkpoint, the boundary or the catalogue entry is damaged or missing.
+        UnsupportedError: a later release wrote one of them.
+        StoreUnavailableError: the store doesn't respond.
     """
     return load_manifest_view(store, stream, require_entry(store, stream).incarnation, meanwhile=meanwhile).state
 
@@ -253,21 +253,23 @@ def load_manifest_view(
     for _ in range(RESTARTS_MAX):
         try:
             stored = read_boundary(store, stream, incarnation)
-        except NotFound:
+        except NotFoundError:
             # The boundary is created before the first record and deleted after the last. If the catalogue names the
             # incarnation, it may be lost.
             if _is_empty(store, stream, incarnation):
                 return LoadedManifest(ManifestState(stream=stream, incarnation=incarnation), None)
             continue
         if stored.boundary.first_kept_id >= GIVEN_UP_ID:
-            raise Corrupt(f"the manifest of stream {stream} was abandoned for a rebuild", hint=REBUILD)
+            raise CorruptError(f"the manifest of stream {stream} was abandoned for a rebuild", hint=REBUILD)
         with suppress(Passed):
             view = _from_checkpoint(store, stream, incarnation, stored)
             view, after = with_tail(store, view, requests_max, window=FIRST_WINDOW, meanwhile=meanwhile)
             # Else the stream was deleted meanwhile: its newest records may have been deleted before the GETs.
             if after is not None and (view.record_id or _is_empty(store, stream, incarnation)):
                 return LoadedManifest(view, after)
-    raise StoreUnavailable(f"stream {stream}: its boundary changed {RESTARTS_MAX} times while the manifest was loaded")
+    raise StoreUnavailableError(
+        f"stream {stream}: its boundary changed {RESTARTS_MAX} times while the manifest was loaded"
+    )
 
 
 def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
@@ -276,8 +278,8 @@ def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     Only the incarnation in the catalogue can have lost its records; orphan searches report what others left.
 
     Raises:
-        Corrupt: there are records without a boundary.
-        LostRecords: there are segments and no record.
+        CorruptError: there are records without a boundary.
+        LostRecordsError: there are segments and no record.
     """
     try:
         entry = read_entry(store, stream)
@@ -297,7 +299,7 @@ def refreshed(
         anew: read the newest checkpoint and every record since it; the view must still follow ``state``.
 
     Raises:
-        LostRecords: the manifest ends before ``state`` does, or with another record.
+        LostRecordsError: the manifest ends before ``state`` does, or with another record.
     """
     if state.record_id and not anew:
         with suppress(Passed):
@@ -305,7 +307,7 @@ def refreshed(
     newer, boundary = load_manifest_view(store, state.stream, state.incarnation, requests_max=requests_max)
     is_other = newer.record_id == state.record_id and newer.nonce != state.nonce
     if boundary is not None and (newer.record_id < state.record_id or is_other):
-        raise LostRecords(
+        raise LostRecordsError(
             f"manifest of stream {state.stream}: it ends with record {newer.record_id}, but record {state.record_id} "
             "was read earlier",
             hint=REBUILD,
@@ -320,12 +322,12 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
         record_id: at most ``newest.record_id``.
 
     Raises:
-        InvalidCall: that record was deleted, folded into a checkpoint.
+        InvalidCallError: that record was deleted, folded into a checkpoint.
     """
     stream = newest.stream
     stored = read_boundary(store, stream, newest.incarnation)
     empty = ManifestState(stream=stream, incarnation=newest.incarnation)
-    gone = InvalidCall(
+    gone = InvalidCallError(
         f"stream {stream}: can't pin record {record_id}: records below {stored.boundary.first_kept_id} were deleted",
         hint=f"the newest record is {newest.record_id}",
     )
@@ -336,7 +338,7 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
         while state.record_id < record_id:
             key = record_key(stream, state.incarnation, state.record_id + 1)
             state = folded(state, store.get(key)[0], key)
-    except NotFound as error:
+    except NotFoundError as error:
         raise gone from error
     return state
 
@@ -356,8 +358,8 @@ def view_in_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, check
     """The view in one checkpoint, whether or not a boundary names it.
 
     Raises:
-        NotFound: it, or a run of it, is missing.
-        Corrupt, Unsupported: one of them can't be read.
+        NotFoundError: it, or a run of it, is missing.
+        CorruptError, UnsupportedError: one of them can't be read.
     """
     return _restored(store, stream, *_checkpoint(store, stream, incarnation, checkpoint_id, None))
 
@@ -375,13 +377,13 @@ def check_checkpoints(
         key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
         try:
             header, _ = _checkpoint(store, state.stream, state.incarnation, checkpoint_id, checksum)
-        except (NotFound, *Unreadable) as error:
+        except (NotFoundError, *Unreadable) as error:
             yield key, error
             return
         for run in (*header.runs, *header.ledger_runs):
             try:
                 read_run(store, prefix, run)
-            except (NotFound, Corrupt) as error:
+            except (NotFoundError, CorruptError) as error:
                 yield f"{prefix}{run.name}", error
         checkpoint_id, checksum = header.base_id, header.base_crc32c or None
 
@@ -393,12 +395,12 @@ def _from_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, stored:
     try:
         header, own = _checkpoint(store, stream, incarnation, boundary.checkpoint_id, boundary.checkpoint_crc32c)
         return _restored(store, stream, header, own)
-    except (NotFound, *Unreadable) as error:
+    except (NotFoundError, *Unreadable) as error:
         # A newer checkpoint may have been written, and this one's runs deleted, meanwhile.
         if read_boundary(store, stream, incarnation).boundary != boundary:
             raise Passed from error
-        if isinstance(error, NotFound):
-            raise Corrupt(
+        if isinstance(error, NotFoundError):
+            raise CorruptError(
                 f"manifest of stream {stream}: checkpoint {boundary.checkpoint_id} or a run of it is missing: "
                 f"{error.message}",
                 hint=REBUILD,
@@ -407,7 +409,7 @@ def _from_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, stored:
 
 
 def _restored(store: ObjectStore, stream: str, header: Checkpoint, own: SegmentColumns) -> ManifestState:
-    """The whole view in one checkpoint; ``NotFound`` if a run of it is missing."""
+    """The whole view in one checkpoint; ``NotFoundError`` if a run of it is missing."""
     prefix = manifest_prefix(stream, header.incarnation)
     what = f"manifest of stream {stream}"
     # One run at a time: the bytes of one are freed before the next one is read.
@@ -416,7 +418,7 @@ def _restored(store: ObjectStore, stream: str, header: Checkpoint, own: SegmentC
     rows = [*map(len, runs), *map(len, ledgers)]
     for run, found in zip((*header.runs, *header.ledger_runs), rows, strict=True):
         if found != run.rows:
-            raise Corrupt(f"{prefix}{run.name} has {found} rows, its checkpoint names {run.rows}", hint=REBUILD)
+            raise CorruptError(f"{prefix}{run.name} has {found} rows, its checkpoint names {run.rows}", hint=REBUILD)
     return restored(stream, header, own, runs, ledgers)
 
 
@@ -428,14 +430,14 @@ def _checkpoint(
     data = store.get(key)[0]
     found = crc32c(data)
     if checksum not in (None, found):
-        raise Corrupt(
+        raise CorruptError(
             f"manifest of stream {stream}: {key} has CRC-32C {found:08x}, expected {checksum:08x}",
             hint=REBUILD,
         )
     header, own = decoded(data, key, decode_checkpoint, f"the checkpoint {key}")
     is_this = header.record_id == checkpoint_id and header.incarnation == incarnation
     if not is_this or header.base_id >= checkpoint_id:
-        raise Corrupt(
+        raise CorruptError(
             f"{key} belongs to record {header.record_id}, incarnation {header.incarnation}, built on {header.base_id}",
             hint=REBUILD,
         )
@@ -446,12 +448,12 @@ def read_run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
     """The bytes of a run below the manifest's ``prefix``.
 
     Raises:
-        NotFound: it is missing.
-        Corrupt: its length or checksum isn't that of the checkpoint's reference.
+        NotFoundError: it is missing.
+        CorruptError: its length or checksum isn't that of the checkpoint's reference.
     """
     data = store.get(f"{prefix}{run.name}")[0]
     if len(data) != run.object_bytes or crc32c(data) != run.crc32c:
-        raise Corrupt(
+        raise CorruptError(
             f"{prefix}{run.name} isn't the object that its checkpoint names: its length or checksum differs",
             hint=REBUILD,
         )
@@ -468,7 +470,7 @@ def kept_records(
         count: limit, the newest ones.
 
     Raises:
-        Corrupt: one of them is damaged.
+        CorruptError: one of them is damaged.
     """
     first = read_boundary(store, state.stream, state.incarnation).boundary.first_kept_id
     numbers = range(first if count is None else max(first, state.record_id - count + 1), state.record_id + 1)

@@ -27,16 +27,16 @@ from formats.manifest import (
     encode_record,
 )
 from offloader.errors import (
-    Fenced,
-    InvalidCall,
-    LimitReached,
-    NotFound,
+    FencedError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    PreconditionFailed,
-    StoreMismatch,
-    StoreUnavailable,
-    Throttled,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreMismatchError,
+    StoreUnavailableError,
+    ThrottledError,
 )
 from offloader.ledgers.base import IdentifiedSource, LedgerSource
 from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
@@ -46,7 +46,7 @@ from offloader.manifest.checkpoint import Shortening, checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
 from offloader.manifest.noted import noted_by, require_absence_noted, require_noted
 from offloader.manifest.source_identity import Accept, CheckedSource, OwnersSource, own_edits
-from offloader.manifest.state import EditRefused, ManifestState, newest_of
+from offloader.manifest.state import EditRefusedError, ManifestState, newest_of
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, ObjectStore
@@ -115,7 +115,9 @@ class ManifestLog:
     def state(self) -> ManifestState:
         """The view after the last load or commit."""
         if self._state is None:
-            raise InvalidCall(f"the manifest of {self.stream} is not loaded", hint="call load() or open_epoch() first")
+            raise InvalidCallError(
+                f"the manifest of {self.stream} is not loaded", hint="call load() or open_epoch() first"
+            )
         return self._state
 
     @property
@@ -141,9 +143,9 @@ class ManifestLog:
                 to isn't created.
 
         Raises:
-            NotFound: no such stream, and ``create`` is off.
-            Corrupt: damaged records.
-            StoreMismatch: ``source`` has seen more of the manifest, or another one.
+            NotFoundError: no such stream, and ``create`` is off.
+            CorruptError: damaged records.
+            StoreMismatchError: ``source`` has seen more of the manifest, or another one.
         """
         noted = noted_by(source)
         with self._lock:
@@ -151,7 +153,7 @@ class ManifestLog:
             if self._state is None:
                 try:
                     incarnation, is_empty = self._found(create=create and not noted)
-                except NotFound:
+                except NotFoundError:
                     require_absence_noted(self.store, self.stream, source, noted)
                     raise
                 self._state = ManifestState(stream=self.stream, incarnation=incarnation)
@@ -186,7 +188,9 @@ class ManifestLog:
         Otherwise the new boundary would make a deleted incarnation look alive.
         """
         if read_entry(self.store, self.stream) != entry:
-            raise NotFound(f"stream {self.stream} was deleted while it was opened", hint="open it again to create it")
+            raise NotFoundError(
+                f"stream {self.stream} was deleted while it was opened", hint="open it again to create it"
+            )
 
     def open_epoch(
         self,
@@ -206,8 +210,8 @@ class ManifestLog:
                 exception from it ends the attempt.
 
         Raises:
-            SourceMismatch: ``source`` isn't the stream's. OutcomeUnknown, StoreUnavailable: outcome unknown; call
-                again.
+            SourceMismatchError: ``source`` isn't the stream's. OutcomeUnknownError, StoreUnavailableError: outcome
+                unknown; call again.
         """
         with self._lock:
             settled = self._settle()
@@ -220,33 +224,33 @@ class ManifestLog:
         for attempt in range(CONFLICTS_MAX):
             state = self.load(create=True) if attempt or not self._loaded else self.state
             if state.stream_deleted:
-                raise NotFound(f"stream {self.stream} was deleted", hint="wait until its deletion is complete")
+                raise NotFoundError(f"stream {self.stream} was deleted", hint="wait until its deletion is complete")
             check(state)
             wanted = state.epoch + 1
             try:
                 edits = [OpenEpoch(wanted)] if owners is None else owners.opening(state)
-            except StoreMismatch:
+            except StoreMismatchError:
                 # This view may only be older than the note: a hot release or another start made it meanwhile.
                 if self.load().record_id == state.record_id:
                     raise
                 continue
             self._source = owners
-            with suppress(EditRefused):  # another writer opened an epoch meanwhile: ours is the next one
+            with suppress(EditRefusedError):  # another writer opened an epoch meanwhile: ours is the next one
                 self._commit(state.incarnation, state.epoch, edits)
                 self._epoch, self._epoch_nonce = wanted, self.state.owner.nonce
                 return wanted
-        raise StoreUnavailable(f"stream {self.stream}: other writers opened epochs first, {CONFLICTS_MAX} times")
+        raise StoreUnavailableError(f"stream {self.stream}: other writers opened epochs first, {CONFLICTS_MAX} times")
 
     def commit(self, edits: Sequence[Edit]) -> ManifestState:
         """Commits edits as the owner of the epoch this log opened.
 
         Raises:
-            Fenced: another epoch was opened since, or the stream was deleted. Nothing was committed.
-            EditRefused: the edits don't fit the manifest. Nothing was committed.
-            OutcomeUnknown: the outcome is unknown; commit the same edits again, or nothing.
+            FencedError: another epoch was opened since, or the stream was deleted. Nothing was committed.
+            EditRefusedError: the edits don't fit the manifest. Nothing was committed.
+            OutcomeUnknownError: the outcome is unknown; commit the same edits again, or nothing.
         """
         if self._epoch is None:
-            raise InvalidCall(f"stream {self.stream}: no epoch is open", hint="call open_epoch() first")
+            raise InvalidCallError(f"stream {self.stream}: no epoch is open", hint="call open_epoch() first")
         return self._commit_within(self._epoch, edits)
 
     def _commit_within(self, epoch: int, edits: Sequence[Edit]) -> ManifestState:
@@ -254,14 +258,14 @@ class ManifestLog:
         requirement = self.state.incarnation, epoch
         try:
             return self._commit(*requirement, edits)
-        except EditRefused as error:
+        except EditRefusedError as error:
             # Read back first: the view may be old, or a refused record may have landed.
             known = self.state.record_id
             self.load()
             try:
                 self.state.check(*requirement)
-            except EditRefused as fenced:
-                raise Fenced(fenced.message, hint="this writer stops and deletes nothing") from error
+            except EditRefusedError as fenced:
+                raise FencedError(fenced.message, hint="this writer stops and deletes nothing") from error
             if are_applied(self.state, edits):
                 return self.state
             if self.state.record_id == known:
@@ -278,10 +282,10 @@ class ManifestLog:
                 replace segments: promise new ones, give up such promises, and replace old ones.
 
         Raises:
-            InvalidCall: edits reserved to the owner, such as failing a segment that it may be completing.
-            EditRefused: the edits don't fit the current manifest. Nothing was committed: reload and plan again.
-            Fenced: the stream was deleted, or another epoch than the named one is open.
-            OutcomeUnknown: the outcome is unknown; commit the same edits again, or nothing.
+            InvalidCallError: edits reserved to the owner, such as failing a segment that it may be completing.
+            EditRefusedError: the edits don't fit the current manifest. Nothing was committed: reload and plan again.
+            FencedError: the stream was deleted, or another epoch than the named one is open.
+            OutcomeUnknownError: the outcome is unknown; commit the same edits again, or nothing.
         """
         deletes = any(isinstance(edit, StreamDeleted) for edit in edits)
         owners = _OWNERS_EDITS if deletes else (*_OWNERS_EDITS, OpenEpoch)
@@ -289,7 +293,7 @@ class ManifestLog:
         for edit in edits:
             replaces = epoch is not None and isinstance(edit, _REPLACING_EDITS)
             if isinstance(edit, owners) and not (replaces and (not isinstance(edit, Failed) or edit.uuid in promised)):
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"stream {self.stream}: {edit.kind} is reserved for the owner of an epoch",
                     hint="call open_epoch() first",
                 )
@@ -299,7 +303,7 @@ class ManifestLog:
             # The stream's creator may have crashed before it wrote the boundary.
             entry = read_entry(self.store, self.stream)
             if entry is None or entry.incarnation != self.state.incarnation:
-                raise NotFound(f"stream {self.stream} was deleted in the meantime")
+                raise NotFoundError(f"stream {self.stream} was deleted in the meantime")
             if create_boundary(self.store, self.stream, entry.incarnation):
                 self._require_alive(entry)
         return self._commit(self.state.incarnation, None, edits)
@@ -326,13 +330,13 @@ class ManifestLog:
                 try:
                     body = encode_record(record)
                 except FormatError as error:
-                    raise LimitReached(
+                    raise LimitReachedError(
                         f"stream {self.stream}: {len(record.edits)} edits don't fit into one record: {error}",
                         hint="commit fewer edits together; nothing was changed",
                     ) from error
                 if self._create(record, body):
                     return self.state
-            raise StoreUnavailable(f"stream {self.stream}: other writers committed first, {CONFLICTS_MAX} times")
+            raise StoreUnavailableError(f"stream {self.stream}: other writers committed first, {CONFLICTS_MAX} times")
 
     def _record(self, edits: Sequence[Edit], owners: OwnersSource | None) -> Record:
         state = self.state
@@ -371,14 +375,14 @@ class ManifestLog:
             if is_ours and self._source is not None:
                 self._source.committed(self.state)
             return is_ours
-        except OutcomeUnknown:
+        except OutcomeUnknownError:
             raise
         except OffloaderError as error:
             if self._in_doubt is None:
                 raise
             # The record may exist: the caller can't treat this as a failure without effect, whatever the failed call
             # was.
-            raise OutcomeUnknown(
+            raise OutcomeUnknownError(
                 f"stream {self.stream}: record {record.record_id} may be committed: {error.message}", hint=error.hint
             ) from error
 
@@ -388,26 +392,26 @@ class ManifestLog:
             try:
                 self.store.put(key, body, mode=CREATE)
                 return True
-            except PreconditionFailed:
+            except PreconditionFailedError:
                 return self._stands(key, body)
-            except OutcomeUnknown:
+            except OutcomeUnknownError:
                 # Neither building another record nor trusting a 404 is safe: the PUT may still land.
                 if attempt == UNKNOWN_REPEATS_MAX:
                     raise
                 repeated = True
             except OffloaderError as error:
                 # A refusal may be wrong: from a store with conflicting requests, or a gateway that sent it twice.
-                if not isinstance(error, Throttled):
+                if not isinstance(error, ThrottledError):
                     with suppress(OffloaderError):
                         return self.store.get(key)[0] == body
-                if not repeated and not isinstance(error, NotFound):  # which is no refusal of a PUT
+                if not repeated and not isinstance(error, NotFoundError):  # which is no refusal of a PUT
                     self._in_doubt = None
                 raise
         raise AssertionError("the last repeat raises")
 
     def _stands(self, key: str, body: bytes) -> bool:
         """Whether the record under ``key`` is this one."""
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             return self.store.get(key)[0] == body
         return False  # it was there and is deleted: the boundary has passed it
 
@@ -415,7 +419,7 @@ class ManifestLog:
         """Reads the boundary after creating a record: one below it isn't committed, because its number was deleted."""
         try:
             stored = read_boundary(self.store, self.stream, record.incarnation)
-        except NotFound as error:
+        except NotFoundError as error:
             self._in_doubt = None
             raise self._deleted() from error
         if record.record_id < stored.boundary.first_kept_id or stored.contradicts(
@@ -428,11 +432,11 @@ class ManifestLog:
         self._state = self._shortening.after_commit(self.state, record, stored)
         return True
 
-    def _deleted(self) -> Fenced:
+    def _deleted(self) -> FencedError:
         """The error for a manifest that is missing after it existed: it was deleted, or the store is absent for a
         while."""
         self._was_absent = True
-        return Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing")
+        return FencedError(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing")
 
     def _refreshed(self) -> LoadedManifest:
         # Requests sent to an absent store won't be in it when it returns.
@@ -469,9 +473,9 @@ class ManifestLog:
         if that record is lost later, every reader detects it. Requests: GET and PUT of the boundary.
 
         Raises:
-            NotFound: the stream was deleted.
-            Corrupt: the boundary names another record under the number of ours, or later ones that don't exist.
-                OutcomeUnknown, StoreUnavailable: outcome unknown; delete nothing and call again.
+            NotFoundError: the stream was deleted.
+            CorruptError: the boundary names another record under the number of ours, or later ones that don't exist.
+                OutcomeUnknownError, StoreUnavailableError: outcome unknown; delete nothing and call again.
         """
         with self._lock:
             for _ in range(CONFLICTS_MAX):
@@ -482,7 +486,9 @@ class ManifestLog:
                         return self.state
                 elif name_record(self.store, self.state, stored):
                     return self.state
-            raise StoreUnavailable(f"stream {self.stream}: other processes changed its boundary {CONFLICTS_MAX} times")
+            raise StoreUnavailableError(
+                f"stream {self.stream}: other processes changed its boundary {CONFLICTS_MAX} times"
+            )
 
 
 def checked(source: LedgerSource, log: ManifestLog) -> CheckedSource:

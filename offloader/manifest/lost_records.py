@@ -38,7 +38,7 @@ from formats.manifest import (
 )
 from formats.summary import SegmentSummary
 from offloader.coverage import Range, without
-from offloader.errors import Corrupt, NotFound, OffloaderError
+from offloader.errors import CorruptError, NotFoundError, OffloaderError
 from offloader.manifest.boundary import incarnations_in, list_manifest, listed
 from offloader.manifest.load import view_in_checkpoint
 from offloader.manifest.segment_table import is_at_root
@@ -153,7 +153,7 @@ def survivors_of(store: ObjectStore, stream: str, incarnations: Iterable[UUID] |
             key = record_key(stream, incarnation, number)
             try:
                 record = decode_record(store.get(key)[0], object_name=key)
-            except (FormatError, Corrupt, NotFound):
+            except (FormatError, CorruptError, NotFoundError):
                 found.unreadable.append(key)
                 continue
             for edit in record.edits if number > base_id else ():
@@ -203,7 +203,7 @@ def unnamed_objects(
         if key is None or key.is_index or key.uuid in state.segments or key.uuid in others:
             continue
         if is_segment_uuid_of(key.uuid, state.incarnation):
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 testimony = object_testimony(store.head(key.witness_key).metadata)
                 told = testimony is not None and tells_of_loss(state.assigning, testimony)
                 yield Unnamed(info, key.uuid, testimony, told)

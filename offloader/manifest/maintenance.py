@@ -12,7 +12,14 @@ from uuid import UUID
 from formats.checkpoint import Checkpoint, decode_checkpoint, run_record_id
 from formats.keys import boundary_key, checkpoint_key, manifest_prefix, record_key
 from formats.manifest import Boundary, OpenEpoch, StreamDeleted
-from offloader.errors import Corrupt, Fenced, InvalidCall, NotFound, StoreUnavailable, Unsupported
+from offloader.errors import (
+    CorruptError,
+    FencedError,
+    InvalidCallError,
+    NotFoundError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from offloader.manifest.boundary import (
     FIRST_BOUNDARY,
     ManifestObjects,
@@ -30,7 +37,7 @@ from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import age_limit_ms, require_no_global_hold, time_for_deletion_ms
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
@@ -68,9 +75,9 @@ def expire_records(
     None from the first one on that retired a segment which isn't purged.
 
     Raises:
-        ClockSkew: the clocks differ too much to trust any age.
-        NotFound: the stream was deleted.
-        Corrupt: a checkpoint is damaged; nothing was deleted.
+        ClockSkewError: the clocks differ too much to trust any age.
+        NotFoundError: the stream was deleted.
+        CorruptError: a checkpoint is damaged; nothing was deleted.
     """
     old_ms = _old_ms(store, clock, settings, ask_store=not dry_run)
     manifest = store, state.stream, state.incarnation
@@ -129,7 +136,7 @@ def expire_history(
         such stream.
 
     Raises:
-        ClockSkew, Corrupt: as ``expire_records``; Corrupt, Unsupported if the manifest is unreadable.
+        ClockSkewError, CorruptError: as ``expire_records``; CorruptError, Unsupported if the manifest is unreadable.
     """
     entry = None if settings.history_days_min < 0 else read_entry(store, stream)
     if entry is None:
@@ -168,8 +175,8 @@ def _header(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> Che
     key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
     try:
         data, _ = store.get(key)
-    except NotFound as error:
-        raise StoreUnavailable(f"the checkpoint {key} is missing: another process is deleting objects") from error
+    except NotFoundError as error:
+        raise StoreUnavailableError(f"the checkpoint {key} is missing: another process is deleting objects") from error
     return decoded(data, key, decode_checkpoint, f"nothing is deleted: the checkpoint {key}")[0]
 
 
@@ -217,14 +224,14 @@ def delete_stream(
             when nothing of it is left; called again after an interruption.
 
     Raises:
-        NotFound: no such stream.
-        EditRefused: the stream is on hold.
-        DeletionStopped: a global hold was set meanwhile.
-        ClockSkew: the clocks differ too much to trust any age.
+        NotFoundError: no such stream.
+        EditRefusedError: the stream is on hold.
+        DeletionStoppedError: a global hold was set meanwhile.
+        ClockSkewError: the clocks differ too much to trust any age.
     """
     entry = require_entry(store, stream)
     if create_boundary(store, stream, entry.incarnation) and read_entry(store, stream) != entry:
-        raise NotFound(f"stream {stream} no longer exists in {store.url}")
+        raise NotFoundError(f"stream {stream} no longer exists in {store.url}")
     # A process that stalls here until the stream is recreated still deletes the incarnation that it read.
     log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=entry.incarnation)
     state = _marked(log)
@@ -233,18 +240,18 @@ def delete_stream(
         # A boundary is never lowered: one without the checkpoint is another, which a stalled deleter created after the
         # stream's own boundary was deleted. Raised, it would name a missing checkpoint, and no load of it would end.
         if found.checkpoint_id < state.record_id:
-            raise NotFound(f"stream {stream} was deleted from {store.url} by another process")
+            raise NotFoundError(f"stream {stream} was deleted from {store.url} by another process")
         return replace(found, first_kept_id=max(found.first_kept_id, state.record_id + 1))
 
     try:
         checkpoint_now(store, state, entropy, requests_max=settings.record_requests_max)
         change_boundary(store, stream, state.incarnation, past_mark)
         delete_objects(state)
-    except NotFound as error:
+    except NotFoundError as error:
         # Another deleter may have got further: the remaining work is the same for both. It has released the entry then;
         # else objects may be left, which only this manifest names.
         if read_entry(store, stream) == entry:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"stream {stream} isn't fully deleted yet: {error.message}", hint="try again"
             ) from error
     return _finish(store, state, clock, settings)
@@ -268,16 +275,16 @@ def sweep_dead_incarnations(
         but: incarnations to keep: the only record of their remaining segments.
 
     Raises:
-        InvalidCall: the stream has no catalogue entry.
-        DeletionStopped: a global hold is set.
-        ClockSkew: the clocks differ too much to trust any age.
+        InvalidCallError: the stream has no catalogue entry.
+        DeletionStoppedError: a global hold is set.
+        ClockSkewError: the clocks differ too much to trust any age.
     """
     old_ms = _old_ms(store, clock, settings, ask_store=not dry_run)
     # Listed before the lookup: an entry is created before the first object of its incarnation.
     found = {each: list_manifest(store, stream, each) for each in incarnations_in(store, stream)}
     entry = read_entry(store, stream)
     if entry is None and not is_released(store, stream):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {stream} has no catalogue entry, so its current manifest is unknown",
             hint="run `offloader manifest rebuild` first",
         )
@@ -309,7 +316,7 @@ def sweep_late_writes(
         The deleted objects, or those to delete; ``None`` if it isn't such a manifest, or is too young.
 
     Raises:
-        DeletionStopped: a global hold is set.
+        DeletionStoppedError: a global hold is set.
     """
     found = list_manifest(store, stream, incarnation)
     known = found.known()
@@ -331,7 +338,7 @@ def _deleted(store: ObjectStore, found: ManifestObjects, *, dry_run: bool) -> De
 
 def _is_unused(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     """Whether the boundary is readable and as it was created."""
-    with suppress(Corrupt, NotFound, Unsupported):
+    with suppress(CorruptError, NotFoundError, UnsupportedError):
         return read_boundary(store, stream, incarnation).boundary == FIRST_BOUNDARY
     return False
 
@@ -344,12 +351,12 @@ def _marked(log: ManifestLog) -> ManifestState:
             return state
         try:
             return log.commit_as_maintainer([OpenEpoch(state.epoch + 1), StreamDeleted()])
-        except Fenced as error:
-            raise NotFound(f"stream {log.stream} was deleted by another process") from error
-        except EditRefused:
+        except FencedError as error:
+            raise NotFoundError(f"stream {log.stream} was deleted by another process") from error
+        except EditRefusedError:
             if log.load().held:
                 raise
-    raise StoreUnavailable(f"stream {log.stream}: other processes changed its manifest {ATTEMPTS_MAX} times")
+    raise StoreUnavailableError(f"stream {log.stream}: other processes changed its manifest {ATTEMPTS_MAX} times")
 
 
 def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: ManifestSettings) -> StreamDeletion:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from offloader.errors import Corrupt, InvalidCall, Unsupported
+from offloader.errors import CorruptError, InvalidCallError, UnsupportedError
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.catalog import partition_streams, read_entry
 from offloader.store.base import ObjectStore
@@ -40,10 +40,10 @@ class NamedStreams:
             why: reason why a topic with partitions isn't accepted: "a position is of one".
 
         Raises:
-            InvalidCall: it is a topic with partitions, which the error lists.
+            InvalidCallError: it is a topic with partitions, which the error lists.
         """
         if self.partitions:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{self.name} has {len(self.partitions)} partitions, and {why}", hint=f"use {self.some()}"
             )
         return self.name
@@ -58,7 +58,7 @@ def stream_name(given: str) -> str:
     """``persistent://tenant/ns/topic`` -> ``tenant/ns/persistent/topic``; a name without ``://`` isn't changed.
 
     Raises:
-        InvalidCall: a URL that isn't a persistent topic's.
+        InvalidCallError: a URL that isn't a persistent topic's.
     """
     return stream_of_topic(given) if "://" in given else given
 
@@ -80,7 +80,7 @@ def resolve_name(given: str, existing: Collection[str]) -> NamedStreams:
     without a match resolves to a stream that doesn't exist.
 
     Raises:
-        InvalidCall: as ``stream_name``.
+        InvalidCallError: as ``stream_name``.
     """
     name = stream_name(given)
     if name in existing:
@@ -102,10 +102,10 @@ def named_streams(store: ObjectStore, given: str) -> NamedStreams:
     A stream whose catalogue entry can't be read exists: an operation on it raises the error.
 
     Raises:
-        InvalidCall: no name of a stream or of a persistent topic.
+        InvalidCallError: no name of a stream or of a persistent topic.
     """
     name = stream_name(given)
     exists = True
-    with suppress(Corrupt, Unsupported):
+    with suppress(CorruptError, UnsupportedError):
         exists = read_entry(store, name) is not None
     return resolve_name(name, [name] if exists else partition_streams(store, name).values())

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from offloader.errors import StoreMismatch
+from offloader.errors import StoreMismatchError
 from offloader.ledgers.base import NotingSource, ReadableLedgers, identified, noting
 from offloader.manifest.catalog import is_released, read_entry, require_can_create
 from offloader.manifest.state import ManifestState
@@ -74,7 +74,7 @@ def require_noted(
     specific error.
 
     Raises:
-        StoreMismatch: it is another manifest, or an older state of it.
+        StoreMismatchError: it is another manifest, or an older state of it.
     """
     if not store_mismatch(state, noted):
         return
@@ -92,8 +92,8 @@ def require_absence_noted(store: ObjectStore, stream: str, source: ReadableLedge
     """After a missing catalogue entry: requires that the source was never committed to this stream.
 
     Raises:
-        Corrupt: only the entry is missing. LostRecords: there are segments and no manifest.
-        StoreMismatch: the store has nothing of the stream.
+        CorruptError: only the entry is missing. LostRecordsError: there are segments and no manifest.
+        StoreMismatchError: the store has nothing of the stream.
     """
     if why := store_mismatch(None, noted):
         require_can_create(store, stream, look_for_remains=not is_released(store, stream), over_segments=False)
@@ -102,10 +102,10 @@ def require_absence_noted(store: ObjectStore, stream: str, source: ReadableLedge
 
 def _other_store(
     store: ObjectStore, stream: str, why: str, source: ReadableLedgers | NotingSource | None
-) -> StoreMismatch:
+) -> StoreMismatchError:
     notes = noting(source)
     remedy = "" if notes is None else f"; to continue without them: {notes.noted_remedy()}"
-    return StoreMismatch(
+    return StoreMismatchError(
         f"stream {stream}: {store.url} isn't the store recorded by its hot tier: {why}. Nothing was changed",
         hint=f"check that the right store is mounted; restore that store or its newer objects{remedy}",
     )

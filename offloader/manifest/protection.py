@@ -14,7 +14,7 @@ from uuid import UUID
 from formats.documents import GLOBAL_HOLD_KEY, GlobalHold, Lease, lease_key, lease_prefix, lease_uuid
 from formats.errors import FormatError
 from formats.manifest import Hold
-from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import ErrorKind, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.manifest.boundary import delete_keys, listed
 from offloader.manifest.log import ManifestLog
 from offloader.runtime.clock import Clock
@@ -110,11 +110,11 @@ def take_lease(
         reader: identifies the reader to operators; default: user and machine.
 
     Raises:
-        InvalidCall: not between 1 second and ``LEASE_SECONDS_MAX``.
-        Unsupported: the store is opened for reading only.
+        InvalidCallError: not between 1 second and ``LEASE_SECONDS_MAX``.
+        UnsupportedError: the store is opened for reading only.
     """
     if not 1 <= seconds <= LEASE_SECONDS_MAX:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {stream}: invalid lease of {seconds} s", hint=f"use 1 to {LEASE_SECONDS_MAX} s; readers renew it"
         )
     return HeldLease(store, Lease(UUID(bytes=entropy(16), version=4), stream, reader or user_at_host(), seconds), clock)
@@ -125,7 +125,7 @@ def leases_of(store: ObjectStore, stream: str) -> Sequence[LeaseInfo]:
     found = []
     for info in listed(store, lease_prefix(stream)):
         if (uuid := lease_uuid(info.key, stream)) is not None:
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 data, now = store.get(info.key)
                 reader, ends_ms = "", None
                 with suppress(FormatError):
@@ -151,7 +151,7 @@ def user_at_host() -> str:
     return socket.gethostname()
 
 
-class DeletionStopped(OffloaderError):
+class DeletionStoppedError(OffloaderError):
     """A global hold stops all deletion in the store. Nothing was deleted."""
 
     kind = ErrorKind.INVALID_REQUEST
@@ -159,7 +159,7 @@ class DeletionStopped(OffloaderError):
 
 def global_hold(store: ObjectStore) -> GlobalHold | None:
     """The global hold, ``None`` if there is none. An unreadable one counts."""
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         data, info = store.get(GLOBAL_HOLD_KEY)
         with suppress(FormatError):
             return GlobalHold.decode(data, object_name=GLOBAL_HOLD_KEY)
@@ -168,9 +168,9 @@ def global_hold(store: ObjectStore) -> GlobalHold | None:
 
 
 def require_no_global_hold(store: ObjectStore) -> None:
-    """Raises ``DeletionStopped`` while the global hold is set."""
+    """Raises ``DeletionStoppedError`` while the global hold is set."""
     if (found := global_hold(store)) is not None:
-        raise DeletionStopped(
+        raise DeletionStoppedError(
             f"all deletion in {store.url} is stopped by {found.by}: {found.reason}",
             hint="`offloader cleanup hold --all --off` lifts the hold",
         )
@@ -190,8 +190,8 @@ def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: C
     """Sets or lifts a stream's hold; False if nothing changed.
 
     Raises:
-        NotFound: no such stream.
-        Fenced: it was deleted. OutcomeUnknown, StoreUnavailable: call again.
+        NotFoundError: no such stream.
+        FencedError: it was deleted. OutcomeUnknownError, StoreUnavailableError: call again.
     """
     log = ManifestLog(store, stream, clock=clock)
     was = log.load().held
@@ -200,7 +200,7 @@ def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: C
     # Also if nothing changed: the call that set it may have failed before this step. A later loss of the record is
     # then detected.
     if log.name_newest().held != on:
-        raise StoreUnavailable(f"stream {stream}: another process changed its hold", hint="try again")
+        raise StoreUnavailableError(f"stream {stream}: another process changed its hold", hint="try again")
     return was != on
 
 
@@ -213,7 +213,7 @@ ASK_AGAIN_S = 10.0
 MS_PER_HOUR = 3_600_000
 
 
-class ClockSkew(OffloaderError):
+class ClockSkewError(OffloaderError):
     """The local clock and the store's differ too much to trust any age."""
 
     kind = ErrorKind.RETRY_LATER
@@ -225,13 +225,13 @@ def store_time_ms(store: ObjectStore) -> int:
         store.put(TIME_KEY, b"")
         try:
             return store.head(TIME_KEY).modified_ms
-        except NotFound:
+        except NotFoundError:
             continue
         finally:
             # If it can't be removed, one empty object remains.
             with suppress(OffloaderError):
                 store.delete([TIME_KEY])
-    raise StoreUnavailable(
+    raise StoreUnavailableError(
         f"{TIME_KEY} was deleted from {store.url} {TIME_ATTEMPTS_MAX} times before its time could be read"
     )
 
@@ -244,7 +244,7 @@ def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float
         ask_store: False: only the local one, for a caller that neither deletes nor writes.
 
     Raises:
-        ClockSkew: they differ by more than ``skew_ms_max``.
+        ClockSkewError: they differ by more than ``skew_ms_max``.
     """
     before_ms = clock.now_ms()
     if not ask_store:
@@ -254,7 +254,7 @@ def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float
     # Stores cut to whole seconds, and the request takes its time: neither is a difference between the clocks.
     skew_ms = max(before_ms - theirs_ms - 1000, theirs_ms - after_ms, 0)
     if skew_ms > skew_ms_max:
-        raise ClockSkew(
+        raise ClockSkewError(
             f"the local clock and that of {store.url} differ by {skew_ms / 1000:.0f} s: nothing is deleted",
             hint="set this machine's clock, or the store's; `manifest.clock_skew_max` is the limit",
         )
@@ -287,7 +287,7 @@ class DeletionClock:
             ask_store: as for ``time_for_deletion_ms``.
 
         Raises:
-            ClockSkew: the clocks differ too much, one of them jumped, or it is earlier than ``newest_ms``.
+            ClockSkewError: the clocks differ too much, one of them jumped, or it is earlier than ``newest_ms``.
         """
         with self._lock:
             now_ms, passed_s = self._ask(ask_store=ask_store), self._clock.monotonic_s()
@@ -297,12 +297,12 @@ class DeletionClock:
         jump_ms = now_ms - base_ms - (passed_s - base_s) * 1000
         # The store's clock may count whole seconds, and only some calls query it.
         if abs(jump_ms) > self._skew_ms_max + 1000:
-            raise ClockSkew(
+            raise ClockSkewError(
                 f"the clock jumped by {jump_ms / 1000:+.0f} s since this process began: nothing is deleted",
                 hint="correct the clock and restart the process",
             )
         if newest_ms - now_ms > self._skew_ms_max + 1000:
-            raise ClockSkew(
+            raise ClockSkewError(
                 f"the clock is {(newest_ms - now_ms) / 1000:.0f} s behind existing records: nothing is deleted",
                 hint="set this machine's clock, or the store's; `manifest.clock_skew_max` is the limit",
             )

@@ -14,7 +14,7 @@ from formats.block import BLOCK_HEADER_BYTES, decode_block_header
 from formats.checksum import crc32c
 from formats.documents import Subscribers, document_key
 from formats.entries import Position
-from formats.errors import FormatError, Inconsistent, require_equal
+from formats.errors import FormatError, InconsistentError, require_equal
 from formats.frames import FILL_BYTES_MAX, decode_fill
 from formats.keys import (
     RESERVED_LEVELS,
@@ -47,7 +47,13 @@ from offloader.coverage import (
     unheld,
     without,
 )
-from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.boundary import (
     FIRST_BOUNDARY,
@@ -146,7 +152,7 @@ def read_segment(
 
     Raises:
         FormatError: its objects are damaged, contradict each other, or aren't of a segment.
-        NotFound: the data object is missing.
+        NotFoundError: the data object is missing.
     """
     key = data_key(stream, uuid, ledger_id)
     info = store.head(key)
@@ -202,7 +208,7 @@ def _facts(
     if segment_map is not None and segment_map.summary(summary.data_crc32c) != replace(
         summary, index_bytes=0, index_crc32c=0
     ):
-        raise Inconsistent("index", object_name=segment_map.object_name, expected="the content of its data object")
+        raise InconsistentError("index", object_name=segment_map.object_name, expected="the content of its data object")
     return index, summary
 
 
@@ -222,7 +228,7 @@ def _of_plain(store: ObjectStore, key: str, info: ObjectInfo, segment_map: Segme
             outline.add_entries(batch)
     found = sorted(outline.spans.values(), key=lambda span: span.ledger_id)
     if not found or blocks.offset[0] != 0:
-        raise Inconsistent("data object", object_name=key, expected="entries from its beginning on", found="none")
+        raise InconsistentError("data object", object_name=key, expected="entries from its beginning on", found="none")
     return SegmentSummary.of_spans(
         found,
         layout=segment_map.layout,
@@ -396,10 +402,10 @@ def rebuild_manifest(
         dry_run: write nothing.
 
     Raises:
-        InvalidCall: the manifest is readable and no object proves a lost record; or the stream is deleted: nothing was
-            changed.
-        NotFound: there is no such stream: neither a manifest nor objects.
-        EditRefused: the head lies past the end of the gapless range.
+        InvalidCallError: the manifest is readable and no object proves a lost record; or the stream is deleted: nothing
+            was changed.
+        NotFoundError: there is no such stream: neither a manifest nor objects.
+        EditRefusedError: the head lies past the end of the gapless range.
     """
     entry, lost = _require_unreadable(store, stream)
     if lost is not None:
@@ -409,7 +415,7 @@ def rebuild_manifest(
         _give_up(store, stream, incarnation)
     found, problems, unknown, indexed, fills = _segments(store, stream)
     if entry is None and not old and not found and not fills and not problems:
-        raise NotFound(f"stream {stream} isn't in {store.url}", hint="run `offloader ls` to list the streams")
+        raise NotFoundError(f"stream {stream} isn't in {store.url}", hint="run `offloader ls` to list the streams")
     closed_ledgers = {**{info.ledger_id: info.last_entry_id for info in hot if info.closed}, **(closed_ledgers or {})}
     known = survivors_of(store, stream, old)
     found += filter(None, at_once(partial(_adopted, store), known.at_root.items(), sequential_max=1))
@@ -440,7 +446,7 @@ def rebuild_manifest(
     # Last step: until here the old entry is valid, and no entry names the new incarnation.
     replaces = (*(entry.replaces if entry is not None else ()), *old)[-REPLACED_MAX:]
     if not replace_entry(store, CatalogEntry(stream, incarnation, clock.now_ms(), replaces), expected=entry):
-        raise StoreUnavailable(
+        raise StoreUnavailableError(
             f"stream {stream}: its catalogue entry changed during the rebuild",
             hint="another process may be rebuilding it: check the stream and try again",
         )
@@ -568,10 +574,10 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
     """The catalogue's entry, and the readable manifest that has no entry.
 
     Raises:
-        InvalidCall: the entry's manifest is readable, or more than one manifest without an entry is.
+        InvalidCallError: the entry's manifest is readable, or more than one manifest without an entry is.
     """
     entry: CatalogEntry | None = None
-    with suppress(Corrupt):
+    with suppress(CorruptError):
         entry = read_entry(store, stream)
     if entry is not None:
         state = _readable(store, stream, entry.incarnation)
@@ -580,12 +586,14 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
         ):
             return entry, None
         what = "is being deleted" if state.stream_deleted else "can be read"
-        raise InvalidCall(f"the manifest of stream {stream} {what}: no rebuild is needed", hint="nothing was changed")
+        raise InvalidCallError(
+            f"the manifest of stream {stream} {what}: no rebuild is needed", hint="nothing was changed"
+        )
     states = (_readable(store, stream, incarnation) for incarnation in incarnations_in(store, stream))
     whole = (each for each in states if each is not None and each.record_id and each.owner.name != REBUILDING)
     alive = [each.incarnation for each in whole if not each.stream_deleted]
     if len(alive) > 1:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {stream} has no catalogue entry and {len(alive)} readable manifests: {', '.join(map(str, alive))}",
             hint="move all but the valid one to another place, then rebuild",
         )
@@ -596,7 +604,7 @@ def _attached(store: ObjectStore, stream: str, incarnation: UUID, clock: Clock, 
     """Creates a new catalogue entry for a readable manifest that lost its own."""
     entry = CatalogEntry(stream, incarnation, clock.now_ms())
     if not dry_run and not replace_entry(store, entry, expected=None):
-        raise StoreUnavailable(
+        raise StoreUnavailableError(
             f"stream {stream}: another process created its catalogue entry", hint="check the stream and try again"
         )
     return Rebuild(
@@ -608,7 +616,7 @@ def _attached(store: ObjectStore, stream: str, incarnation: UUID, clock: Clock, 
 
 
 def _readable(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestState | None:
-    with suppress(Corrupt):
+    with suppress(CorruptError):
         return load_manifest_view(store, stream, incarnation).state
     return None
 
@@ -616,19 +624,19 @@ def _readable(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestSta
 def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
     """Invalidates every number of an old incarnation, which stops a writer that still runs there."""
     for _ in range(ATTEMPTS_MAX):
-        with suppress(Corrupt):  # an unreadable boundary stops every writer
+        with suppress(CorruptError):  # an unreadable boundary stops every writer
             try:
                 change_boundary(
                     *(store, stream, incarnation),
                     lambda found: replace(found, first_kept_id=max(found.first_kept_id, GIVEN_UP_ID)),
                 )
-            except NotFound:
+            except NotFoundError:
                 # Otherwise a returning writer that finds neither boundary nor record would create a new manifest.
                 given_up = replace(FIRST_BOUNDARY, first_kept_id=GIVEN_UP_ID).encode()
                 if not put_if(store, boundary_key(stream, incarnation), given_up, CREATE):
                     continue
         return
-    raise StoreUnavailable(f"stream {stream}: other processes changed its boundary {ATTEMPTS_MAX} times")
+    raise StoreUnavailableError(f"stream {stream}: other processes changed its boundary {ATTEMPTS_MAX} times")
 
 
 def _segments(
@@ -673,7 +681,7 @@ def _adopted(store: ObjectStore, named: tuple[UUID, AtRoot]) -> FoundSegment | N
     uuid, (summary, owned) = named
     ledger_id = summary.begin.ledger_id if summary.layout is Layout.V1 else None
     keys, sizes = (data_key, index_key), (summary.data_bytes, summary.index_bytes)
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         if all(store.head(key("", uuid, ledger_id)).size_bytes == size for key, size in zip(keys, sizes, strict=True)):
             return FoundSegment(
                 uuid=uuid, ledger_id=ledger_id, epoch=0, owned=owned, summary=summary, closed_bytes={}, at_root=True
@@ -683,7 +691,7 @@ def _adopted(store: ObjectStore, named: tuple[UUID, AtRoot]) -> FoundSegment | N
 
 def _range_of(store: ObjectStore, key: str, ledger_id: int | None) -> Range | None:
     """The range in an index; ``None`` if it is unreadable, or in Pulsar's own layout, which has none."""
-    with suppress(FormatError, NotFound):
+    with suppress(FormatError, NotFoundError):
         segment_map = SegmentMap.parse(store.get(key)[0], object_name=key, ledger_id=ledger_id)
         if segment_map.has_extension:
             summary = segment_map.summary(0)
@@ -710,7 +718,7 @@ def _put_indexes(
         key = index_key(stream, segment.uuid, segment.ledger_id)
         try:
             store.put(key, segment.index, mode=CREATE, metadata=metadata, crc32c=segment.summary.index_crc32c)
-        except PreconditionFailed as error:
-            raise StoreUnavailable(
+        except PreconditionFailedError as error:
+            raise StoreUnavailableError(
                 f"{key} appeared during the rebuild", hint="a writer is still active: run the rebuild again"
             ) from error

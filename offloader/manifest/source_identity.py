@@ -13,7 +13,7 @@ from formats.checkpoint import DELETED, LAST_UNKNOWN, KnownSource
 from formats.entries import EntryBatch, Position
 from formats.manifest import FACT_UNKNOWN, Edit, LedgerClosed, OpenEpoch, Record, ReserveLedgers
 from offloader.coverage import ENTRY_ID_MAX, first_missing
-from offloader.errors import OffloaderError, SourceMismatch, Unsupported
+from offloader.errors import OffloaderError, SourceMismatchError, UnsupportedError
 from offloader.ledgers.base import (
     ClosedListener,
     ComparedSource,
@@ -110,7 +110,7 @@ def require_same_source(state: ManifestState, source: IdentifiedSource) -> Sourc
     """The source's identity, compared with the manifest.
 
     Raises:
-        SourceMismatch: it isn't the one that ``state`` knows.
+        SourceMismatchError: it isn't the one that ``state`` knows.
     """
     facts = facts_now(state, source)
     if (why := source_mismatch(state.source, facts)) is not None:
@@ -122,19 +122,19 @@ def require_same_ledgers(state: ManifestState, ledgers: Iterable[LedgerInfo]) ->
     """Compares a source's listed ledgers with the recorded facts.
 
     Raises:
-        SourceMismatch: there are ``contradictions``.
+        SourceMismatchError: there are ``contradictions``.
     """
     if found := contradictions(state, ledgers):
         more = f", and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
         raise mismatch_error(state, "; ".join(list(found.values())[:NAMED_MAX]) + more)
 
 
-def mismatch_error(state: ManifestState, why: str) -> SourceMismatch:
+def mismatch_error(state: ManifestState, why: str) -> SourceMismatchError:
     """The error with the manifest's source, the actual source and possible remedies."""
     known, newest = state.source, newest_known(state)
     when = datetime.fromtimestamp(state.time_ms / 1000, UTC).isoformat(timespec="seconds")
     database = f"ledger database {known.uuid}, " if known else ""
-    return SourceMismatch(
+    return SourceMismatchError(
         f"stream {state.stream}: this hot tier isn't the one recorded in its manifest: {why}; the manifest has "
         f"{database}entries up to {newest or 'none'}, and its newest record is of {when}. Nothing was deleted",
         hint=f"restore that database; or continue with this one and record the missing entries: "
@@ -229,7 +229,8 @@ def _reached(segment: SegmentRecord, ledger_id: int) -> int:
 
 
 class CheckedLedgers:
-    """``ReadableLedgers`` whose ``ledgers`` raises ``SourceMismatch`` if they aren't those that the manifest knows.
+    """``ReadableLedgers`` whose ``ledgers`` raises ``SourceMismatchError`` if they aren't those that the manifest
+    knows.
 
     List them before reading: ``read`` compares nothing. Ledgers that were set aside are left out. Thread-safe.
 
@@ -319,7 +320,7 @@ class OwnersSource:
         self._can_grant, self._has_granted, self._has_noted = True, False, False
 
     def check(self, state: ManifestState) -> Position | None:
-        """The newest position of the source. Raises ``SourceMismatch``: it isn't the one that ``state`` knows."""
+        """The newest position of the source. Raises ``SourceMismatchError``: it isn't the one that ``state`` knows."""
         if self._accept is not None:
             return facts_now(state, self._source).reached
         return require_same_source(state, self._source).reached
@@ -328,8 +329,8 @@ class OwnersSource:
         """The edits of the record that opens the next epoch; the source has the token when this returns.
 
         Raises:
-            SourceMismatch: as ``check``.
-            StoreMismatch: the source has seen more of the manifest, or another one.
+            SourceMismatchError: as ``check``.
+            StoreMismatchError: the source has seen more of the manifest, or another one.
         """
         if self._accept is None:
             require_noted(self._store, state, self._source, self._source.noted_manifests())
@@ -352,7 +353,7 @@ class OwnersSource:
         """The newest position of the source, and the edits of the next record: with more ledger ids when few are left.
 
         Raises:
-            SourceMismatch: as ``check``.
+            SourceMismatchError: as ``check``.
         """
         reached = self.check(state)
         if any(isinstance(edit, OpenEpoch) for edit in edits):
@@ -379,7 +380,7 @@ class OwnersSource:
         (first, end), self._range = self._range, None
         try:
             self._source.grant_ledgers(first, end)
-        except Unsupported:
+        except UnsupportedError:
             self._can_grant = False  # a view: the appending process grants the ids
         except OffloaderError as error:
             if self._reserves and not self._has_granted:

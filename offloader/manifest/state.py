@@ -25,7 +25,7 @@ from formats.keys import Testimony
 from formats.manifest import Gap, GapFilled, Totals, Writer
 from formats.metadata.messages import OffloadContext, OffloadSegment
 from offloader.coverage import ENTRY_ID_MAX, follows
-from offloader.errors import ErrorKind, Fenced, OffloaderError
+from offloader.errors import ErrorKind, FencedError, OffloaderError
 from offloader.manifest.ledger_table import ClosedLedgers, FlaggedLedgers, LedgerTable
 from offloader.manifest.segment_table import (
     SealedSegments,
@@ -38,7 +38,7 @@ from offloader.manifest.segment_table import (
     rows_not_after,
 )
 
-__all__ = ["EditRefused", "ManifestState", "SegmentRecord", "SegmentStatus", "SegmentSums", "StreamPaused"]
+__all__ = ["EditRefusedError", "ManifestState", "SegmentRecord", "SegmentStatus", "SegmentSums", "StreamPaused"]
 
 #: Compacted rows processed together, at first and at most.
 _STRIDE_ROWS = 64
@@ -121,13 +121,13 @@ NOBODY = Writer("", "", "")
 METHOD_DEFAULT = "streaming"
 
 
-class EditRefused(OffloaderError):
+class EditRefusedError(OffloaderError):
     """An edit or a requirement doesn't fit the current manifest. Nothing was written."""
 
     kind = ErrorKind.INVALID_REQUEST
 
 
-class StreamPaused(EditRefused):
+class StreamPaused(EditRefusedError):
     """The stream is paused: no segment may be assigned. Nothing was written."""
 
     def __init__(self, stream: str) -> None:
@@ -199,14 +199,14 @@ class ManifestState:
             epoch: the owner's own epoch for owner's edits; ``None`` for edits by others (retention, cleanup).
 
         Raises:
-            EditRefused: it doesn't hold here.
+            EditRefusedError: it doesn't hold here.
         """
         if incarnation != self.incarnation:
-            raise EditRefused(f"stream {self.stream} was deleted and created again", hint="open it again")
+            raise EditRefusedError(f"stream {self.stream} was deleted and created again", hint="open it again")
         if self.stream_deleted:
-            raise EditRefused(f"stream {self.stream} was deleted")
+            raise EditRefusedError(f"stream {self.stream} was deleted")
         if epoch is not None and epoch != self.epoch:
-            raise EditRefused(
+            raise EditRefusedError(
                 f"stream {self.stream} is owned by epoch {self.epoch} (writer {self.owner.name or self.writer.name}), "
                 f"not by epoch {epoch}"
             )
@@ -383,13 +383,13 @@ def require_takeable(
         option: sets ``take_over``, for the error's hint.
 
     Raises:
-        Fenced: there is such an owner; names it, and its URL if known.
+        FencedError: there is such an owner; names it, and its URL if known.
     """
     age_s = (now_ms - state.time_ms) / 1000
     if take_over or state.epoch == 0 or age_s >= takeover_after_s:
         return
     where = f" at {state.writer.url}" if state.writer.url else ""
-    raise Fenced(
+    raise FencedError(
         f"stream {state.stream} is owned by {state.writer.name}{where}, which wrote its last record {age_s:.0f} s ago",
         hint=f"ask that owner, wait until it is inactive for takeover_after ({takeover_after_s:g} s), or use {option}",
     )

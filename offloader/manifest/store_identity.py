@@ -13,7 +13,7 @@ from contextlib import suppress
 from uuid import UUID, uuid4
 
 from formats.documents import STORE_IDENTITY_KEY, StoreIdentity
-from offloader.errors import AccessDenied, NotFound, OffloaderError
+from offloader.errors import AccessDeniedError, NotFoundError, OffloaderError
 from offloader.ledgers.base import NotingSource
 from offloader.manifest.boundary import decoded
 from offloader.manifest.state import ManifestState
@@ -32,7 +32,7 @@ def require_identity(store: ObjectStore) -> UUID:
     """The store's identity. One request.
 
     Raises:
-        NotFound: it has none. Corrupt, Unsupported: it can't be decoded.
+        NotFoundError: it has none. CorruptError, UnsupportedError: it can't be decoded.
     """
     data, _ = store.get(STORE_IDENTITY_KEY)
     what = f"the identity of store {store.url}, {STORE_IDENTITY_KEY},"
@@ -43,10 +43,10 @@ def read_identity(store: ObjectStore) -> UUID | None:
     """The store's identity; ``None``: it has none yet, or may not be read.
 
     Raises:
-        Corrupt, Unsupported: it can't be decoded.
+        CorruptError, UnsupportedError: it can't be decoded.
     """
     # S3 answers 403 for a key that isn't there to credentials that may not list.
-    with suppress(NotFound, AccessDenied):
+    with suppress(NotFoundError, AccessDeniedError):
         return require_identity(store)
     return None
 
@@ -59,12 +59,12 @@ def identify(store: ObjectStore, *, noted: UUID | None = None) -> UUID | None:
             value.
 
     Raises:
-        Corrupt, Unsupported: as ``read_identity``.
+        CorruptError, UnsupportedError: as ``read_identity``.
     """
     if (found := read_identity(store)) is not None:
         return found
     created = noted or uuid4()
-    with suppress(AccessDenied):
+    with suppress(AccessDeniedError):
         if put_if(store, STORE_IDENTITY_KEY, StoreIdentity(created).encode(), CREATE):
             return created
     return read_identity(store)

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from formats.errors import FormatError
 from formats.keys import RESERVED_LEVELS, decode_stream, encode_stream, parse_object_key
-from offloader.errors import Corrupt, InvalidCall
+from offloader.errors import CorruptError, InvalidCallError
 from offloader.manifest.catalog import require_can_create
 from offloader.store.base import ObjectStore
 
@@ -23,7 +23,9 @@ PAGE = 1000
 _AFTER_SLASH = "0"
 
 
-def unlisted_streams(store: ObjectStore, known: Collection[str], *, prefix: str = "") -> Iterator[tuple[str, Corrupt]]:
+def unlisted_streams(
+    store: ObjectStore, known: Collection[str], *, prefix: str = ""
+) -> Iterator[tuple[str, CorruptError]]:
     """Streams whose manifest or segments are in the store and that no entry names, each with its error.
 
     Args:
@@ -65,11 +67,11 @@ def _stream_of(levels: list[str], key: str) -> str | None:
     return None
 
 
-def _error(store: ObjectStore, name: str) -> Corrupt | None:
+def _error(store: ObjectStore, name: str) -> CorruptError | None:
     """The error for a name that lacks a needed entry; ``None``: its remaining objects are no whole stream."""
-    with suppress(InvalidCall):
+    with suppress(InvalidCallError):
         try:
             require_can_create(store, name, look_for_remains=True, over_segments=False)
-        except Corrupt as error:
+        except CorruptError as error:
             return error
     return None

@@ -18,7 +18,15 @@ from formats.errors import FormatError
 from formats.frames import decode_fill
 from formats.keys import fill_key
 from formats.manifest import GapFilled
-from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    ObjectChangedError,
+    ObjectMissingError,
+    OffloaderError,
+    TrimmedError,
+)
 from offloader.manifest.segment_table import SegmentSlice
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher, SegmentObjects, Sized, block_runs, newest_view, request_sizes
@@ -119,7 +127,7 @@ class ColdTier:
                 for objects, segment_map, numbers in wanted
                 for batch in self._fetcher.kept_blocks(objects, segment_map, numbers)
             ]
-        except ObjectMissing:
+        except ObjectMissingError:
             if self._skipped is None:
                 raise
             return None
@@ -289,7 +297,7 @@ class ColdTier:
         """The result of ``read``; ``None`` if an object is missing and missing objects are skipped."""
         try:
             return read()
-        except ObjectMissing as error:
+        except ObjectMissingError as error:
             if self._skipped is None:
                 raise
             self._skipped.setdefault(objects.uuid, error.message)
@@ -303,15 +311,16 @@ def objects_of(stream: str, record: SegmentRecord, store: ObjectStore, relocate:
     """The objects of an offloaded segment, expected in ``store``; ``relocate``: the moved buckets.
 
     Raises:
-        InvalidCall: the manifest records another location. The region is not compared: it is a route to a bucket, not
-            another bucket.
+        InvalidCallError: the manifest records another location. The region is not compared: it is a route to a bucket,
+            not another bucket.
     """
     require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store, relocate)
     return SegmentObjects.of_record(stream, record)
 
 
 def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore, relocate: Pairs = NOT_MOVED) -> None:
-    """Raise ``InvalidCall`` when recorded driver metadata of the object ``what`` names another location than ``store``.
+    """Raise ``InvalidCallError`` when recorded driver metadata of the object ``what`` names another location than
+    ``store``.
 
     A bucket that ``relocate`` maps to the store's bucket is accepted, on any server. Different spellings of an endpoint
     are equal: a trailing slash, a default port, and the names of this machine.
@@ -320,7 +329,7 @@ def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore,
     if not driver or _compared(driver) == _compared(here):
         return
     if relocate.get(driver.get("bucket", "")) != here.get("bucket", ""):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{what} was written to {_place(driver)}; this store is {_place(here)}",
             hint="open the store where it was written, or name the move in the setting read.relocate: old = new",
         )
@@ -361,29 +370,31 @@ def read_fill(store: ObjectStore, stream: str, fill: GapFilled) -> EntryBatch:
     """The entries of a fill, verified against its record in the manifest. One GET, of at most 8 MiB.
 
     Raises:
-        ObjectMissing: the object is missing.
-        Trimmed: its ledger was deleted since the manifest was loaded.
-        ObjectChanged, Corrupt: the object differs from its record.
+        ObjectMissingError: the object is missing.
+        TrimmedError: its ledger was deleted since the manifest was loaded.
+        ObjectChangedError, CorruptError: the object differs from its record.
     """
     key = fill_key(stream, fill.uuid)
     where = f"stream {stream}, object {key}"
     try:
         body, info = store.get(key, ByteRange(0, fill.object_bytes))
-    except NotFound as cause:
+    except NotFoundError as cause:
         raise _missing(store, stream, fill, where) from cause
     if info.size_bytes != fill.object_bytes:
-        raise ObjectChanged(
+        raise ObjectChangedError(
             f"{where} in {store.url}: expected {fill.object_bytes} bytes, found {info.size_bytes}", hint=_RESTORE
         )
     found = crc32c(body)
     if found != fill.crc32c:
-        raise Corrupt(f"{where} in {store.url}: expected CRC-32C {fill.crc32c:08x}, found {found:08x}", hint=_RESTORE)
+        raise CorruptError(
+            f"{where} in {store.url}: expected CRC-32C {fill.crc32c:08x}, found {found:08x}", hint=_RESTORE
+        )
     try:
         batch = decode_fill(body, object_name=key)
     except FormatError as error:
-        raise Corrupt(f"stream {stream}: {error}", hint=_RESTORE) from error
+        raise CorruptError(f"stream {stream}: {error}", hint=_RESTORE) from error
     if (batch.first, batch.last, len(batch)) != (fill.first, fill.last, fill.entries):
-        raise ObjectChanged(
+        raise ObjectChangedError(
             f"{where}: the manifest records {fill.entries} entries at {fill.first}..{fill.last}, the object has "
             f"{len(batch)} at {batch.first}..{batch.last}",
             hint=_RESTORE,
@@ -394,11 +405,11 @@ def read_fill(store: ObjectStore, stream: str, fill: GapFilled) -> EntryBatch:
 def _missing(store: ObjectStore, stream: str, fill: GapFilled, where: str) -> OffloaderError:
     state = newest_view(store, stream)
     if state is not None and fill in state.fills:
-        return ObjectMissing(
+        return ObjectMissingError(
             f"{where} is missing from {store.url}, but the manifest records it for {fill.first}..{fill.last}",
             hint=_RESTORE,
         )
-    return Trimmed(
+    return TrimmedError(
         f"{where}: ledger {fill.first.ledger_id} was deleted during the read",
         first_available=None if state is None else state.first_position(),
         hint="reopen the stream",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from formats.errors import Inconsistent
-from offloader.errors import InvalidCall, NotFound, Unsupported
+from formats.errors import InconsistentError
+from offloader.errors import InvalidCallError, NotFoundError, UnsupportedError
 
 #: Decrypts an encrypted data key; raises ``ValueError`` if it was encrypted for another key.
 _OpenDataKey = Callable[[bytes], bytes]
@@ -17,7 +17,7 @@ _KEY_BYTES_MAX = 64 * 1024
 _MAC_KEY_BYTES, _MAC_BYTES = 16, 20
 
 
-class WrongKey(Inconsistent):
+class WrongKey(InconsistentError):
     """The named key does not decrypt a payload."""
 
 
@@ -30,8 +30,8 @@ class Decryptor:
         files: key name given by the producer -> PEM file of the private key; "": for every name.
 
     Raises:
-        NotFound, InvalidCall: a file is unreadable, or has no RSA or EC key without a password.
-        Unsupported: the package cryptography is not installed.
+        NotFoundError, InvalidCallError: a file is unreadable, or has no RSA or EC key without a password.
+        UnsupportedError: the package cryptography is not installed.
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ def _key_of(path: str) -> _OpenDataKey:
         from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError as cause:
-        raise Unsupported(
+        raise UnsupportedError(
             "the package cryptography, which decrypts messages, is not installed",
             hint="install offloader with the extra pulsar",
         ) from cause
@@ -82,9 +82,9 @@ def _key_of(path: str) -> _OpenDataKey:
         with Path(path).open("rb") as opened:
             key = load_pem_private_key(opened.read(_KEY_BYTES_MAX), password=None)
     except OSError as cause:
-        raise NotFound(f"cannot read key {path}: {cause.strerror}", hint="check the path") from cause
+        raise NotFoundError(f"cannot read key {path}: {cause.strerror}", hint="check the path") from cause
     except (ValueError, TypeError) as cause:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{path} is not a private key: {cause}", hint="give a private key in PEM format, without a password"
         ) from cause
     match key:
@@ -92,7 +92,7 @@ def _key_of(path: str) -> _OpenDataKey:
             return lambda data: _opened_rsa(key, data)
         case EllipticCurvePrivateKey():
             return lambda data: _opened_ec(key, data)
-    raise InvalidCall(
+    raise InvalidCallError(
         f"{path} is neither an RSA nor an EC key", hint="give the private key that matches the producer's public key"
     )
 

@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from formats.checksum import crc32c
 from formats.entries import Bytes, EntryBatch, byte_array
-from formats.errors import FormatError, Inconsistent, LimitExceeded, UnsupportedVersion
+from formats.errors import FormatError, InconsistentError, LimitExceededError, UnsupportedVersionError
 from formats.extension import EntryTable
 from formats.keys import check_object_version, data_key, index_key
 from formats.segment_map import SegmentMap
 from offloader.errors import (
-    Corrupt,
-    LimitReached,
-    NotFound,
-    ObjectChanged,
-    ObjectMissing,
+    CorruptError,
+    LimitReachedError,
+    NotFoundError,
+    ObjectChangedError,
+    ObjectMissingError,
     OffloaderError,
-    Trimmed,
-    Unsupported,
+    TrimmedError,
+    UnsupportedError,
 )
 from offloader.manifest.load import load_manifest
 from offloader.manifest.segment_table import is_at_root
@@ -366,7 +366,7 @@ class BlockRun:
 
 def newest_view(store: ObjectStore, stream: str) -> ManifestState | None:
     """The newest view of a stream's manifest; ``None``: the manifest does not exist (any more)."""
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         return load_manifest(store, stream)
     return None
 
@@ -414,7 +414,7 @@ def block_runs(
 #: Decodes a block's entries into newly allocated memory. Arguments: the run, the block's number, the bytes.
 Decode = Callable[[BlockRun, int, Bytes], EntryBatch]
 #: Called with each damaged block that is skipped; without it, damage is an error.
-SkipCorrupt = Callable[[Corrupt], None]
+SkipCorrupt = Callable[[CorruptError], None]
 
 
 class ArrivingBlocks:
@@ -463,7 +463,7 @@ class ArrivingBlocks:
         for found in self._found:
             if isinstance(found, EntryBatch):
                 batches.append(found)
-            elif skip is not None and isinstance(found, Corrupt):
+            elif skip is not None and isinstance(found, CorruptError):
                 skip(found)
             else:
                 raise found
@@ -515,7 +515,8 @@ class Fetcher:
         """The segment's index, checked against ``objects``; ``keep``: whether to cache it. Scans only look it up.
 
         Raises:
-            Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: see the module; and the store's errors.
+            TrimmedError, ObjectMissingError, ObjectChangedError, CorruptError, UnsupportedError: see the module; and
+                the store's errors.
         """
         key = self._index_key(objects)
         found: SegmentMap | None = self.cache.find(key, is_use=keep)
@@ -534,7 +535,7 @@ class Fetcher:
         ``skip`` is called with the error of each damaged block, which then counts as empty.
 
         Raises:
-            Trimmed, ObjectMissing, ObjectChanged, Corrupt, LimitReached, Unsupported.
+            TrimmedError, ObjectMissingError, ObjectChangedError, CorruptError, LimitReachedError, Unsupported.
         """
         if len(run.numbers) == 1 or not run.segment_map.has_extension:
             return self.decode(run, self.run_bytes(run), skip)
@@ -557,7 +558,7 @@ class Fetcher:
         for number in run.numbers.tolist():
             try:
                 batches.append(self._decode(run, number, view[_extent(run, number)[0] - run.start :]))
-            except Corrupt as error:
+            except CorruptError as error:
                 if skip is None:
                     raise
                 skip(error)
@@ -627,7 +628,7 @@ class Fetcher:
         data = self._get(objects, key, byte_range, objects.index_bytes)
         found = crc32c(data)
         if objects.index_crc32c is not None and found != objects.index_crc32c:
-            raise Corrupt(
+            raise CorruptError(
                 f"stream {objects.stream}, object {key}, bytes 0..{len(data)}: expected CRC-32C "
                 f"{objects.index_crc32c:08x} (from the manifest), found {found:08x}",
                 hint="restore the index object, or rebuild it from the data object",
@@ -635,9 +636,9 @@ class Fetcher:
         try:
             segment_map = SegmentMap.parse(data, object_name=key, ledger_id=objects.ledger_id)
             if objects.data_bytes is not None and segment_map.data_bytes != objects.data_bytes:
-                raise Inconsistent("data object length", expected=objects.data_bytes, found=segment_map.data_bytes)
+                raise InconsistentError("data object length", expected=objects.data_bytes, found=segment_map.data_bytes)
             if objects.blocks is not None and len(segment_map.blocks) != objects.blocks:
-                raise Inconsistent("number of blocks", expected=objects.blocks, found=len(segment_map.blocks))
+                raise InconsistentError("number of blocks", expected=objects.blocks, found=len(segment_map.blocks))
         except FormatError as error:
             raise _translated(error, objects, key, 0, len(data)) from error
         return segment_map
@@ -652,13 +653,13 @@ class Fetcher:
     ) -> bytes:
         try:
             data, info = self.store.get(key, byte_range, into=into)
-        except NotFound as cause:
+        except NotFoundError as cause:
             raise self.missing(objects, key) from cause
         came_bytes = len(data) + (0 if into is None else into.received_bytes)
         self._recorder.add("read_fetched_bytes_total", came_bytes, stream=objects.stream)
         wanted = info.size_bytes if byte_range is None else byte_range.length
         if (expected_bytes is not None and info.size_bytes != expected_bytes) or came_bytes != wanted:
-            raise ObjectChanged(
+            raise ObjectChangedError(
                 f"stream {objects.stream}, object {key} in {self.store.url}: "
                 f"expected {expected_bytes or wanted} bytes, found {info.size_bytes}",
                 hint="the object was replaced or truncated: restore it from a copy",
@@ -666,8 +667,8 @@ class Fetcher:
         if info.metadata:  # not every store keeps user metadata
             try:
                 check_object_version(info.metadata, key)
-            except UnsupportedVersion as error:
-                raise Unsupported(
+            except UnsupportedVersionError as error:
+                raise UnsupportedError(
                     f"stream {objects.stream}: {error}", hint="upgrade to the release that wrote it, or a later one"
                 ) from error
         return data
@@ -677,26 +678,26 @@ class Fetcher:
         for key in (objects.data_key, objects.index_key):
             try:
                 self.store.head(key)
-            except NotFound as cause:
+            except NotFoundError as cause:
                 raise self.missing(objects, key) from cause
         return True
 
     def missing(self, objects: SegmentObjects, key: str) -> OffloaderError:
-        """The error for a missing object, by the newest manifest: ``Trimmed`` or ``ObjectMissing``."""
+        """The error for a missing object, by the newest manifest: ``TrimmedError`` or ``ObjectMissingError``."""
         where = f"stream {objects.stream}, object {key}"
         # Objects at the store's root are Pulsar's and have no manifest.
         state = newest_view(self.store, objects.stream) if objects.stream else None
         if state is None:
-            return ObjectMissing(f"{where} is missing from {self.store.url}, and the stream has no manifest")
+            return ObjectMissingError(f"{where} is missing from {self.store.url}, and the stream has no manifest")
         record = state.segments.get(objects.uuid)
         if record is not None and record.status is SegmentStatus.OFFLOADED:
-            return ObjectMissing(
+            return ObjectMissingError(
                 f"{where} is missing from {self.store.url}, but the manifest records segment {objects.uuid} at "
                 f"{record.begin}..{record.end}",
                 hint="restore it from a copy; other segments can still be read",
             )
         first = state.first_position()
-        return Trimmed(
+        return TrimmedError(
             f"{where}: retention deleted segment {objects.uuid} during the read; the stream now begins at "
             f"{first or 'nothing'}",
             first_available=first,
@@ -706,7 +707,7 @@ class Fetcher:
     def _require_small_blocks(self, run: BlockRun) -> None:
         largest = int(run.segment_map.blocks.length[run.numbers].max())
         if largest > self.settings.block_bytes_max:
-            raise LimitReached(
+            raise LimitReachedError(
                 f"stream {run.objects.stream}, object {run.objects.data_key}: a block of {largest} bytes exceeds "
                 f"read.block_size_max = {self.settings.block_bytes_max}",
                 hint="increase read.block_size_max",
@@ -731,11 +732,11 @@ def _extent(run: BlockRun, number: int) -> tuple[int, int]:
 
 def _translated(error: FormatError, objects: SegmentObjects, key: str, start: int, stop: int) -> OffloaderError:
     text = f"stream {objects.stream}, object {key}, bytes {start}..{stop}: {error.described()}"
-    if isinstance(error, LimitExceeded):
-        return LimitReached(text, hint="increase read.block_size_max or read.decompressed_size_max")
-    if isinstance(error, UnsupportedVersion):
-        return Unsupported(text, hint="upgrade to the release that wrote it, or a later one")
-    return Corrupt(text, hint="restore this object from a copy; the rest of the stream can still be read")
+    if isinstance(error, LimitExceededError):
+        return LimitReachedError(text, hint="increase read.block_size_max or read.decompressed_size_max")
+    if isinstance(error, UnsupportedVersionError):
+        return UnsupportedError(text, hint="upgrade to the release that wrote it, or a later one")
+    return CorruptError(text, hint="restore this object from a copy; the rest of the stream can still be read")
 
 
 def _index_held_bytes(segment_map: SegmentMap) -> int:

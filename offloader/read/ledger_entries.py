@@ -14,7 +14,7 @@ from offloader.errors import OffloaderError
 from offloader.manifest.state import ManifestState
 from offloader.read.cold import read_fill
 from offloader.read.fetch import Cache, Fetcher
-from offloader.read.ledger_plan import CHUNK_BYTES, LedgerIncomplete, LedgerStanding, fill_runs
+from offloader.read.ledger_plan import CHUNK_BYTES, LedgerIncompleteError, LedgerStanding, fill_runs
 from offloader.read.reader import Reader
 from offloader.settings import Pairs, ReadSettings
 from offloader.store.base import ObjectStore
@@ -57,7 +57,7 @@ class LedgerEntries:
             on_hits: called with the number of blocks and indexes found in memory, for each part of the range.
 
         Raises:
-            LedgerIncomplete: an entry is missing before the next one; a hole is never skipped.
+            LedgerIncompleteError: an entry is missing before the next one; a hole is never skipped.
             OffloaderError: as ``Reader.scan`` and ``read_fill``.
         """
         return _contiguous(state.stream, self._batches(state, standing, first, last, on_hits), first, last)
@@ -106,7 +106,7 @@ class LedgerEntries:
 
 
 def _contiguous(stream: str, batches: Iterator[EntryBatch], first: int, last: int) -> Iterator[EntryBatch]:
-    """The batches; raises ``LedgerIncomplete`` where an entry is missing."""
+    """The batches; raises ``LedgerIncompleteError`` where an entry is missing."""
     expected = first
     for batch in batches:
         ids = batch.entry_ids
@@ -121,7 +121,7 @@ def _contiguous(stream: str, batches: Iterator[EntryBatch], first: int, last: in
 
 
 def _hole(stream: str, ledger_id: int, expected: int, found: int) -> OffloaderError:
-    return LedgerIncomplete(
+    return LedgerIncompleteError(
         f"stream {stream}, ledger {ledger_id}: expected entry {expected}, found {found}",
         hint="run `offloader verify` to find the damaged segment; the entry is not skipped",
     )

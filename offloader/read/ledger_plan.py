@@ -23,7 +23,7 @@ from formats.manifest import FACT_UNKNOWN, GapFilled
 from formats.segment_map import CRC_UNKNOWN, SegmentMap, block_checksums
 from formats.summary import Layout, LedgerSpan
 from offloader.coverage import ENTRY_ID_MAX, Run, count_of, gap_runs, without
-from offloader.errors import NotFound, SourceMismatch, StoreUnavailable, Trimmed
+from offloader.errors import NotFoundError, SourceMismatchError, StoreUnavailableError, TrimmedError
 from offloader.manifest.ledger_table import fills_in, is_gone
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -32,15 +32,15 @@ from offloader.manifest.state import ManifestState, SegmentRecord
 RUNS_NAMED_MAX = 5
 
 
-class LedgerTrimmed(Trimmed):
+class LedgerTrimmed(TrimmedError):
     """A ledger was deliberately deleted from its stream."""
 
 
-class LedgerMismatch(SourceMismatch):
+class LedgerMismatch(SourceMismatchError):
     """A broker's ledger differs from the manifest's ledger of the same number."""
 
 
-class LedgerIncomplete(StoreUnavailable):
+class LedgerIncompleteError(StoreUnavailableError):
     """Entries of a ledger are not in the cold tier, and no record of their deletion exists."""
 
 
@@ -90,7 +90,7 @@ def ledger_standing(state: ManifestState, ledger_id: int, *, last: int | None = 
 
     Raises:
         LedgerTrimmed: it was deleted, or truncated as a whole.
-        NotFound: the manifest has no entry of it.
+        NotFoundError: the manifest has no entry of it.
     """
     _require_kept(state, ledger_id)
     fact = state.ledgers.get(ledger_id)
@@ -101,7 +101,7 @@ def ledger_standing(state: ManifestState, ledger_id: int, *, last: int | None = 
     gaps = gap_runs(state.gaps, ledger_id, 0, ENTRY_ID_MAX)
     fills = tuple(fills_in(state.fills, ledger_id, 0, ENTRY_ID_MAX))
     if not spans and not fills and not (gaps and (is_closed or last is not None)):
-        raise NotFound(
+        raise NotFoundError(
             f"stream {state.stream}: the cold tier has no entry of ledger {ledger_id}",
             hint="the ledger is not offloaded yet, or belongs to another stream",
         )
@@ -260,13 +260,13 @@ def require_same_uuid(stream: str, standing: LedgerStanding, uuid: UUID | None) 
 
 
 def require_whole(stream: str, standing: LedgerStanding) -> None:
-    """Raise ``LedgerIncomplete`` if an entry is not in the cold tier."""
+    """Raise ``LedgerIncompleteError`` if an entry is not in the cold tier."""
     if standing.is_whole:
         return
     holes = standing.holes or standing.missing
     named = ", ".join(f"{low}..{high}" for low, high in holes[:RUNS_NAMED_MAX])
     why = "are missing" if standing.holes else "are recorded as a gap"
-    raise LedgerIncomplete(
+    raise LedgerIncompleteError(
         f"stream {stream}, ledger {standing.ledger_id}: entries {named} {why} ({count_of(holes)} in total)",
         hint="offload the ledger from the broker to complete it; missing entries are not skipped",
     )
@@ -474,13 +474,13 @@ def _chunk(parts: Parts, start: int, stop: int, payload_bytes: int, *, is_whole:
 
 
 def require_contiguous(stream: str, standing: LedgerStanding, parts: Parts) -> None:
-    """Raise ``LedgerIncomplete`` if the indexes lack entries that the manifest records."""
+    """Raise ``LedgerIncompleteError`` if the indexes lack entries that the manifest records."""
     expected = np.append(0, parts.last[:-1] + 1) if len(parts) else np.zeros(0, np.int64)
     wrong = np.flatnonzero(parts.first != expected)
     end = int(parts.last[-1]) if len(parts) else -1
     if len(wrong) or end != standing.last:
         at = f"before {parts.first[wrong[0]]}" if len(wrong) else f"after {end}"
-        raise LedgerIncomplete(
+        raise LedgerIncompleteError(
             f"stream {stream}, ledger {standing.ledger_id}: its indexes have a hole {at}; the ledger ends at "
             f"{standing.last}",
             hint="run `offloader verify` to find the damaged segment; missing entries are not skipped",
@@ -498,7 +498,7 @@ def ledger_chunks(
         numbers: of their data objects, or ``NO_OBJECT``.
 
     Raises:
-        LedgerIncomplete: the indexes contradict the manifest.
+        LedgerIncompleteError: the indexes contradict the manifest.
     """
     held = [
         segment_parts(record, segment_map, standing.ledger_id, number)

@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
-from formats.errors import ChecksumMismatch, FormatError, LimitExceeded, UnsupportedVersion, one_line
-from offloader.errors import Corrupt, InvalidCall, LimitReached, Unsupported
+from formats.errors import ChecksumMismatchError, FormatError, LimitExceededError, UnsupportedVersionError, one_line
+from offloader.errors import CorruptError, InvalidCallError, LimitReachedError, UnsupportedError
 
 if TYPE_CHECKING:
     from formats.pulsar.messages import MessageDecoder
@@ -24,24 +24,24 @@ def decode_messages(batch: EntryBatch, decoder: MessageDecoder, *, remedy: str) 
     """Messages of ``batch``: see ``MessageDecoder.decode``. ``remedy``: the errors' hint on skipping damaged entries.
 
     Raises:
-        InvalidCall: the entries are not Pulsar's: none of the first ones is a message, not even a damaged one.
-        Corrupt: an entry is damaged.
-        LimitReached: a decompressed entry exceeds the limit in the options.
-        Unsupported: this release does not know the compression.
+        InvalidCallError: the entries are not Pulsar's: none of the first ones is a message, not even a damaged one.
+        CorruptError: an entry is damaged.
+        LimitReachedError: a decompressed entry exceeds the limit in the options.
+        UnsupportedError: this release does not know the compression.
     """
     try:
         yield from decoder.decode(batch)
-    except LimitExceeded as error:
-        raise LimitReached(str(error), hint=remedy) from error
-    except UnsupportedVersion as error:
-        raise Unsupported(str(error), hint=f"use a newer release; {remedy}") from error
+    except LimitExceededError as error:
+        raise LimitReachedError(str(error), hint=remedy) from error
+    except UnsupportedVersionError as error:
+        raise UnsupportedError(str(error), hint=f"use a newer release; {remedy}") from error
     except FormatError as error:
         if _is_foreign(batch):
-            raise InvalidCall(
+            raise InvalidCallError(
                 one_line(f"{error.object_name} isn't a message of Pulsar's: {error.described()}"),
                 hint=f"read the entries without decoding messages, or {remedy}",
             ) from error
-        raise Corrupt(str(error), hint=f"check that Pulsar wrote these entries, or {remedy}") from error
+        raise CorruptError(str(error), hint=f"check that Pulsar wrote these entries, or {remedy}") from error
 
 
 def _is_foreign(entries: EntryBatch) -> bool:
@@ -51,7 +51,7 @@ def _is_foreign(entries: EntryBatch) -> bool:
     for entry in entries.slice(0, min(len(entries), FOREIGN_ENTRIES_MAX)).entries():
         try:
             decode_frame(entry.payload)
-        except ChecksumMismatch:
+        except ChecksumMismatchError:
             return False
         except FormatError:
             continue

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.pulsar.messages import publish_times_ms
-from offloader.errors import InvalidCall, NotFound
-from offloader.ledgers.base import HotTierLost, ReadableLedgers
+from offloader.errors import InvalidCallError, NotFoundError
+from offloader.ledgers.base import HotTierLostError, ReadableLedgers
 from offloader.manifest.catalog import partition_streams
 from offloader.manifest.names import resolve_name, stream_name
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -67,10 +67,10 @@ def open_reader(
         clock: for the renewal of the lease.
 
     Raises:
-        NotFound: the stream, bucket or directory does not exist (the hint names similar streams).
-        InvalidCall: an invalid stream name, or a topic with more than ``PARTITIONS_READ_MAX`` partitions.
-        Corrupt: the manifest is damaged.
-        SourceMismatch: raised by reads: the hot tier is not the one that the manifest records.
+        NotFoundError: the stream, bucket or directory does not exist (the hint names similar streams).
+        InvalidCallError: an invalid stream name, or a topic with more than ``PARTITIONS_READ_MAX`` partitions.
+        CorruptError: the manifest is damaged.
+        SourceMismatchError: raised by reads: the hot tier is not the one that the manifest records.
     """
     opened = partial(
         open_stream_reader,
@@ -85,7 +85,7 @@ def open_reader(
     )
     try:
         return opened(stream, settings=settings)
-    except NotFound:
+    except NotFoundError:
         topic = stream_name(stream)
         partitions = resolve_name(stream, partition_streams(store, topic).values()).partitions
         if not partitions:
@@ -105,10 +105,10 @@ def open_topic(
         opened: opens the reader of one stream.
 
     Raises:
-        InvalidCall: more than ``PARTITIONS_READ_MAX``.
+        InvalidCallError: more than ``PARTITIONS_READ_MAX``.
     """
     if len(partitions) > PARTITIONS_READ_MAX:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"topic {topic} has {len(partitions)} partitions; at most {PARTITIONS_READ_MAX} can be read as one stream",
             hint=f"read a single partition, for example {next(iter(partitions.values()))}",
         )
@@ -134,7 +134,7 @@ def open_topic(
 class TopicReader(Reader):
     """Reads all partitions of a topic; see ``open_reader``. Thread-safe.
 
-    A position belongs to one partition: methods that take or return one raise ``InvalidCall``. Times apply to all.
+    A position belongs to one partition: methods that take or return one raise ``InvalidCallError``. Times apply to all.
 
     Attributes:
         partitions: number -> reader of the partition.
@@ -151,7 +151,7 @@ class TopicReader(Reader):
 
     @property
     def first_position(self) -> Position | None:
-        """Always raises ``InvalidCall``: a position belongs to one partition."""
+        """Always raises ``InvalidCallError``: a position belongs to one partition."""
         raise self._of_one_partition()
 
     last_position = first_position
@@ -199,8 +199,8 @@ class TopicReader(Reader):
         ends = [None if each is None else moment_ms(each, what="publish time") for each in (start, end)]
         return _only_batches(merge_published([r.scan_published(*ends) for r in self.partitions.values()]))
 
-    def _of_one_partition(self) -> InvalidCall:
-        return InvalidCall(
+    def _of_one_partition(self) -> InvalidCallError:
+        return InvalidCallError(
             f"{self.stream} has {len(self.partitions)} partitions, but a position belongs to a single partition",
             hint=f"use times, or read a single partition: {next(iter(self.partitions.values())).stream}",
         )
@@ -273,8 +273,8 @@ def follow_all(
     """All entries of streams from ``starts``, including future ones: each stream's entries in order, once.
 
     Existing entries are merged by publish time; new entries follow. Polls after 0.5 s, doubling each time without news:
-    at most every 10 s, with a hot tier at most every second. When a hot tier is lost (``HotTierLost``), resumes after
-    the last yielded entry of each stream.
+    at most every 10 s, with a hot tier at most every second. When a hot tier is lost (``HotTierLostError``), resumes
+    after the last yielded entry of each stream.
 
     Args:
         starts: ``None``: the stream's first readable entry, present or future.
@@ -285,7 +285,7 @@ def follow_all(
         the number of the reader, and entries of its stream.
 
     Raises:
-        Trimmed: the next entries of a stream were deleted meanwhile; names the first remaining position.
+        TrimmedError: the next entries of a stream were deleted meanwhile; names the first remaining position.
         as ``Reader.scan``.
     """
     wait_s = WAIT_S_MIN
@@ -305,7 +305,7 @@ def follow_all(
                     begins[number] = batch.last.next()
                     yield number, batch
             begins = [next_begin(*each) for each in zip(current, begins, ends, strict=True)]
-        except HotTierLost:
+        except HotTierLostError:
             wait_s = WAIT_S_MIN
         longest_s = min(HOT_WAIT_S_MAX if each.has_hot_tier else WAIT_S_MAX for each in current)
         if clock.wait(stop, min(wait_s, longest_s)):

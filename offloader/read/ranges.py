@@ -12,7 +12,7 @@ import numpy as np
 
 from formats.entries import EntryBatch, Position
 from offloader.coverage import holes
-from offloader.errors import InvalidCall, Trimmed
+from offloader.errors import InvalidCallError, TrimmedError
 from offloader.manifest.segment_table import SegmentSlice
 from offloader.manifest.state import ManifestState
 
@@ -111,14 +111,14 @@ def is_lost_after(state: ManifestState, incarnation: str, last: Position, *, exp
     Args:
         incarnation, last: of the exported stream, and the last exported position.
         exported_to: the export's destination, for errors.
-        skip_lost: return the result instead of raising ``Trimmed``.
+        skip_lost: return the result instead of raising ``TrimmedError``.
 
     Raises:
-        InvalidCall: the stream was deleted and recreated.
-        Trimmed: entries were deleted before their export.
+        InvalidCallError: the stream was deleted and recreated.
+        TrimmedError: entries were deleted before their export.
     """
     if incarnation != str(state.incarnation):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {state.stream} was deleted and recreated since its export to {exported_to}",
             hint="export it to a new destination",
         )
@@ -126,7 +126,7 @@ def is_lost_after(state: ManifestState, incarnation: str, last: Position, *, exp
     if first is None or not is_lost_between(state, last, first):
         return False
     if not skip_lost:
-        raise Trimmed(
+        raise TrimmedError(
             f"stream {state.stream}: exported up to {last}, but the following entries were deleted: the stream now "
             f"begins at {first}",
             first_available=first,

@@ -22,13 +22,13 @@ from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLe
 from formats.segment_map import SegmentMap
 from formats.summary import Layout
 from offloader.errors import (
-    BeyondEnd,
-    Closed,
-    Corrupt,
-    InvalidCall,
-    NotFound,
-    Trimmed,
-    Unsupported,
+    BeyondEndError,
+    ClosedError,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    TrimmedError,
+    UnsupportedError,
 )
 from offloader.ledgers.base import ReadableLedgers, newest, newest_listed
 from offloader.manifest.catalog import partition_streams, read_entry
@@ -104,30 +104,30 @@ def load_stream(
     """The newest view of a stream, as ``load_manifest``, with similar names in the error's hint.
 
     ``stream`` may be a topic's name, ``persistent://tenant/ns/topic``. ``may_be_absent`` returns an empty view instead
-    of raising ``NotFound``.
+    of raising ``NotFoundError``.
 
     Raises:
-        NotFound: the stream does not exist, or was deleted.
-        InvalidCall: an invalid stream name.
-        Corrupt: the manifest is damaged.
+        NotFoundError: the stream does not exist, or was deleted.
+        InvalidCallError: an invalid stream name.
+        CorruptError: the manifest is damaged.
     """
     stream = stream_name(stream)
     try:
         state = load_manifest(store, stream, meanwhile=meanwhile)
-    except NotFound as error:
+    except NotFoundError as error:
         if may_be_absent:
             return ManifestState(stream=stream, incarnation=NO_INCARNATION)
         named = resolve_name(stream, partition_streams(store, stream).values())
         if named.partitions:
-            raise NotFound(
+            raise NotFoundError(
                 f"{stream} is a topic with {len(named.partitions)} partitions, but a single stream is required",
                 hint=f"name {named.some()}",
             ) from error
         similar = difflib.get_close_matches(stream, list_streams(store), n=SUGGESTIONS_MAX)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "run `offloader ls` to list the streams"
-        raise NotFound(f"stream {stream} isn't in {store.url}", hint=hint) from error
+        raise NotFoundError(f"stream {stream} isn't in {store.url}", hint=hint) from error
     if state.stream_deleted:
-        raise NotFound(f"stream {stream} in {store.url} was deleted")
+        raise NotFoundError(f"stream {stream} in {store.url} was deleted")
     return state
 
 
@@ -135,8 +135,8 @@ def load_of_source(store: ObjectStore, stream: str, source: ReadableLedgers | No
     """As ``load_stream`` for a reader of both tiers: an empty view if nothing is offloaded yet.
 
     Raises:
-        StoreMismatch: the store lacks data that the hot tier has recorded as offloaded.
-        Corrupt: as ``load_stream``; or only the catalogue entry is missing.
+        StoreMismatchError: the store lacks data that the hot tier has recorded as offloaded.
+        CorruptError: as ``load_stream``; or only the catalogue entry is missing.
     """
     noted = noted_by(source)
     state = load_stream(store, stream, may_be_absent=True)
@@ -153,11 +153,11 @@ def existing_streams(store: ObjectStore, given: str) -> NamedStreams:
     A stream with an unreadable catalogue entry exists.
 
     Raises:
-        NotFound: the stream does not exist; similar names are in the hint.
-        InvalidCall: not the name of a stream or of a persistent topic.
+        NotFoundError: the stream does not exist; similar names are in the hint.
+        InvalidCallError: not the name of a stream or of a persistent topic.
     """
     named = named_streams(store, given)
-    with suppress(Corrupt, Unsupported):
+    with suppress(CorruptError, UnsupportedError):
         if not named.partitions and read_entry(store, named.name) is None:
             load_stream(store, named.name)
     return named
@@ -179,7 +179,7 @@ def open_stream_reader(
     """Open a reader of one stream; arguments and errors as for ``offloader.open_reader``, which also opens topics."""
     require_open_store(store)
     if lease_seconds and state is not None:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {stream}: a lease only protects a view that is loaded after the lease", hint="omit the state"
         )
     stream = stream_name(stream)
@@ -205,29 +205,29 @@ def require_inside(
     """Check a requested range, both ends included, ``None`` = not bounded, against the stream's readable ``ends``.
 
     Raises:
-        InvalidCall: ``last`` is before ``first``.
-        Trimmed: ``first`` or ``last`` is before the beginning.
-        BeyondEnd: ``last`` or ``first`` is after the end.
+        InvalidCallError: ``last`` is before ``first``.
+        TrimmedError: ``first`` or ``last`` is before the beginning.
+        BeyondEndError: ``last`` or ``first`` is after the end.
     """
     if first is not None and last is not None and last < first:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {state.stream}: {first}..{last} ends before it begins", hint="swap the two positions"
         )
     if ends is None:
-        raise BeyondEnd(f"stream {state.stream} has no readable entries", last_available=None)
+        raise BeyondEndError(f"stream {state.stream} has no readable entries", last_available=None)
     begin, end = ends
     for verb, position in (("begin", first), ("end", last)):
         if position is None:
             continue
         if position < begin:
             why = "was deleted: the stream begins at" if state.head is not None else "is before the first entry"
-            raise Trimmed(
+            raise TrimmedError(
                 f"stream {state.stream}: position {position} {why} {begin}",
                 first_available=begin,
                 hint=f"begin at {begin}" if verb == "begin" else f"end at {begin} or later",
             )
         if position > end:
-            raise BeyondEnd(
+            raise BeyondEndError(
                 f"stream {state.stream}: position {position} is beyond the last readable entry {end}",
                 last_available=end,
                 hint=f"end at {end}" if verb == "end" else f"begin at {end} or earlier",
@@ -276,7 +276,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Close the reader and end its lease; later reads raise ``Closed``. The store stays open. Idempotent."""
+        """Close the reader and end its lease; later reads raise ``ClosedError``. The store stays open. Idempotent."""
         if self._lease is not None and not self._closed:
             self._lease.end()
         self._closed = True
@@ -327,10 +327,11 @@ class Reader:
         error inside the stream's range.
 
         Raises:
-            InvalidCall: ``last`` is before ``first``.
-            Trimmed: ``first`` is before the stream's beginning.
-            BeyondEnd: ``last`` is after the last readable entry.
-            Corrupt, ObjectMissing, ObjectChanged, StoreUnavailable: objects are damaged, or the store is unavailable.
+            InvalidCallError: ``last`` is before ``first``.
+            TrimmedError: ``first`` is before the stream's beginning.
+            BeyondEndError: ``last`` is after the last readable entry.
+            CorruptError, ObjectMissingError, ObjectChangedError, StoreUnavailableError: objects are damaged, or the
+                store is unavailable.
         """
         self._checked_range(first, last)
         ends, batches = self._cold.ends, None
@@ -470,7 +471,7 @@ class Reader:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise Closed(f"the reader of stream {self.stream} is closed", hint="open another reader")
+            raise ClosedError(f"the reader of stream {self.stream} is closed", hint="open another reader")
         if self._lease is not None:
             self._lease.renew_if_due()
 
@@ -538,7 +539,7 @@ class Reader:
     def _require_kept(self, state: ManifestState, position: Position) -> None:
         begin = state.first_position()
         if begin is None or (position < begin and not state.follows(position.previous(), begin)):
-            raise Trimmed(
+            raise TrimmedError(
                 f"stream {self.stream}: position {position} was deleted during the read; the stream now begins at "
                 f"{begin or 'nothing'}",
                 first_available=begin,
@@ -564,19 +565,19 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
     """The view of ``stream`` as of record ``record_id``.
 
     Raises:
-        NotFound: the stream does not exist.
-        InvalidCall: the manifest ends before that record, or a checkpoint replaced it.
-        Trimmed: segments of that view were retired since.
-        Corrupt: a record is damaged.
+        NotFoundError: the stream does not exist.
+        InvalidCallError: the manifest ends before that record, or a checkpoint replaced it.
+        TrimmedError: segments of that view were retired since.
+        CorruptError: a record is damaged.
     """
     newest = load_manifest(store, stream)
     if record_id > newest.record_id:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {stream}: the manifest ends at record {newest.record_id}; record {record_id} does not exist yet"
         )
     state = load_manifest_view_at(store, newest, record_id)
     if gone := state.offloaded().not_in(newest.offloaded()):
-        raise Trimmed(
+        raise TrimmedError(
             f"stream {stream}: {len(gone)} segments of manifest record {record_id} were retired since; the first "
             f"is {gone[0].uuid} ({gone[0].begin}..{gone[0].end})",
             first_available=newest.first_position(),
@@ -612,9 +613,10 @@ def read_offloaded(
         stream: determines the keys; empty: Pulsar's own layout, objects at the store's root.
 
     Raises:
-        InvalidCall: the context has no complete segment, or a segment was written to another location than ``store``.
-        NotFound: no segment has an entry of the ledger.
-        ObjectMissing, ObjectChanged, Corrupt: the indexes are damaged.
+        InvalidCallError: the context has no complete segment, or a segment was written to another location than
+            ``store``.
+        NotFoundError: no segment has an entry of the ledger.
+        ObjectMissingError, ObjectChangedError, CorruptError: the indexes are damaged.
     """
     relocate = (settings or ReadSettings()).relocate
     require_same_place(f"ledger {ledger_id}", driver_metadata, store, relocate)
@@ -630,7 +632,7 @@ def read_offloaded(
         at_root = is_at_root(context.driver_metadata)
         objects.append(SegmentObjects(stream=stream, uuid=context.uuid, ledger_id=ledger_id, at_root=at_root))
     if not objects:
-        raise InvalidCall(f"ledger {ledger_id}: no segment of it is completely offloaded")
+        raise InvalidCallError(f"ledger {ledger_id}: no segment of it is completely offloaded")
     return ReadHandle(Fetcher(store, settings or ReadSettings()), ledger_id, objects)
 
 
@@ -655,7 +657,7 @@ class ReadHandle:
             if group.ledger_id == ledger_id and group.first_entry_id >= 0
         ]
         if not groups:
-            raise NotFound(
+            raise NotFoundError(
                 f"segments {', '.join(str(each.uuid) for each in objects)} have no entry of ledger {ledger_id}"
             )
         self._pieces = sorted(
@@ -664,7 +666,7 @@ class ReadHandle:
         )
         for before, after in itertools.pairwise(self._pieces):
             if after.first <= before.last:
-                raise Corrupt(
+                raise CorruptError(
                     f"ledger {ledger_id}: segments {before.objects.uuid} and {after.objects.uuid} "
                     f"both hold entry {after.first}"
                 )
@@ -687,11 +689,11 @@ class ReadHandle:
         """Exactly the entries from ``first_entry`` to ``last_entry``, in order, across segments.
 
         Raises:
-            InvalidCall: not a valid range.
-            BeyondEnd: after the last entry.
-            NotFound: before the first offloaded entry, or in a gap between segments.
-            Closed: the handle was closed.
-            Corrupt, ObjectMissing, ObjectChanged, StoreUnavailable.
+            InvalidCallError: not a valid range.
+            BeyondEndError: after the last entry.
+            NotFoundError: before the first offloaded entry, or in a gap between segments.
+            ClosedError: the handle was closed.
+            CorruptError, ObjectMissingError, ObjectChangedError, StoreUnavailableError.
         """
         self._require_held(first_entry, last_entry)
         first, last = Position(self.ledger_id, first_entry), Position(self.ledger_id, last_entry)
@@ -714,16 +716,18 @@ class ReadHandle:
         return Entries(tuple(batches))
 
     def close(self) -> None:
-        """Close the handle: later reads raise ``Closed``. Idempotent."""
+        """Close the handle: later reads raise ``ClosedError``. Idempotent."""
         self._closed = True
 
     def _require_held(self, first_entry: int, last_entry: int) -> None:
         if self._closed:
-            raise Closed(f"the handle on ledger {self.ledger_id} is closed", hint="open another handle")
+            raise ClosedError(f"the handle on ledger {self.ledger_id} is closed", hint="open another handle")
         if not 0 <= first_entry <= last_entry:
-            raise InvalidCall(f"ledger {self.ledger_id}: entries {first_entry}..{last_entry} are not a valid range")
+            raise InvalidCallError(
+                f"ledger {self.ledger_id}: entries {first_entry}..{last_entry} are not a valid range"
+            )
         if last_entry > self.last_entry_id:
-            raise BeyondEnd(
+            raise BeyondEndError(
                 f"ledger {self.ledger_id}: entry index: {last_entry} beyond last entry id: {self.last_entry_id}",
                 last_available=Position(self.ledger_id, self.last_entry_id),
             )
@@ -732,7 +736,7 @@ class ReadHandle:
             if expected > last_entry:
                 return
             if piece.first > expected:
-                raise NotFound(
+                raise NotFoundError(
                     f"ledger {self.ledger_id}: entries {expected}..{piece.first - 1} aren't offloaded to this store"
                 )
             expected = max(expected, piece.last + 1)

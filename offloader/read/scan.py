@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from formats.entries import EntryBatch, Position, repeated_text
-from offloader.errors import InvalidCall, NotFound, Unsupported
+from offloader.errors import InvalidCallError, NotFoundError, UnsupportedError
 from offloader.ledgers.base import ReadableLedgers
 from offloader.read.messages import decode_messages
 from offloader.read.partitions import TopicReader, merge_published, open_reader
@@ -73,20 +73,20 @@ class Query:
 
     def __post_init__(self) -> None:
         if not self.columns:
-            raise InvalidCall("no column is selected", hint=f"columns: {', '.join(SCHEMA.names)}")
+            raise InvalidCallError("no column is selected", hint=f"columns: {', '.join(SCHEMA.names)}")
         if unknown := [name for name in self.columns if name not in SCHEMA.names]:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"entries have no column {', '.join(unknown)}", hint=f"columns: {', '.join(SCHEMA.names)}"
             )
         if len(set(self.columns)) < len(self.columns):
-            raise InvalidCall(f"duplicate column in: {', '.join(self.columns)}", hint="name each column once")
+            raise InvalidCallError(f"duplicate column in: {', '.join(self.columns)}", hint="name each column once")
         if self.limit is not None and self.limit < 0:
-            raise InvalidCall(f"limit is {self.limit}", hint="give 0 or more rows")
+            raise InvalidCallError(f"limit is {self.limit}", hint="give 0 or more rows")
         if self.filter is not None:
             try:
                 SCHEMA.empty_table().filter(self.filter)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, TypeError) as error:
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"the filter {self.filter} does not fit the columns of entries: {str(error).splitlines()[0]}",
                     hint=f"columns: {', '.join(f'{each.name} ({each.type})' for each in SCHEMA)}",
                 ) from error
@@ -110,11 +110,11 @@ class Query:
     def narrowed(self, columns: Sequence[str] | None, condition: pc.Expression | None, limit: int | None) -> Query:
         """The query with fewer columns, one more condition and a lower limit; ``None``: no change."""
         if self.limit is not None and condition is not None:
-            raise Unsupported(
+            raise UnsupportedError(
                 "a scan with a limit accepts no further filter", hint="give the filter before the limit, or no limit"
             )
         if outside := [name for name in columns or () if name not in self.columns]:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"the scan does not select {', '.join(outside)}", hint=f"its columns: {', '.join(self.columns)}"
             )
         limits = [each for each in (self.limit, limit) if each is not None]
@@ -148,7 +148,7 @@ def open_scan(
     query = Query(tuple(columns) or tuple(SCHEMA.names), filter, limit)
     for position, moment, what in ((start, since, "begin"), (stop, until, "end")):
         if position is not None and moment is not None:
-            raise InvalidCall(f"{what}: both a position and a time are given", hint="give only one of them")
+            raise InvalidCallError(f"{what}: both a position and a time are given", hint="give only one of them")
     # Convert once for all partitions, so that "-1h" is the same time for each.
     from_ms, to_ms = (None if each is None else moment_ms(each, what="publish time") for each in (since, until))
     reader = open_reader(store, stream, settings=settings, source=source, lease_seconds=lease_seconds, clock=clock)
@@ -170,7 +170,7 @@ def _ranges(
 ) -> list[_Range]:
     """The range, with fixed ends although the hot tier grows; empty: it has no entry."""
     if start is not None and stop is not None and stop < start:
-        raise InvalidCall(f"stream {reader.stream}: {start} to {stop} ends before it begins", hint="swap them")
+        raise InvalidCallError(f"stream {reader.stream}: {start} to {stop} ends before it begins", hint="swap them")
     if stop is not None and stop in (start, reader.first_position):
         return []
     last = None if stop is None else stop.previous()
@@ -189,7 +189,7 @@ def _within(reader: Reader, segments: Sequence[UUID], ranges: list[_Range]) -> l
         return ranges
     held = {record.uuid: record for record in reader.segments()}
     if missing := [str(uuid) for uuid in segments if uuid not in held]:
-        raise NotFound(
+        raise NotFoundError(
             f"stream {reader.stream} has no readable segment {', '.join(missing)}",
             hint=f"list them: offloader ls {reader.stream}",
         )
@@ -248,7 +248,7 @@ class _Snapshot:
 
 
 def _of_files(*_positional: Any, **_named: Any) -> Any:
-    raise Unsupported("a scan of entries has no files", hint="use to_table(), and this method of the table")
+    raise UnsupportedError("a scan of entries has no files", hint="use to_table(), and this method of the table")
 
 
 class Scan(ds.Dataset):  # type: ignore[misc]
@@ -268,7 +268,7 @@ class Scan(ds.Dataset):  # type: ignore[misc]
         return f"Scan({', '.join(part.reader.stream for part in self._snapshot.parts)})"
 
     def __reduce__(self) -> Any:
-        raise Unsupported("a scan cannot be pickled", hint="open the stream in the other process")
+        raise UnsupportedError("a scan cannot be pickled", hint="open the stream in the other process")
 
     @property
     def schema(self) -> pa.Schema:
@@ -284,8 +284,8 @@ class Scan(ds.Dataset):  # type: ignore[misc]
         """One read of the table, with fewer columns or rows. Arrow's other options, for files, have no effect.
 
         Raises:
-            InvalidCall: an unknown column, or a filter that does not fit the columns.
-            Unsupported: columns that are expressions, or a filter although the scan has a limit.
+            InvalidCallError: an unknown column, or a filter that does not fit the columns.
+            UnsupportedError: columns that are expressions, or a filter although the scan has a limit.
         """
         return EntryScanner(self._snapshot, self._query.narrowed(_named(columns), filter, None))
 
@@ -321,11 +321,11 @@ class Scan(ds.Dataset):  # type: ignore[misc]
         """The entries as ``EntryBatch`` objects, with the publish time that is stored.
 
         Raises:
-            InvalidCall: the scan has a filter, a limit or a selection of columns.
+            InvalidCallError: the scan has a filter, a limit or a selection of columns.
         """
         query = self._query
         if query.filter is not None or query.limit is not None or query.columns != tuple(SCHEMA.names):
-            raise InvalidCall(
+            raise InvalidCallError(
                 "entries are read whole, but this scan has a filter, a limit or a selection of columns",
                 hint="choose them by positions, times or segments, or use to_batches",
             )
@@ -343,8 +343,8 @@ class Scan(ds.Dataset):  # type: ignore[misc]
             options: columns and limits of the decoder; default: all columns, and joined chunks.
 
         Raises:
-            InvalidCall: as ``entries``; or the entries are not Pulsar's.
-            Corrupt, LimitReached, Unsupported: an entry can't be decoded.
+            InvalidCallError: as ``entries``; or the entries are not Pulsar's.
+            CorruptError, LimitReachedError, UnsupportedError: an entry can't be decoded.
         """
         from formats.pulsar.messages import MessageOptions  # protobuf, which few scans need
 
@@ -369,7 +369,7 @@ class Scan(ds.Dataset):  # type: ignore[misc]
             connection: the DuckDB connection; default: DuckDB's default connection.
 
         Raises:
-            Unsupported: duckdb is not installed.
+            UnsupportedError: duckdb is not installed.
         """
         duckdb = _package("duckdb")
         return duckdb.from_arrow(self, connection=connection or duckdb.default_connection())
@@ -378,7 +378,7 @@ class Scan(ds.Dataset):  # type: ignore[misc]
         """A ``polars.LazyFrame``. Its queries pass their columns and conditions to the scan.
 
         Raises:
-            Unsupported: polars is not installed.
+            UnsupportedError: polars is not installed.
         """
         return _package("polars").scan_pyarrow_dataset(self)
 
@@ -386,7 +386,7 @@ class Scan(ds.Dataset):  # type: ignore[misc]
         """A ``pandas.DataFrame`` with all rows in memory.
 
         Raises:
-            Unsupported: pandas is not installed.
+            UnsupportedError: pandas is not installed.
         """
         _package("pandas")
         return self.to_reader().read_pandas()
@@ -516,7 +516,9 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _named(columns: Any) -> Sequence[str] | None:
     if isinstance(columns, dict):
-        raise Unsupported("a scan of entries computes no columns", hint="name the columns, and compute on the result")
+        raise UnsupportedError(
+            "a scan of entries computes no columns", hint="name the columns, and compute on the result"
+        )
     return columns  # type: ignore[no-any-return]
 
 
@@ -524,4 +526,4 @@ def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise Unsupported(f"{name} isn't installed", hint=f"pip install {name}") from error
+        raise UnsupportedError(f"{name} isn't installed", hint=f"pip install {name}") from error

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
-from offloader.errors import Unsupported
+from offloader.errors import UnsupportedError
 from offloader.read.values import (
     DIGITS_MAX,
     AvroDecoder,
@@ -97,8 +97,8 @@ def typed_decoder(schema: MessageSchema, *, what: str) -> TypedDecoder:
     """The decoder of one schema.
 
     Raises:
-        InvalidCall: its definition is invalid.
-        Unsupported: the schema's kind or a part of it has no column type, or fastavro isn't installed.
+        InvalidCallError: its definition is invalid.
+        UnsupportedError: the schema's kind or a part of it has no column type, or fastavro isn't installed.
     """
     decoder = value_decoder(schema, what=what)
     if isinstance(decoder, AvroDecoder):
@@ -146,7 +146,7 @@ def _json_schema(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Unsupported(
+        raise UnsupportedError(
             f"{what} has no Avro definition of its fields: {error}", hint="columns need an Avro definition"
         ) from error
 
@@ -228,12 +228,14 @@ class _ProtobufRecords:
 
 def _message_type(descriptor: Any, around: tuple[str, ...], what: str) -> pa.DataType:
     if descriptor.full_name in around:
-        raise Unsupported(
+        raise UnsupportedError(
             f"{what}: protobuf message {descriptor.full_name} contains itself",
             hint="a column can't have a recursive type",
         )
     if not descriptor.fields:
-        raise Unsupported(f"{what}: protobuf message {descriptor.full_name} has no fields", hint="leave that field out")
+        raise UnsupportedError(
+            f"{what}: protobuf message {descriptor.full_name} has no fields", hint="leave that field out"
+        )
     inside = (*around, descriptor.full_name)
     return pa.struct([pa.field(each.name, _field_type(each, inside, what)) for each in descriptor.fields])
 
@@ -314,7 +316,7 @@ def merged_type(known: pa.DataType, new: pa.DataType, place: str) -> pa.DataType
         place: the column's name, for the error.
 
     Raises:
-        Unsupported: a field has types that no single column can hold.
+        UnsupportedError: a field has types that no single column can hold.
     """
     if pa.types.is_struct(known) and pa.types.is_struct(new):
         theirs = {each.name: each.type for each in new}
@@ -330,7 +332,7 @@ def merged_type(known: pa.DataType, new: pa.DataType, place: str) -> pa.DataType
     for narrow, wide in ((known, new), (new, known)):
         if _is_wider(narrow, wide):
             return wide
-    raise Unsupported(
+    raise UnsupportedError(
         f"column {place} has type {known}, but the schema has {new}: no column type holds both",
         hint="export to another table, or rename the field",
     )

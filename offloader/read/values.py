@@ -16,7 +16,7 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 
-from offloader.errors import InvalidCall, Unsupported, install_hint
+from offloader.errors import InvalidCallError, UnsupportedError, install_hint
 
 _PRIMITIVES: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -44,11 +44,11 @@ def arrow_type(schema: Any) -> pa.DataType:
     """The Arrow type of a record's values, from its schema decoded from JSON.
 
     Raises:
-        Unsupported: not a record, recursive, or with a part that can't be a column: a union of several types, a record
-            without fields, only null.
+        UnsupportedError: not a record, recursive, or with a part that can't be a column: a union of several types, a
+            record without fields, only null.
     """
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise Unsupported("the Avro schema is not a record", hint="columns need names: wrap it in a record")
+        raise UnsupportedError("the Avro schema is not a record", hint="columns need names: wrap it in a record")
     return _type_of(schema, {}, "the record")
 
 
@@ -56,7 +56,7 @@ def _type_of(schema: Any, known: dict[str, pa.DataType | None], place: str) -> p
     if isinstance(schema, list):
         others = [each for each in schema if each != "null"]
         if len(others) != 1:
-            raise Unsupported(
+            raise UnsupportedError(
                 f"the Avro schema has a union of {len(others)} types at {place}",
                 hint="a column has one type: use a union of null and one other type",
             )
@@ -91,14 +91,14 @@ def _record(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], pla
         for field in schema.get("fields", [])
     ]
     if not fields:
-        raise Unsupported(f"the Avro schema has a record without fields at {place}", hint="leave that field out")
+        raise UnsupportedError(f"the Avro schema has a record without fields at {place}", hint="leave that field out")
     return _named(schema, known, pa.struct(fields))
 
 
 def _decimal(schema: Mapping[str, Any], place: str) -> pa.DataType:
     digits = schema.get("precision", 0)
     if not isinstance(digits, int) or not 1 <= digits <= DIGITS_MAX:
-        raise Unsupported(
+        raise UnsupportedError(
             f"the Avro schema has a decimal of {digits} digits at {place}", hint=f"use 1 to {DIGITS_MAX} digits"
         )
     return pa.decimal128(digits, schema.get("scale", 0))
@@ -112,9 +112,11 @@ def _named(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], foun
 
 def _known(name: Any, known: Mapping[str, pa.DataType | None], place: str) -> pa.DataType:
     if name not in known:
-        raise Unsupported(f"the Avro schema has a type {name!r} at {place}, which is unknown or has no column type")
+        raise UnsupportedError(
+            f"the Avro schema has a type {name!r} at {place}, which is unknown or has no column type"
+        )
     if (found := known[name]) is None:
-        raise Unsupported(
+        raise UnsupportedError(
             f"the Avro schema's {name} refers to itself at {place}", hint="a column can't have a recursive type"
         )
     return found
@@ -129,15 +131,15 @@ class AvroDecoder:
         what: the name of the writer's schema in errors.
 
     Raises:
-        InvalidCall: an invalid schema.
-        Unsupported: fastavro isn't installed.
+        InvalidCallError: an invalid schema.
+        UnsupportedError: fastavro isn't installed.
     """
 
     def __init__(self, writer: str, reader: str | None = None, *, what: str = "the Avro schema") -> None:
         try:
             from fastavro import parse_schema, schemaless_reader
         except ImportError as error:
-            raise Unsupported("fastavro isn't installed", hint=install_hint("avro")) from error
+            raise UnsupportedError("fastavro isn't installed", hint=install_hint("avro")) from error
         self._read = schemaless_reader
         self._reader = None if reader is None else _parsed(reader, "the Avro schema", parse_schema)
         self._writer = _parsed(writer, what, parse_schema, reader)
@@ -145,7 +147,7 @@ class AvroDecoder:
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
-        """The Arrow type of the records. Raises ``Unsupported``: as the function ``arrow_type``."""
+        """The Arrow type of the records. Raises ``UnsupportedError``: as the function ``arrow_type``."""
         return arrow_type(self._writer if self._reader is None else self._reader)
 
     def decode(self, value: bytes) -> Any:
@@ -166,7 +168,7 @@ def _parsed(text: str, what: str, parse: Callable[..., Any], reader: str | None 
         schema = _schema_in(text)
         return parse(schema if reader is None else _with_logical_types(schema, _schema_in(reader), {}))
     except Exception as error:  # errors of JSON and fastavro have no common base
-        raise InvalidCall(f"{what} is invalid: {type(error).__name__}: {error}") from error
+        raise InvalidCallError(f"{what} is invalid: {type(error).__name__}: {error}") from error
 
 
 def _schema_in(text: str) -> Any:
@@ -276,7 +278,7 @@ def schema_of(document: bytes, *, what: str, message_type: str = "") -> MessageS
         message_type: of a set of descriptors: the message's full name.
 
     Raises:
-        InvalidCall: none of these formats, or a set of descriptors without ``message_type``.
+        InvalidCallError: none of these formats, or a set of descriptors without ``message_type``.
     """
     try:
         given = json.loads(document)
@@ -295,14 +297,14 @@ def _descriptors(document: bytes, what: str, message_type: str) -> MessageSchema
     except DecodeError:
         found = descriptor_pb2.FileDescriptorSet()
     if not found.file:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{what} is not a schema: neither JSON nor a set of protobuf descriptors",
             hint="give an Avro schema, the output of `pulsar-admin schemas get`, or the file that protoc "
             "--descriptor_set_out writes",
         )
     if not message_type:
         names = [f"{file.package}.{each.name}".lstrip(".") for file in found.file for each in file.message_type]
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{what} is a set of protobuf descriptors, but the message type of the values is missing",
             hint=f"give --message-type, one of {', '.join(names[:_NAMES_SHOWN_MAX])}",
         )
@@ -321,8 +323,8 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
     """The decoder of one schema.
 
     Raises:
-        InvalidCall: its definition is invalid.
-        Unsupported: the schema's kind has no decoder, or fastavro isn't installed.
+        InvalidCallError: its definition is invalid.
+        UnsupportedError: the schema's kind has no decoder, or fastavro isn't installed.
     """
     if schema.kind in _UNPACKED:
         return _Primitive(schema.kind, *_UNPACKED[schema.kind])
@@ -340,7 +342,7 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
             hint = "give the descriptors that protoc --descriptor_set_out writes, and --message-type"
         case _:
             hint = "without a schema, the values are printed undecoded"
-    raise Unsupported(f"{what} has type {schema.kind}, which can't be decoded", hint=hint)
+    raise UnsupportedError(f"{what} has type {schema.kind}, which can't be decoded", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,13 +476,13 @@ def _split_pair(data: bytes) -> tuple[bytes | None, bytes | None]:
 
 
 def key_value_parts(schema: MessageSchema, what: str) -> list[tuple[str, MessageSchema]]:
-    """The schemas of ``key`` and ``value`` of a pair. Raises ``InvalidCall`` if it is not a schema of pairs."""
+    """The schemas of ``key`` and ``value`` of a pair. Raises ``InvalidCallError`` if it is not a schema of pairs."""
     try:
         parts = json.loads(schema.data)
         kinds = {name: schema.properties[f"{name}.schema.type"] for name in ("key", "value")}
         texts = {name: each if isinstance(each := parts[name], str) else json.dumps(each) for name in kinds}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{what} isn't a schema of pairs: {type(error).__name__}: {error}",
             hint='give the response of the admin interface, with its "properties"',
         ) from error
@@ -490,7 +492,7 @@ def key_value_parts(schema: MessageSchema, what: str) -> list[tuple[str, Message
 class ProtobufDecoder:
     """Decodes values of one protobuf message type, by its descriptors.
 
-    Raises ``InvalidCall``: invalid descriptors, or descriptors without that type.
+    Raises ``InvalidCallError``: invalid descriptors, or descriptors without that type.
     """
 
     def __init__(self, data: str, what: str) -> None:
@@ -505,11 +507,11 @@ class ProtobufDecoder:
             self.descriptor: Any = pool.FindMessageTypeByName(self._name)
             self._type = message_factory.GetMessageClass(self.descriptor)
         except KeyError as error:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{what} has no protobuf message {error}", hint="give --message-type PACKAGE.MESSAGE"
             ) from error
         except (TypeError, ValueError, DecodeError) as error:
-            raise InvalidCall(f"{what} is not a protobuf schema: {error}") from error
+            raise InvalidCallError(f"{what} is not a protobuf schema: {error}") from error
         self._pool = pool
 
     def parsed(self, value: bytes) -> Any:

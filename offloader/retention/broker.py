@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from formats.entries import Position
-from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.errors import OffloaderError, StoreUnavailableError
 from offloader.ledgers.base import BrokerLedgers, listed_source
 from offloader.ledgers.pulsar.topics import contradiction, topic_of_stream
 from offloader.manifest.source_identity import known_ledgers
@@ -95,7 +95,7 @@ def listed_by_source(source_of: SourceOf) -> ListedOf:
         if (listed := listed_source(source)) is not None:
             return listed.broker_ledgers()
         if source is None:
-            raise StoreUnavailable(f"stream {stream}: this process isn't connected to its broker")
+            raise StoreUnavailableError(f"stream {stream}: this process isn't connected to its broker")
         return None  # of another hot tier
 
     return listed_of
@@ -104,20 +104,20 @@ def listed_by_source(source_of: SourceOf) -> ListedOf:
 def first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, int]:
     """The first ledger that brokers with the plugin list of each stream, without streams of no broker.
 
-    Raises ``StoreUnavailable``: unknown.
+    Raises ``StoreUnavailableError``: unknown.
     """
     found = {}
     for stream in streams:
         try:
             answer = listed_of(stream)
         except OffloaderError as error:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"stream {stream}: the ledgers that its broker lists are unknown: {error.message}",
                 hint="nothing was changed; try again, or use `offloader stream truncate --force`, which ignores the "
                 "broker: consumers that reach a deleted ledger stop there",
             ) from error
         if answer is not None and not answer.stored:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"stream {stream}: its broker lists no ledger",
                 hint="`offloader stream truncate --force` doesn't ask the broker",
             )

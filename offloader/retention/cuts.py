@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from formats.documents import CutRow, PartitionRow, StreamCutRow
 from formats.entries import Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
 
@@ -50,9 +50,9 @@ class SegmentId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> SegmentId:
-        """Parse ``"3.1"`` as ``SegmentId(3, 1)``; raises ``InvalidCall`` for anything else."""
+        """Parse ``"3.1"`` as ``SegmentId(3, 1)``; raises ``InvalidCallError`` for anything else."""
         if (match := _SEGMENT.fullmatch(text)) is None:
-            raise InvalidCall(f"a stream segment is written NUMBER.EPOCH, for example 3.1, not {text!r}")
+            raise InvalidCallError(f"a stream segment is written NUMBER.EPOCH, for example 3.1, not {text!r}")
         return cls(int(match[1]), int(match[2]))
 
 
@@ -64,7 +64,7 @@ class Cut:
         offsets: segment -> offset, or ``FUTURE``. Not to be changed. Empty: ``UNBOUNDED``.
 
     Raises:
-        InvalidCall: an offset below ``FUTURE``.
+        InvalidCallError: an offset below ``FUTURE``.
     """
 
     offsets: Mapping[SegmentId, Offset] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Cut:
     def __post_init__(self) -> None:
         for segment, offset in self.offsets.items():
             if isinstance(offset, int) and offset < FUTURE:
-                raise InvalidCall(f"offset {offset} of stream segment {segment}: only {FUTURE} may be negative")
+                raise InvalidCallError(f"offset {offset} of stream segment {segment}: only {FUTURE} may be negative")
 
     def __hash__(self) -> int:
         return hash(frozenset(self.offsets.items()))
@@ -90,10 +90,10 @@ class Cut:
         """Build a cut from ``{"0.0": 10, "1.0": 7}``, or with positions ``{"0.0": "7:12"}``, as in JSON.
 
         Raises:
-            InvalidCall: an invalid name or offset.
+            InvalidCallError: an invalid name or offset.
         """
         if not isinstance(offsets, Mapping):
-            raise InvalidCall(f"a cut is a table of stream segments and offsets, not {offsets!r:.80}")
+            raise InvalidCallError(f"a cut is a table of stream segments and offsets, not {offsets!r:.80}")
         return cls({SegmentId.parse(str(name)): _offset(name, offset) for name, offset in offsets.items()})
 
     def as_json(self) -> dict[str, int | str]:
@@ -112,17 +112,17 @@ class Cut:
         """The stream and the cut of a text; of ``UNBOUNDED`` the stream is empty.
 
         Raises:
-            InvalidCall: the text isn't a cut's, or names a segment twice.
+            InvalidCallError: the text isn't a cut's, or names a segment twice.
         """
         if text.strip() == _UNBOUNDED_TEXT:
             return "", UNBOUNDED
         if (match := _TEXT.fullmatch(text.strip())) is None:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"not a cut: {text!r:.120}", hint="write STREAM:NUMBER.EPOCH=OFFSET,..., for example a/b:0.0=10,1.0=7"
             )
         pairs = [pair.split("=") for pair in match["pairs"].split(",")]
         if len({name for name, _ in pairs}) < len(pairs):
-            raise InvalidCall(f"the cut {text!r:.120} names a stream segment twice")
+            raise InvalidCallError(f"the cut {text!r:.120} names a stream segment twice")
         return match["stream"], cls.of(dict(pairs))
 
     def to_bytes(self, stream: str) -> bytes:
@@ -133,14 +133,14 @@ class Cut:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> tuple[str, Cut]:
-        """The stream and the cut of ``to_bytes``; raises ``InvalidCall`` for other bytes."""
+        """The stream and the cut of ``to_bytes``; raises ``InvalidCallError`` for other bytes."""
         if not data:
             return "", UNBOUNDED
         try:
             value = json.loads(data)
             stream, offsets = value["stream"], value["cut"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InvalidCall(f"not the bytes of a cut: {data!r:.80}") from error
+            raise InvalidCallError(f"not the bytes of a cut: {data!r:.80}") from error
         return str(stream), cls.of(offsets)
 
 
@@ -155,8 +155,8 @@ def _offset(name: str, value: int | str) -> Offset:
         try:
             return Position.parse(value) if ":" in value else int(value)
         except ValueError as error:
-            raise InvalidCall(f"offset of stream segment {name}: {error}") from error
-    raise InvalidCall(f"offset {value!r} of stream segment {name}: bytes, or a position like 7:12")
+            raise InvalidCallError(f"offset of stream segment {name}: {error}") from error
+    raise InvalidCallError(f"offset {value!r} of stream segment {name}: bytes, or a position like 7:12")
 
 
 class Order(enum.Enum):

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from formats.entries import Position
 from formats.manifest import SetMethod
-from offloader.errors import NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.base import BrokerLedgers
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.manifest.catalog import list_streams, read_entry
@@ -178,9 +178,9 @@ class RetentionCycle:
         """What ``run`` would do now; writes nothing.
 
         Raises:
-            NotFound: no such stream.
-            InvalidCall: its settings contradict each other, or it is one partition of a topic.
-            Corrupt, Unsupported: a document or a manifest can't be read.
+            NotFoundError: no such stream.
+            InvalidCallError: its settings contradict each other, or it is one partition of a topic.
+            CorruptError, UnsupportedError: a document or a manifest can't be read.
         """
         policy = policy_of(stream, self._settings_of(stream).retention)
         return self._decided(stream, policy, self._load(stream, create=False))
@@ -191,10 +191,10 @@ class RetentionCycle:
         Safe to interrupt, to repeat and to run concurrently: the start position never moves back.
 
         Raises:
-            NotFound, InvalidCall, Corrupt, Unsupported: as ``plan``; nothing was deleted.
-            ClockSkew: the clocks can't be trusted; nothing was deleted.
-            DeletionStopped, EditRefused: the store or the stream is on hold.
-            StoreUnavailable, OutcomeUnknown: it ended early; the next cycle continues.
+            NotFoundError, InvalidCallError, CorruptError, UnsupportedError: as ``plan``; nothing was deleted.
+            ClockSkewError: the clocks can't be trusted; nothing was deleted.
+            DeletionStoppedError, EditRefusedError: the store or the stream is on hold.
+            StoreUnavailableError, OutcomeUnknownError: it ended early; the next cycle continues.
         """
         policy = policy_of(stream, self._settings_of(stream).retention)
         if find_scope(self.store, stream).is_topic:
@@ -211,7 +211,7 @@ class RetentionCycle:
             done = self._carried_out(self._decided(stream, policy, snapshot), snapshot, policy)
             if done is not None:
                 return done
-        raise StoreUnavailable(f"stream {stream}: subscribers changed {DECISIONS_MAX} times during the decision")
+        raise StoreUnavailableError(f"stream {stream}: subscribers changed {DECISIONS_MAX} times during the decision")
 
     def _follows(self, stream: str) -> bool:
         """Whether the trim of the stream's broker moves its start position."""
@@ -400,7 +400,7 @@ class RetentionCycle:
 
     def _heads_are(self, snapshot: _Snapshot) -> bool:
         numbers = snapshot.scope.partitions
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             scope = find_scope(self.store, snapshot.scope.name)
             heads = at_once(lambda number: snapshot.partitions.state(number).head, numbers)
             # For a partition without objects, a reload returns the view from before.
@@ -423,7 +423,7 @@ class RetentionCycle:
             entry = read_entry(self.store, scope.name)
             if entry is not None and entry.incarnation == scope.incarnation:
                 raise
-            raise NotFound(f"stream {scope.name} was deleted in the meantime") from error
+            raise NotFoundError(f"stream {scope.name} was deleted in the meantime") from error
 
 
 def _keep(snapshot: _Snapshot, decision: Decision) -> None:
@@ -654,7 +654,7 @@ class RetentionService:
         found = StreamCycle(outcome, error, self._clock.now_ms())
         self._tell(stream, found)
         self._count_reads(self._latest.get(stream), found, stream)
-        if isinstance(error, NotFound):
+        if isinstance(error, NotFoundError):
             # Deleted meanwhile; if recreated, the next listing finds it.
             with self._lock:
                 self._latest.pop(stream, None)
@@ -673,7 +673,7 @@ class RetentionService:
         add("retention_cycles_total", stream=stream, label="failed" if error else "done")
         if error is not None:
             add("retention_refusals_total", stream=stream, label=type(error).__name__)
-            level = logging.INFO if isinstance(error, NotFound) else logging.WARNING
+            level = logging.INFO if isinstance(error, NotFoundError) else logging.WARNING
             extra = {"event": "retention_failed", "stream": stream, "retryable": error.retryable}
             _log.log(level, "retention of stream %s: %s", stream, error, extra=extra)
         elif outcome is not None and outcome.decision is not None:

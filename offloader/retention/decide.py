@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.broker import BrokerRuling, BrokerView
 from offloader.retention.cuts import Cut, Order
@@ -115,7 +115,8 @@ def decide(situation: Situation) -> Decision:
     """Decide for one stream and cycle.
 
     Raises:
-        InvalidCall: limits by size, and the size of the stream can't be measured; a cut names unknown stream segments.
+        InvalidCallError: limits by size, and the size of the stream can't be measured; a cut names unknown stream
+            segments.
     """
     return _Cycle(situation).decision()
 
@@ -189,7 +190,7 @@ class _Cycle:
 
     def keeps_exactly(self, cut: Cut) -> int:
         if (kept := self.keeps(cut)) is None:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"the amount that a truncation at {cut} keeps is unknown, because the size before it is unknown",
                 hint="limit the stream by time",
             )

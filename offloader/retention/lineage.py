@@ -13,7 +13,7 @@ from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Protocol
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.retention.cuts import (
     FUTURE,
     Consumed,
@@ -77,7 +77,7 @@ class Lineage:
             omit some, with nothing before it.
 
     Raises:
-        InvalidCall: (of every method that takes cuts) a cut names a segment that the stream doesn't have.
+        InvalidCallError: (of every method that takes cuts) a cut names a segment that the stream doesn't have.
     """
 
     segments: tuple[StreamSegment, ...]
@@ -139,7 +139,7 @@ class Lineage:
     def _require_known(self, cut: Cut) -> None:
         if not self.by_id.keys() >= cut.offsets.keys():
             unknown = ", ".join(map(str, self.unknown(cut)))
-            raise InvalidCall(f"the cut {cut} lists stream segments that the stream doesn't have: {unknown}")
+            raise InvalidCallError(f"the cut {cut} lists stream segments that the stream doesn't have: {unknown}")
 
     def consumed(self, cut: Cut) -> Consumed:
         """The offsets and segments before ``cut``."""
@@ -224,17 +224,21 @@ class Lineage:
         """Bytes before ``cut``, whose offsets are bytes.
 
         Raises:
-            InvalidCall: offsets are positions, or the size of a segment before the cut wasn't recorded.
+            InvalidCallError: offsets are positions, or the size of a segment before the cut wasn't recorded.
         """
         consumed = self.consumed(cut)
         total = 0
         for segment in consumed.full:
             if (sealed_bytes := self.by_id[segment].sealed_bytes) is None:
-                raise InvalidCall(f"the size of stream segment {segment}, which lies before {cut}, wasn't recorded")
+                raise InvalidCallError(
+                    f"the size of stream segment {segment}, which lies before {cut}, wasn't recorded"
+                )
             total += sealed_bytes
         for segment, offset in consumed.at.items():
             if not isinstance(offset, int):
-                raise InvalidCall(f"offset {offset} of stream segment {segment} is a position, not a number of bytes")
+                raise InvalidCallError(
+                    f"offset {offset} of stream segment {segment} is a position, not a number of bytes"
+                )
             total += offset
         return total
 
@@ -246,7 +250,7 @@ class LineageMeasure:
     lineage: Lineage
 
     def bytes_before(self, cut: Cut) -> int | None:
-        with suppress(InvalidCall):
+        with suppress(InvalidCallError):
             return self.lineage.bytes_till(cut)
         return None
 

@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.settings import RetentionSettings
 
 
@@ -36,7 +36,7 @@ class Limits:
         max: unread data beyond it isn't kept; ``None`` or 0: no limit.
 
     Raises:
-        InvalidCall: a negative value, or ``min`` above ``max``.
+        InvalidCallError: a negative value, or ``min`` above ``max``.
     """
 
     unit: Unit
@@ -50,7 +50,7 @@ class Limits:
         if not problems and self.max and self.min > self.max:
             problems.append(f"min = {self.min} is above max = {self.max}")
         if problems:
-            raise InvalidCall(f"retention by {self.unit.value}: {' and '.join(problems)}")
+            raise InvalidCallError(f"retention by {self.unit.value}: {' and '.join(problems)}")
         if self.max == 0:
             object.__setattr__(self, "max", None)
 
@@ -72,7 +72,7 @@ class Policy:
         protect_unpublished: a subscriber without an acknowledged cut holds data back from its registration on.
 
     Raises:
-        InvalidCall: it contradicts itself; all contradictions are named.
+        InvalidCallError: it contradicts itself; all contradictions are named.
     """
 
     kind: PolicyKind
@@ -109,7 +109,7 @@ class Policy:
             (self.fallback is not None and y is None, "a fallback without fallback_after_ms: it would never apply"),
         ]
         if problems := [text for is_wrong, text in found if is_wrong]:
-            raise InvalidCall(f"retention policy by {self.kind.value}: {'; '.join(problems)}")
+            raise InvalidCallError(f"retention policy by {self.kind.value}: {'; '.join(problems)}")
 
     @property
     def all_limits(self) -> tuple[Limits, ...]:
@@ -133,11 +133,11 @@ def policy_of(stream: str, settings: RetentionSettings) -> Policy | None:
     """Policy of a stream; ``None``: no automatic truncation.
 
     Raises:
-        InvalidCall: the settings contradict each other; all contradictions are named.
+        InvalidCallError: the settings contradict each other; all contradictions are named.
     """
     problems = settings.problems()
     if problems:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {stream}: {'; '.join(f'retention.{each}' for each in problems)}",
             hint="change one of them; until then nothing of the stream is deleted",
         )

@@ -12,7 +12,13 @@ from typing import Generic
 from uuid import UUID
 
 from formats.documents import NONCES_KEPT, Document, PartitionRow, TopicEntry, Version, document_key, topic_key
-from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from offloader.errors import (
+    InvalidCallError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
 from offloader.ledgers.base import LedgerSource, ReadableLedgers
 from offloader.manifest.boundary import decoded
 from offloader.manifest.catalog import (
@@ -95,14 +101,14 @@ def find_scope(
         create: create or update the topic's entry; a plain stream needs none.
 
     Raises:
-        NotFound: no such stream and no such topic.
-        InvalidCall: not a stream's name, or one partition of a topic.
-        Corrupt, Unsupported: an entry is damaged, or a later release wrote it.
+        NotFoundError: no such stream and no such topic.
+        InvalidCallError: not a stream's name, or one partition of a topic.
+        CorruptError, UnsupportedError: an entry is damaged, or a later release wrote it.
     """
     if (own := read_entry(store, name)) is not None:
         topic, number = home_of(store, name)
         if topic != name:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{name} is partition {number} of a topic: retention decides for all partitions together",
                 hint=f"use the topic's name: {topic}",
             )
@@ -135,11 +141,11 @@ def find_scope(
                 forget_documents(store, name, gone)
             return replace(scope, incarnation=wanted.incarnation)
         # Else a concurrent change: read it again.
-    raise StoreUnavailable(f"the retention entry of topic {name} was changed by other processes at every attempt")
+    raise StoreUnavailableError(f"the retention entry of topic {name} was changed by other processes at every attempt")
 
 
 def _partitions(store: ObjectStore, topic: str) -> dict[int, Partition]:
-    """Existing partitions of a topic; raises ``NotFound`` where there are none."""
+    """Existing partitions of a topic; raises ``NotFoundError`` where there are none."""
     streams = partition_streams(store, topic)
     entries = at_once(lambda stream: read_entry(store, stream), streams.values())
     partitions = {
@@ -150,7 +156,7 @@ def _partitions(store: ObjectStore, topic: str) -> dict[int, Partition]:
     if not partitions:
         similar = difflib.get_close_matches(topic, list_streams(store), n=SUGGESTIONS_MAX)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "run `offloader ls` to list the streams"
-        raise NotFound(f"stream {topic} isn't in {store.url}", hint=hint)
+        raise NotFoundError(f"stream {topic} isn't in {store.url}", hint=hint)
     return partitions
 
 
@@ -161,11 +167,11 @@ def record_partitions(store: ObjectStore, streams: Iterable[str]) -> None:
     since the last record has to be in it before the others go. Topics without a retention state need no record.
 
     Raises:
-        Corrupt, Unsupported: an entry is damaged, or a later release wrote it.
+        CorruptError, UnsupportedError: an entry is damaged, or a later release wrote it.
     """
     for topic in sorted({split[0] for stream in streams if (split := partition_of(stream)) is not None}):
         if read_topic_entry(store, topic)[0] is not None:
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 find_scope(store, topic, create=True)
 
 
@@ -187,7 +193,7 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
         views: earlier views by stream, updated in place instead of loaded again.
 
     Raises:
-        NotFound: (of every access) a partition's stream was deleted.
+        NotFoundError: (of every access) a partition's stream was deleted.
     """
 
     def __init__(
@@ -235,7 +241,7 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
             view = ManifestState(stream=partition.stream, incarnation=partition.incarnation)
         view = refreshed(self._store, view).state
         if view.stream_deleted:
-            raise NotFound(f"stream {partition.stream} in {self._store.url} was deleted")
+            raise NotFoundError(f"stream {partition.stream} in {self._store.url} was deleted")
         self._views[partition.stream] = view
         return view
 
@@ -267,10 +273,11 @@ class DocumentStore:
         self.entropy = entropy
 
     def read(self, key: str, empty: Document) -> Stored[Document]:
-        """Read the document, or ``empty``; ``Corrupt`` if damaged, ``Unsupported`` if a later release wrote it."""
+        """Read the document, or ``empty``; ``CorruptError`` if damaged, ``UnsupportedError`` if a later release
+        wrote it."""
         try:
             data, info = self.store.get(key)
-        except NotFound:
+        except NotFoundError:
             return Stored(empty, None)
         document = decoded(data, key, type(empty).decode, f"{key} in {self.store.url}", hint=_DAMAGED)
         return Stored(document, info.etag, info.modified_ms)
@@ -286,9 +293,9 @@ class DocumentStore:
                 was written.
 
         Raises:
-            OutcomeUnknown: the write may have happened; call again.
-            StoreUnavailable: ``CONFLICTS_MAX`` concurrent changes, nothing was changed.
-            Corrupt, Unsupported: as for ``read``.
+            OutcomeUnknownError: the write may have happened; call again.
+            StoreUnavailableError: ``CONFLICTS_MAX`` concurrent changes, nothing was changed.
+            CorruptError, UnsupportedError: as for ``read``.
         """
         for conflict in range(CONFLICTS_MAX):
             stored = self.read(key, empty)
@@ -304,7 +311,7 @@ class DocumentStore:
             # Back off longer the more conflicts: some process always makes progress.
             fraction = int.from_bytes(self.entropy(2), "big") / 2**16
             self.clock.wait(threading.Event(), fraction * min(CONFLICT_WAIT_S_MAX, 0.01 * (conflict + 1)))
-        raise StoreUnavailable(f"{key} in {self.store.url}: other processes changed it {CONFLICTS_MAX} times")
+        raise StoreUnavailableError(f"{key} in {self.store.url}: other processes changed it {CONFLICTS_MAX} times")
 
     def _write(self, key: str, stored: Stored[Document], wanted: Document) -> Stored[Document] | None:
         """The document with ``wanted`` in it; ``None``: another change won, and this one can't take effect any more."""
@@ -313,9 +320,9 @@ class DocumentStore:
             try:
                 info = self.store.put(key, body, mode=mode)
                 return Stored(wanted, info.etag, info.modified_ms)
-            except PreconditionFailed:
+            except PreconditionFailedError:
                 return self._found(key, stored, wanted)
-            except OutcomeUnknown:
+            except OutcomeUnknownError:
                 if self.read(key, stored.document).etag != stored.etag:
                     return self._found(key, stored, wanted)
                 # The request may still take effect on the current document: only retry the same bytes.
@@ -331,7 +338,7 @@ class DocumentStore:
         if found.etag is not None and own.nonce in (version.nonce, *version.before):
             return found
         if found.etag is not None and version.revision - own.revision > NONCES_KEPT:
-            raise OutcomeUnknown(
+            raise OutcomeUnknownError(
                 f"{key} in {self.store.url} was changed {version.revision - own.revision} times since", hint="look"
             )
         return None

@@ -420,7 +420,7 @@ class RecordedCuts(OwnCuts):
 
 
 def read_records(retention: StreamRetention, scope: Scope) -> RecordedState:
-    """Read a stream's recorded state; raises ``Corrupt`` or ``Unsupported`` if that can't be read."""
+    """Read a stream's recorded state; raises ``CorruptError`` or ``UnsupportedError`` if that can't be read."""
     if scope.incarnation is None:
         return RecordedState()
     empty = Records(name=scope.name, partitions=scope.rows)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from formats.documents import SubscriberRow, Subscribers
 from formats.entries import Position
-from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, OffloaderError
+from offloader.errors import CorruptError, InvalidCallError, LimitReachedError, NotFoundError, OffloaderError
 from offloader.manifest.boundary import change_boundary, read_boundary
 from offloader.manifest.names import stream_name
 from offloader.manifest.state import ManifestState
@@ -150,12 +150,12 @@ class Registry:
             start: where a new one begins; ``None``: at the stream's beginning.
 
         Raises:
-            InvalidCall: not a name or a generation.
-            LimitReached: there are ``SUBSCRIBERS_MAX`` others.
+            InvalidCallError: not a name or a generation.
+            LimitReachedError: there are ``SUBSCRIBERS_MAX`` others.
         """
         require_subscriber_name(name)
         if not 0 <= generation <= _GENERATION_MAX:
-            raise InvalidCall(f"subscriber {name}: {generation} is not a generation", hint="use 0 or more")
+            raise InvalidCallError(f"subscriber {name}: {generation} is not a generation", hint="use 0 or more")
         found = self.subscribers.get(name)
         if found is not None and generation < found.generation:
             return self
@@ -238,17 +238,17 @@ class Registry:
         return Registry({**self.subscribers, subscriber.name: subscriber})
 
 
-def _no_room(name: str, registry: Registry) -> LimitReached:
-    return LimitReached(
+def _no_room(name: str, registry: Registry) -> LimitReachedError:
+    return LimitReachedError(
         f"subscriber {name} can't be registered: the limit of {len(registry.subscribers)} is reached",
         hint="remove unused ones",
     )
 
 
 def require_subscriber_name(name: str) -> None:
-    """Raise ``InvalidCall`` unless it is a subscriber's name."""
+    """Raise ``InvalidCallError`` unless it is a subscriber's name."""
     if not 1 <= len(name) <= SUBSCRIBER_NAME_CHARS_MAX or not name.isprintable() or name != name.strip():
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{name!r:.80} isn't a valid subscriber name",
             hint=f"1 to {SUBSCRIBER_NAME_CHARS_MAX} printable characters without spaces at the ends",
         )
@@ -325,8 +325,8 @@ def open_retention(
             it a stream ends at its committed end.
 
     Raises:
-        NotFound: no such stream, and no such topic.
-        InvalidCall: not a stream's name, or one partition of a topic.
+        NotFoundError: no such stream, and no such topic.
+        InvalidCallError: not a stream's name, or one partition of a topic.
     """
     require_open_store(store)
     stream = stream_name(stream)
@@ -390,7 +390,8 @@ class StreamRetention:
         """Current subscribers.
 
         Raises:
-            Corrupt: their document is damaged, missing, or older than one that certainly existed: nothing is deleted.
+            CorruptError: their document is damaged, missing, or older than one that certainly existed: nothing is
+                deleted.
         """
         found = scope or self.scope()
         named = self._named_revision(found)  # before the registry, which may only get newer
@@ -426,7 +427,7 @@ class StreamRetention:
         return named if named or not others else max(at_once(self._named_by, others))
 
     def _named_by(self, partition: Partition) -> int:
-        with suppress(NotFound):  # the stream is being created, or was deleted
+        with suppress(NotFoundError):  # the stream is being created, or was deleted
             stored = read_boundary(self.documents.store, partition.stream, partition.incarnation)
             return stored.boundary.subscribers_revision
         return 0
@@ -441,7 +442,7 @@ class StreamRetention:
             )
 
         def name_other(partition: Partition) -> None:
-            with suppress(NotFound):  # it was deleted meanwhile
+            with suppress(NotFoundError):  # it was deleted meanwhile
                 name(partition)
 
         first, *others = (scope.partitions[number] for number in sorted(scope.partitions))
@@ -451,7 +452,7 @@ class StreamRetention:
     def _require_newest(self, revision: int, named: int) -> None:
         if revision < named:
             what = f"is revision {revision}" if revision else "is missing"
-            raise Corrupt(
+            raise CorruptError(
                 f"stream {self.name}: its registry of subscribers {what}, but revision {named} existed: it was lost "
                 "or restored to an earlier state. Nothing is deleted",
                 hint="restore its newest version; or register missing subscribers again after `offloader subscriber "
@@ -466,9 +467,9 @@ class StreamRetention:
             start: where it begins; default: at the stream's beginning.
 
         Raises:
-            NotFound: the stream was deleted.
-            InvalidCall: not a name, a generation, a cut of the stream.
-            LimitReached: too many subscribers.
+            NotFoundError: the stream was deleted.
+            InvalidCallError: not a name, a generation, a cut of the stream.
+            LimitReachedError: too many subscribers.
         """
         added = self.add_if(lambda: True, name, generation=generation, start=start)
         assert added is not None, "it is always wanted"
@@ -490,7 +491,7 @@ class StreamRetention:
             own = self.cuts(scope)
             begin = own.canonical(cut_of(start))
             if problem := own.problem(begin):
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"subscriber {name} of stream {self.name} can't start at {begin}: {problem}", hint=_HOW_CUTS_ARE
                 )
         # Create it only now: a refused call leaves nothing behind.
@@ -534,8 +535,8 @@ class StreamRetention:
         """Update mirrored subscribers in one write; arguments as for ``followed``, the cuts are this stream's.
 
         Raises:
-            NotFound: the stream was deleted.
-            LimitReached: too many subscribers; all but the new ones for which there is no room are updated.
+            NotFoundError: the stream was deleted.
+            LimitReachedError: too many subscribers; all but the new ones for which there is no room are updated.
         """
         scope = self.scope(create=True) if wanted else self.scope()
         if scope.incarnation is None:
@@ -581,9 +582,9 @@ class StreamRetention:
             own = self.cuts(scope, ahead=[segment.number for segment in given.offsets])
             if scope.incarnation is not None:
                 self._changed(scope, published)
-        except NotFound as error:
+        except NotFoundError as error:
             return Published(Registry(), PublishStatus.STREAM_NOT_FOUND, error.message)
-        except InvalidCall as error:
+        except InvalidCallError as error:
             return Published(Registry(), PublishStatus.CUT_NOT_VALID, error.message)
         return outcome
 
@@ -591,8 +592,8 @@ class StreamRetention:
         """As ``try_publish``; a refusal raises and changed nothing.
 
         Raises:
-            NotFound: no such stream, or no such subscriber.
-            InvalidCall: another generation, or a cut that is invalid or behind the last one.
+            NotFoundError: no such stream, or no such subscriber.
+            InvalidCallError: another generation, or a cut that is invalid or behind the last one.
         """
         outcome = self.try_publish(name, cut, generation=generation)
         if (error := self.refusal(outcome)) is not None:
@@ -603,12 +604,12 @@ class StreamRetention:
         """Error of a refused publish."""
         stream, why, register = self.name, outcome.why, f"`offloader subscriber add {self.name} NAME` registers one"
         errors: dict[PublishStatus, OffloaderError] = {
-            PublishStatus.STREAM_NOT_FOUND: NotFound(why, hint="run `offloader ls` to list the streams"),
-            PublishStatus.SUBSCRIBER_NOT_FOUND: NotFound(f"stream {stream}: subscriber {why}", hint=register),
-            PublishStatus.GENERATION_MISMATCH: InvalidCall(
+            PublishStatus.STREAM_NOT_FOUND: NotFoundError(why, hint="run `offloader ls` to list the streams"),
+            PublishStatus.SUBSCRIBER_NOT_FOUND: NotFoundError(f"stream {stream}: subscriber {why}", hint=register),
+            PublishStatus.GENERATION_MISMATCH: InvalidCallError(
                 f"stream {stream}: {why}", hint="publish with the newest generation"
             ),
-            PublishStatus.CUT_NOT_VALID: InvalidCall(f"stream {stream}: {why}", hint=_HOW_CUTS_ARE),
+            PublishStatus.CUT_NOT_VALID: InvalidCallError(f"stream {stream}: {why}", hint=_HOW_CUTS_ARE),
         }
         return None if outcome.status is PublishStatus.SUCCESS else errors[outcome.status]
 
@@ -680,7 +681,7 @@ class StreamRetention:
 
 
 def cut_of(cut: CutLike) -> Cut:
-    """Convert to a cut of this stream; raises ``InvalidCall`` for an offset that is no position."""
+    """Convert to a cut of this stream; raises ``InvalidCallError`` for an offset that is no position."""
     return cut if isinstance(cut, Cut) else cut_at({0: cut} if isinstance(cut, Position) else cut)
 
 

@@ -13,7 +13,7 @@ from formats.documents import PartitionHead, TruncationIntent, intent_key
 from formats.entries import Position
 from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, SetMethod, Truncate
 from offloader.coverage import GapReason, KnownEnds, follows, holes
-from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import FencedError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.catalog import mode_of_new, not_listed, read_entry, read_intent, require_entry
@@ -21,7 +21,7 @@ from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.noted import noted_by, require_absence_noted
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.source_identity import closed_edit, first_not_held
-from offloader.manifest.state import EditRefused, ManifestState, require_takeable
+from offloader.manifest.state import EditRefusedError, ManifestState, require_takeable
 from offloader.retention.scope import SourceOf, no_source
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectInfo, ObjectStore, put_if
@@ -105,13 +105,14 @@ def plan_truncation(
         listed: the first ledger that a broker which reads the cold tier lists; ``None``: no broker does.
 
     Raises:
-        InvalidCall: no position, or one past all known entries.
-        EditRefused: past the committed end or a listed ledger's beginning and not forced, or the stream is on hold.
+        InvalidCallError: no position, or one past all known entries.
+        EditRefusedError: past the committed end or a listed ledger's beginning and not forced, or the stream is on
+            hold.
     """
     if before.ledger_id < 0 or before.entry_id < 0:
-        raise InvalidCall(f"{before} is not a position", hint="use LEDGER:ENTRY, both 0 or more")
+        raise InvalidCallError(f"{before} is not a position", hint="use LEDGER:ENTRY, both 0 or more")
     if listed is not None and before > Position(listed, 0) and not force:
-        raise EditRefused(
+        raise EditRefusedError(
             f"stream {state.stream}: the broker still lists ledger {listed}, and reads it from here: {before} is past "
             "its beginning",
             hint=_FORCE_LISTED,
@@ -141,7 +142,7 @@ def plan_truncation(
     is_offloaded = end is not None and (head <= end or follows(end, head, ends))
     if plan.moves and not is_offloaded:
         if state.method != "none" and not force:
-            raise EditRefused(
+            raise EditRefusedError(
                 f"stream {state.stream}: {head} is past the committed end {end or '(nothing is offloaded)'}",
                 hint=_FORCE,
             )
@@ -183,11 +184,11 @@ def truncate_stream(
         listed: as for ``plan_truncation``.
 
     Raises:
-        NotFound: no such stream, neither in the store nor in the hot tier, or it was deleted since ``log`` was loaded.
-        SourceMismatch: the hot tier, or the store, isn't the one that the other knows; nothing was changed.
-        InvalidCall, EditRefused: as ``plan_truncation``.
-        Fenced: forced, and an active writer owns the stream.
-        StoreUnavailable, OutcomeUnknown: call it again.
+        NotFoundError: no such stream in the store and the hot tier, or it was deleted since ``log`` was loaded.
+        SourceMismatchError: the hot tier, or the store, isn't the one that the other knows; nothing was changed.
+        InvalidCallError, EditRefusedError: as ``plan_truncation``.
+        FencedError: forced, and an active writer owns the stream.
+        StoreUnavailableError, OutcomeUnknownError: call it again.
     """
     require_no_global_hold(log.store)
     if source is not None:
@@ -204,7 +205,7 @@ def truncate_stream(
     for _ in range(ATTEMPTS_MAX):
         state = log.load(source=source)
         if state.stream_deleted:
-            raise NotFound(f"stream {log.stream} was deleted")
+            raise NotFoundError(f"stream {log.stream} was deleted")
         ledgers = [] if source is None else source.ledgers()
         plan = plan_truncation(state, before, ledgers, force=force, source=source, listed=listed)
         if dry_run:
@@ -221,17 +222,17 @@ def truncate_stream(
         else:
             try:
                 state = log.commit_as_maintainer(plan.edits())
-            except EditRefused:
+            except EditRefusedError:
                 continue  # the manifest changed: plan again, which raises the same refusal if it persists
         return _with_hot_gone(replace(plan, record_id=state.record_id), log, source)
-    raise StoreUnavailable(f"stream {log.stream}: other processes changed its manifest {ATTEMPTS_MAX} times")
+    raise StoreUnavailableError(f"stream {log.stream}: other processes changed its manifest {ATTEMPTS_MAX} times")
 
 
 def _not_held_ledgers(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[int, OffloaderError]:
     """Ledgers whose entries exist only in the hot tier, with the reason to keep each."""
     marked = state.deleted_ledgers
     return {
-        info.ledger_id: EditRefused(f"{missing} was never offloaded", hint="use --force to give it up")
+        info.ledger_id: EditRefusedError(f"{missing} was never offloaded", hint="use --force to give it up")
         for info in ledgers
         if info.ledger_id not in marked and (missing := first_not_held(state, info)) is not None
     }
@@ -249,7 +250,7 @@ def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Po
         *(Position(info.ledger_id, info.entries) for info in ledgers[-1:]),
     ]
     if not known or head > max(known):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {state.stream}: neither the manifest nor the hot tier has entries up to {head}"
             + (f", the newest position is before {max(known)}" if known else ""),
             hint="name the hot tier that has them with --ledgers, or use an earlier position",
@@ -260,7 +261,7 @@ def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo
     """The plan with unoffloaded entries before the head given up."""
     end = state.committed_end()
     if state.method == "ledger" and plan.head.entry_id > 0 and plan.head.ledger_id not in plan.ledgers:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {state.stream}: {plan.head} is inside a ledger that isn't offloaded, and the ledger method "
             "offloads whole ledgers only",
             hint=f"use {plan.head.ledger_id}:0, or the beginning of a later ledger",
@@ -299,7 +300,7 @@ def _planned_without_manifest(
 
 def _on_hold(state: ManifestState, ledger_ids: Iterable[int]) -> dict[int, OffloaderError]:
     """Ledgers that are kept because the stream is on hold, with that reason."""
-    why = EditRefused(f"stream {state.stream} is on hold", hint="`offloader cleanup hold --off` lifts the hold")
+    why = EditRefusedError(f"stream {state.stream} is on hold", hint="`offloader cleanup hold --off` lifts the hold")
     return dict.fromkeys(ledger_ids, why) if state.held else {}
 
 
@@ -360,12 +361,12 @@ def truncate_topic(
         Changes by partition; empty: no longer wanted.
 
     Raises:
-        InvalidCall, EditRefused, NotFound, Fenced: a partition can't be truncated; none was.
-        StoreUnavailable, OutcomeUnknown: it isn't finished; call it, or ``resume_topic_truncation``, again.
+        InvalidCallError, EditRefusedError, NotFoundError, FencedError: a partition can't be truncated; none was.
+        StoreUnavailableError, OutcomeUnknownError: it isn't finished; call it, or ``resume_topic_truncation``, again.
     """
     foreign = [name for name in heads if (partition_of(name) or ("",))[0] != topic]
     if foreign or not heads:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{', '.join(foreign) or 'nothing'} isn't a partition of {topic}", hint=f"use {topic}-partition-0 and so on"
         )
     require_no_global_hold(store)
@@ -389,13 +390,13 @@ def truncate_topic(
         if dry_run:
             return planned
         if before is not None and not before.is_done:
-            raise StoreUnavailable(f"another process is truncating {topic}: {before.by}")
+            raise StoreUnavailableError(f"another process is truncating {topic}: {before.by}")
         if not still():
             return {}
         intent = TruncationIntent(topic, wanted, force, by, clock.now_ms())
         if _begun(store, intent, info):
             return _apply(store, intent, truncate)
-    raise StoreUnavailable(f"{topic} in {store.url} was truncated by other processes {ATTEMPTS_MAX} times")
+    raise StoreUnavailableError(f"{topic} in {store.url} was truncated by other processes {ATTEMPTS_MAX} times")
 
 
 def resume_topic_truncation(
@@ -462,7 +463,7 @@ def _apply(
     for each in filter(partial(_is_alive, store), intent.heads):
         try:
             done[each.stream] = truncate(each)
-        except (NotFound, Fenced):
+        except (NotFoundError, FencedError):
             if _is_alive(store, each):
                 raise
     _finish(store, intent)
@@ -492,4 +493,4 @@ def _finish(store: ObjectStore, intent: TruncationIntent) -> None:
         done = replace(intent, is_done=True).encode()
         if found != intent or put_if(store, key, done, mode_of_new(store, key, info)):
             return
-    raise StoreUnavailable(f"{key} in {store.url} was changed by other processes {ATTEMPTS_MAX} times")
+    raise StoreUnavailableError(f"{key} in {store.url} was changed by other processes {ATTEMPTS_MAX} times")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from offloader.errors import Corrupt
+from offloader.errors import CorruptError
 
 #: Time after which a computing thread releases the interpreter. Python's default of 5 ms is longer than twenty appends
 #: take. An append releases the interpreter at each statement, so a thread that encodes at the same time would delay it
@@ -124,19 +124,19 @@ def is_plain_file(path: Path, mode: int) -> bool:
     """Whether ``mode`` denotes a plain file; False: a directory.
 
     Raises:
-        Corrupt: a FIFO, socket or device, on which a read can block.
+        CorruptError: a FIFO, socket or device, on which a read can block.
     """
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return stat.S_ISREG(mode)
     kind = next((name for name, is_one in _SPECIAL.items() if is_one(mode)), "special file")
-    raise Corrupt(f"{path} is a {kind}, not a plain file", hint="remove it and restore the file from a copy")
+    raise CorruptError(f"{path} is a {kind}, not a plain file", hint="remove it and restore the file from a copy")
 
 
 def open_plain_file(path: Path) -> int | None:
     """Opens a plain file for reading without blocking; ``None``: it doesn't exist, or is a directory.
 
     Raises:
-        Corrupt: like ``is_plain_file``.
+        CorruptError: like ``is_plain_file``.
     """
     try:
         # Opening a device can have side effects, so check the path first, and the opened file again.

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
-from offloader.errors import NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.manifest.load import load_manifest, refreshed
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
@@ -51,7 +51,7 @@ class KeptAnswers(Generic[_Answer]):
             deadline_s: by the monotonic clock, shared by all answers of one request; ``None``: no deadline.
 
         Raises:
-            StoreUnavailable: no answer, and no older one is cached. Otherwise the errors of ``ask``.
+            StoreUnavailableError: no answer, and no older one is cached. Otherwise the errors of ``ask``.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
@@ -65,7 +65,9 @@ class KeptAnswers(Generic[_Answer]):
             except TimeoutError:
                 away = f"the store didn't respond within {STORE_WAIT_S_MAX:g} s"
         if (found := self.kept(name)) is None:
-            raise StoreUnavailable(away, hint="only data of this process is available; see the problems in /readyz")
+            raise StoreUnavailableError(
+                away, hint="only data of this process is available; see the problems in /readyz"
+            )
         return found
 
     def kept(self, name: str) -> _Answer | None:
@@ -182,7 +184,7 @@ class ManifestViews:
         if boundary is not None and not state.stream_deleted:
             return state
         # Deleted; a new stream of the same name may exist.
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             return load_manifest(self._store, stream)
         return state
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from offloader.errors import AccessDenied, InvalidCall, NotFound, parsing
+from offloader.errors import AccessDeniedError, InvalidCallError, NotFoundError, parsing
 from offloader.settings import AccessSettings
 from offloader.stream_names import partition_of, require_stream_name
 
@@ -59,12 +59,12 @@ def parse_listen(text: str, *, setting: str = "listen") -> ListenAddress:
         setting: name of the setting, for the error.
 
     Raises:
-        InvalidCall: an invalid address.
+        InvalidCallError: an invalid address.
     """
     found = _LISTEN.fullmatch(text.strip())
     port = int(found["port"]) if found else -1
     if not found or port > _PORT_MAX:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{setting}: {ascii(text)[:200]} is not a valid listen address",
             hint="give an address and a port: 127.0.0.1:8080, [::1]:8080, or :8080 for every address",
         )
@@ -84,13 +84,13 @@ def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
     With ``certificates`` configured, client certificates are accepted; without tokens they are required.
 
     Raises:
-        InvalidCall: contradictory settings, or invalid files.
-        AccessDenied: a file that can't be read.
+        InvalidCallError: contradictory settings, or invalid files.
+        AccessDeniedError: a file that can't be read.
     """
     if not settings.certificate_file:
         for name in ("key_file", "client_authorities_file"):
             if getattr(settings, name):
-                raise InvalidCall(f"access.{name} has no effect without access.certificate_file", hint="set both")
+                raise InvalidCallError(f"access.{name} has no effect without access.certificate_file", hint="set both")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -99,7 +99,7 @@ def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
     load = partial(context.load_cert_chain, settings.certificate_file, key_file, password=_no_password)
     _load(load, "access.certificate_file and access.key_file", settings.certificate_file)
     if bool(settings.client_authorities_file) != bool(settings.certificates):
-        raise InvalidCall(
+        raise InvalidCallError(
             "access.client_authorities_file and access.certificates: one has no effect without the other",
             hint='assign roles to names: certificates = { "prometheus" = "read" }; "*" matches any certificate',
         )
@@ -126,7 +126,7 @@ def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | 
 
 def _no_password() -> str:
     """Raises instead of prompting on a terminal: a service can't use an encrypted key."""
-    raise InvalidCall(
+    raise InvalidCallError(
         "access.key_file is encrypted", hint="provide the key without a password, readable only by this user"
     )
 
@@ -135,12 +135,12 @@ def _load(load: Callable[[], object], setting: str, file: str) -> None:
     try:
         load()
     except ssl.SSLError as cause:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{setting}: {file}: {cause.reason or 'invalid'}",
             hint="provide valid PEM files; the key must match the certificate",
         ) from cause
     except OSError as cause:
-        raise AccessDenied(
+        raise AccessDeniedError(
             f"{setting}: {file}: {cause.strerror}", hint="check the paths and their permissions"
         ) from cause
 
@@ -165,8 +165,8 @@ def tokens_of(source: str, environ: Mapping[str, str]) -> Sequence[str]:
     """The tokens of one source, ``file:PATH`` or ``env:NAME``.
 
     Raises:
-        InvalidCall: another kind of source, an empty one, or an invalid token; the message never contains it.
-        AccessDenied: a file that can't be read.
+        InvalidCallError: another kind of source, an empty one, or an invalid token; the message never contains it.
+        AccessDeniedError: a file that can't be read.
     """
     kind, _, place = source.partition(":")
     if kind == "env" and _VARIABLE.fullmatch(place):
@@ -175,16 +175,18 @@ def tokens_of(source: str, environ: Mapping[str, str]) -> Sequence[str]:
         text = _file_text(Path(place))
     else:
         # The message must not repeat the value: it may be a misplaced token.
-        raise InvalidCall("a token's source is neither file:PATH nor env:NAME")
+        raise InvalidCallError("a token's source is neither file:PATH nor env:NAME")
     tokens = [token for line in text.splitlines() if (token := line.strip()) and not token.startswith("#")]
     if not tokens:
-        raise InvalidCall(f"{source} holds no token")
+        raise InvalidCallError(f"{source} holds no token")
     for number, token in enumerate(tokens, 1):
         which = f"token {number} of {source}" if len(tokens) > 1 else f"the token of {source}"
         if not TOKEN_BYTES_MIN <= len(token) <= TOKEN_BYTES_MAX:
-            raise InvalidCall(f"{which} is shorter than {TOKEN_BYTES_MIN} characters or longer than {TOKEN_BYTES_MAX}")
+            raise InvalidCallError(
+                f"{which} is shorter than {TOKEN_BYTES_MIN} characters or longer than {TOKEN_BYTES_MAX}"
+            )
         if not _TOKEN.fullmatch(token):
-            raise InvalidCall(f"{which} has characters that are not allowed in a header")
+            raise InvalidCallError(f"{which} has characters that are not allowed in a header")
     return tokens
 
 
@@ -193,14 +195,14 @@ def _file_text(file: Path) -> str:
         with file.open("rb") as opened:
             raw = opened.read(TOKEN_FILE_BYTES_MAX + 1)
     except OSError as cause:
-        raise AccessDenied(f"no token in {file}: {cause.strerror}") from None
+        raise AccessDeniedError(f"no token in {file}: {cause.strerror}") from None
     if len(raw) > TOKEN_FILE_BYTES_MAX:
-        raise InvalidCall(f"{file} is longer than {TOKEN_FILE_BYTES_MAX} bytes: not a token file")
+        raise InvalidCallError(f"{file} is longer than {TOKEN_FILE_BYTES_MAX} bytes: not a token file")
     try:
         return raw.decode("ascii")
     except UnicodeDecodeError:
         # The cause would contain the data read, which may be a token.
-        raise InvalidCall(f"{file} isn't ASCII: not a token file") from None
+        raise InvalidCallError(f"{file} isn't ASCII: not a token file") from None
 
 
 #: Prefix of a subscriber's name in the scope of a certificate: ``subscriber:billing``.
@@ -229,20 +231,20 @@ class Role(enum.IntEnum):
 
     @classmethod
     def of(cls, name: str) -> Role:
-        """The role ``read``, ``write`` or ``admin``. Raises ``InvalidCall``: unknown role."""
+        """The role ``read``, ``write`` or ``admin``. Raises ``InvalidCallError``: unknown role."""
         try:
             return cls[name.upper()]
         except KeyError:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{ascii(name)[:80]} is not a role", hint="roles: read, write, admin; or broker"
             ) from None
 
 
-class NotAuthenticated(AccessDenied):
+class NotAuthenticated(AccessDeniedError):
     """Unknown caller: a missing or wrong token or certificate."""
 
 
-class NotAllowed(AccessDenied):
+class NotAllowed(AccessDeniedError):
     """A known caller with an insufficient role."""
 
 
@@ -309,7 +311,7 @@ class Caller:
         """Names of the operations that the caller may perform, if they concern a stream it may see."""
         found = []
         for name, operation in OPERATIONS.items():
-            with suppress(AccessDenied):
+            with suppress(AccessDeniedError):
                 self.may(operation)
                 found.append(name)
         return found
@@ -321,7 +323,7 @@ class Caller:
         Raises:
             NotAuthenticated: the caller is unknown.
             NotAllowed: the role isn't sufficient, or tokens bound to streams don't allow the operation.
-            NotFound: the caller's token is bound to other streams, whether or not this stream exists.
+            NotFoundError: the caller's token is bound to other streams, whether or not this stream exists.
         """
         role, scoped = operation.role, operation.is_of_subscriber and subscriber is not None
         if role is None:
@@ -349,7 +351,9 @@ class Caller:
                 hint="ask the operator for a token of access.read_tokens or with a higher role",
             )
         if stream is not None and not self.sees(stream):
-            raise NotFound(f"stream {stream} doesn't exist for {self.name}", hint=f"its token is bound to {scopes}")
+            raise NotFoundError(
+                f"stream {stream} doesn't exist for {self.name}", hint=f"its token is bound to {scopes}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -497,9 +501,9 @@ class Credentials:
         environ: environment variables; default: the process's.
 
     Raises:
-        InvalidCall: another kind of source; a token that is too short, too long, invalid, or has two roles; an empty
-            source. The message lists all problems and never contains a token.
-        AccessDenied: a file that can't be read.
+        InvalidCallError: another kind of source; a token that is too short, too long, invalid, or has two roles; an
+            empty source. The message lists all problems and never contains a token.
+        AccessDeniedError: a file that can't be read.
     """
 
     def __init__(
@@ -528,16 +532,16 @@ class Credentials:
         self.read()()
 
     def read(self) -> Callable[[], None]:
-        """Reads the tokens again; the returned function activates them and can't fail. Raises ``InvalidCall``,
-        ``AccessDenied``: like the constructor."""
+        """Reads the tokens again; the returned function activates them and can't fail. Raises ``InvalidCallError``,
+        ``AccessDeniedError``: like the constructor."""
         known: dict[bytes, Caller] = {}
         problems: list[str] = []
         denied = False
         for source, grant in self._sources:
             try:
                 tokens = tokens_of(source, self._environ)
-            except (AccessDenied, InvalidCall) as error:
-                denied |= isinstance(error, AccessDenied)
+            except (AccessDeniedError, InvalidCallError) as error:
+                denied |= isinstance(error, AccessDeniedError)
                 problems.append(error.message)
                 continue
             for digest in map(digest_of, tokens):
@@ -548,7 +552,7 @@ class Credentials:
         if len(known) > TOKENS_MAX:
             problems.append(f"{len(known)} tokens exceed the limit of {TOKENS_MAX}")
         if problems:
-            raise (AccessDenied if denied else InvalidCall)(
+            raise (AccessDeniedError if denied else InvalidCallError)(
                 "; ".join(problems),
                 hint="write one token per line, of at least 16 letters and digits; nothing was changed",
             )
@@ -601,11 +605,11 @@ class Credentials:
 
 
 def _require_scope(scope: str) -> None:
-    """Raises ``InvalidCall``: neither a stream name nor a prefix of stream names that ends with a slash."""
+    """Raises ``InvalidCallError``: neither a stream name nor a prefix of stream names that ends with a slash."""
     try:
         require_stream_name(scope.removesuffix("/"))
-    except InvalidCall as error:
-        raise InvalidCall(
+    except InvalidCallError as error:
+        raise InvalidCallError(
             f"access.stream_tokens: {error.message}", hint='"public/default/" stands for every stream below it'
         ) from error
 
@@ -670,7 +674,7 @@ def bearer_token(authorization: str) -> str:
 
 
 def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None = None) -> Credentials:
-    """The tokens and certificates in a process's settings. Raises ``InvalidCall``, ``AccessDenied``: like
+    """The tokens and certificates in a process's settings. Raises ``InvalidCallError``, ``AccessDeniedError``: like
     ``Credentials``, and for a certificate with an unknown role."""
     return Credentials(
         tokens={
@@ -687,7 +691,7 @@ def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None
 
 
 def _certificate_grant(name: str, granted: str) -> Caller:
-    """The permissions that ``read broker subscriber:NAME`` grants. Raises ``InvalidCall``: an unknown role."""
+    """The permissions that ``read broker subscriber:NAME`` grants. Raises ``InvalidCallError``: an unknown role."""
     given, _, subscriber = granted.partition(SUBSCRIBER_SCOPE)
     words, is_any = given.split(), name == ANY_CERTIFICATE
     subscribers = frozenset({subscriber.strip()} - {""} if not is_any else ())
@@ -715,24 +719,24 @@ def guard_for(
         setting: name of the address's setting, for the error.
 
     Raises:
-        InvalidCall: other machines could connect without authentication, or tokens would be sent unencrypted.
+        InvalidCallError: other machines could connect without authentication, or tokens would be sent unencrypted.
     """
     anonymous = None if settings.anonymous == "loopback" else Role.of(settings.anonymous)
     is_open = anonymous is None and not (credentials.has_tokens or credentials.has_certificates)
     if credentials.has_certificates and not has_tls:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{setting} {address}: client certificates need TLS",
             hint="set access.certificate_file and access.key_file",
         )
     if not address.is_loopback:
         if is_open:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{setting} {address} can be reached from other machines without authentication",
                 hint="set access.read_tokens, write_tokens, admin_tokens or certificates, or listen on 127.0.0.1; "
                 "access.anonymous explicitly permits unauthenticated callers",
             )
         if credentials.has_tokens and not has_tls and not settings.tokens_without_tls:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{setting} {address}: tokens would be sent over the network unencrypted",
                 hint="set access.certificate_file and access.key_file, or access.tokens_without_tls = true if "
                 "something else encrypts the traffic",

@@ -11,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from offloader.doctor import Finding, fine, warning
-from offloader.errors import InvalidCall, OffloaderError, Unsupported, install_hint
+from offloader.errors import InvalidCallError, OffloaderError, UnsupportedError, install_hint
 from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.ledgers.pulsar.source import require_addresses
 from offloader.ledgers.sqlite.database import database_path
@@ -51,7 +51,7 @@ def require_sound(settings: Settings, *, read_only: bool = False) -> None:
         read_only: whether the process only answers queries about the store.
 
     Raises:
-        InvalidCall, AccessDenied: unusable settings; the message lists every problem.
+        InvalidCallError, AccessDeniedError: unusable settings; the message lists every problem.
     """
     _require(*_purpose(settings, read_only=read_only), *_values(settings), *_machine(settings))
 
@@ -61,7 +61,7 @@ def require_valid(settings: Settings) -> None:
     or without ``--read-only``. A file without a store is valid, because other commands may use it.
 
     Raises:
-        InvalidCall: like ``require_sound``.
+        InvalidCallError: like ``require_sound``.
     """
     only_answers = bool(settings.http.listen) and not has_feed(settings) and not settings.serve.maintenance
     purpose = _purpose(settings, read_only=only_answers) if settings.serve.store else []
@@ -80,7 +80,7 @@ def _require(*checks: Callable[[], object]) -> None:
     if len(found) == 1:
         raise found[0]
     if found:
-        raise InvalidCall("; ".join(each.message for each in found), hint="every problem is listed")
+        raise InvalidCallError("; ".join(each.message for each in found), hint="every problem is listed")
 
 
 def has_feed(settings: Settings) -> bool:
@@ -93,18 +93,18 @@ def _purpose(settings: Settings, *, read_only: bool) -> list[Callable[[], object
 
     def require_store() -> None:
         if not settings.serve.store:
-            raise InvalidCall(
+            raise InvalidCallError(
                 "serve.store is not set", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file'
             )
 
     def require_work() -> None:
         if read_only and not settings.http.listen:
-            raise InvalidCall(
+            raise InvalidCallError(
                 "with --read-only the process only serves HTTP, and http.listen is not set",
                 hint='set http.listen = "ADDRESS:PORT"',
             )
         if not read_only and not (has_feed(settings) or settings.serve.maintenance):
-            raise InvalidCall(
+            raise InvalidCallError(
                 "the process has no task: no feed of streams, and no maintenance",
                 hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true",
             )
@@ -136,10 +136,10 @@ _PACKAGES = ("anyio", "fastapi", "h11", "starlette", "uvicorn")
 
 
 def _require_packages(settings: Settings) -> None:
-    """Raises ``Unsupported``: packages of the HTTP listener are missing."""
+    """Raises ``UnsupportedError``: packages of the HTTP listener are missing."""
     missing = [name for name in _PACKAGES if find_spec(name) is None] if settings.http.listen else []
     if missing:
-        raise Unsupported(
+        raise UnsupportedError(
             f"http.listen needs packages that aren't installed: {', '.join(missing)}", hint=install_hint("serve")
         )
 
@@ -221,8 +221,8 @@ def assemble(
         read_only: the process only answers over HTTP: it has no streams and no maintenance, and writes nothing.
 
     Raises:
-        InvalidCall: an unsafe listener.
-        Unsupported: the store lets two writers create one object, and ``store.single_writer`` isn't set.
+        InvalidCallError: an unsafe listener.
+        UnsupportedError: the store lets two writers create one object, and ``store.single_writer`` isn't set.
         OffloaderError: the store can't be used.
     """
     settings = file.settings_of("")

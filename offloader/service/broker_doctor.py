@@ -15,14 +15,14 @@ from urllib.parse import quote
 
 from offloader.doctor import Finding, fine, problem, run_checks, warning
 from offloader.errors import (
-    AccessDenied,
-    InvalidCall,
-    NotFound,
+    AccessDeniedError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    SourceMismatch,
-    StoreUnavailable,
-    Trimmed,
-    Unsupported,
+    SourceMismatchError,
+    StoreUnavailableError,
+    TrimmedError,
+    UnsupportedError,
     needs_extra,
 )
 from offloader.ledgers.pulsar.admin import host_of
@@ -73,7 +73,7 @@ class PluginsWay:
         source: the cluster's name.
 
     Raises:
-        AccessDenied: that file can't be read.
+        AccessDeniedError: that file can't be read.
     """
 
     def __init__(self, url: str, *, token: str, authorities: str = "", source: str = "") -> None:
@@ -88,12 +88,15 @@ class PluginsWay:
         """The response of a ledger's route.
 
         Raises:
-            InvalidCall: not an HTTP URL. AccessDenied: certificate verification failed. StoreUnavailable: no response.
+            InvalidCallError: not an HTTP URL. AccessDeniedError: certificate verification failed.
+                StoreUnavailableError: no response.
         """
         name = quote(managed_ledger_of_stream(stream), safe="")
         where = f"{self.url}/v1/streams/{name}/ledgers/{ledger_id}{query}"
         if not self.url.startswith(("http://", "https://")):
-            raise InvalidCall(f"{self.url[:200]!r} is not an HTTP URL", hint="give http://host:8750 or https://...")
+            raise InvalidCallError(
+                f"{self.url[:200]!r} is not an HTTP URL", hint="give http://host:8750 or https://..."
+            )
         try:
             answer = self._pool.request("GET", where, headers=self._headers, redirect=False, preload_content=False)
             body = answer.read(_ANSWER_BYTES_MAX)
@@ -110,11 +113,11 @@ def _unanswered(url: str, cause: urllib3.exceptions.HTTPError) -> OffloaderError
     reason = str(getattr(cause, "reason", None) or cause).rpartition("] ")[2] or type(cause).__name__
     if "CERTIFICATE_VERIFY_FAILED" in str(cause):
         why = reason.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or reason
-        return AccessDenied(
+        return AccessDeniedError(
             f"{url}: certificate verification failed: {why}",
             hint=f"renew the certificate, or add its authority to {CA_VARIABLE} and to ca_file of the plugin",
         )
-    return StoreUnavailable(
+    return StoreUnavailableError(
         f"no response from {url}: {reason}",
         hint="check that `offloader serve` is running at this address, which the plugin's endpoints must name",
     )
@@ -125,7 +128,7 @@ def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, 
     ledgers of some topics.
 
     Raises:
-        InvalidCall, AccessDenied: a token or the file of authorities can't be read.
+        InvalidCallError, AccessDeniedError: a token or the file of authorities can't be read.
     """
     pulsar = replace(settings.pulsar, retry_seconds_max=min(settings.pulsar.retry_seconds_max, 1.0))
     token = next((each for source in settings.access.broker_tokens for each in tokens_of(source, environ)), "")
@@ -172,15 +175,17 @@ def _require_route(way: PluginsWay, stream: str, *, has_token: bool) -> None:
     answer = way.get(stream, 0, _NO_UUID)
     if answer.status in (401, 403):
         wrong = "refuses the token of access.broker_tokens" if has_token else "requires a token, and none was sent"
-        raise AccessDenied(
+        raise AccessDeniedError(
             f"{way.url} {wrong}: {answer.said}",
             hint="set the token's file in access.broker_tokens of both processes and in token_file of the plugin; add "
             "hosts that may receive the token to access.owner_hosts",
         )
     if answer.status == 409 and answer.document.get("kind") == "source_mismatch":
-        raise SourceMismatch(f"{way.url}: {answer.said}", hint="correct broker.source in one of the two settings files")
+        raise SourceMismatchError(
+            f"{way.url}: {answer.said}", hint="correct broker.source in one of the two settings files"
+        )
     if (answer.status, answer.document.get("kind")) != (400, "invalid_request"):
-        raise Unsupported(
+        raise UnsupportedError(
             f"{way.url} has no routes for brokers: {answer.said}",
             hint="update the server if it is an older version, else correct the plugin's endpoints",
         )
@@ -191,7 +196,7 @@ def _ledgers(cluster: PulsarCluster, way: PluginsWay, topics: list[str]) -> Iter
     for topic in topics:
         try:
             listed = [each for each in cluster.admin.ledgers(topic).ledgers if each.offloaded]
-        except NotFound:
+        except NotFoundError:
             continue  # deleted since, or an unused partition
         # The oldest ledgers, which retention deletes first, and the newest one.
         for ledger in listed if len(listed) <= LEDGERS_MAX else [*listed[: LEDGERS_MAX - 1], listed[-1]]:
@@ -212,23 +217,23 @@ def _require_readable(way: PluginsWay, topic: str, ledger: TopicLedger) -> None:
     if answer.status == 200:
         entries = answer.document.get("entries")
         if entries != ledger.entries:
-            raise SourceMismatch(
+            raise SourceMismatchError(
                 f"{where} with {ledger.entries} entries, and the cold tier has {entries}",
                 hint="check whether this store belongs to another cluster",
             )
     elif answer.status == 410:
-        raise Trimmed(
+        raise TrimmedError(
             f"{where}, and it was deleted from the cold tier on purpose: {answer.said}",
             hint="trim the topic, otherwise its consumers stop there; pulsar.broker_plugin = true prevents such "
             "deletions",
         )
     elif answer.status == 409 and answer.document.get("kind") == "source_mismatch":
-        raise SourceMismatch(f"{where}: {answer.said}", hint="does this store belong to another cluster?")
+        raise SourceMismatchError(f"{where}: {answer.said}", hint="does this store belong to another cluster?")
     elif answer.status == 404:
-        raise NotFound(
+        raise NotFoundError(
             f"{where}, and it isn't in the cold tier: {answer.said}",
             hint="import it with `offloader import` if another driver offloaded it, or check whether this store "
             "belongs to another cluster",
         )
     else:
-        raise StoreUnavailable(f"{where}, and it can't be read now: {answer.said}")
+        raise StoreUnavailableError(f"{where}, and it can't be read now: {answer.said}")

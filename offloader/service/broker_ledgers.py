@@ -23,22 +23,22 @@ from formats.frames import decode_frames, encode_frames
 from formats.manifest import Gap, LedgerClosed
 from offloader.coverage import GapReason, Run, joined, without
 from offloader.errors import (
-    AccessDenied,
-    BeyondEnd,
-    Fenced,
-    InvalidCall,
-    NotFound,
-    ObjectMissing,
+    AccessDeniedError,
+    BeyondEndError,
+    FencedError,
+    InvalidCallError,
+    NotFoundError,
+    ObjectMissingError,
     OffloaderError,
-    OutcomeUnknown,
-    SourceMismatch,
-    StoreUnavailable,
-    Trimmed,
+    OutcomeUnknownError,
+    SourceMismatchError,
+    StoreUnavailableError,
+    TrimmedError,
 )
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
-from offloader.manifest.state import EditRefused, ManifestState, first_begin
-from offloader.owner_client import TOKEN_VARIABLE, NotOwner, OwnerClient, OwnerUnreachable
+from offloader.manifest.state import EditRefusedError, ManifestState, first_begin
+from offloader.owner_client import TOKEN_VARIABLE, NotOwnerError, OwnerClient, OwnerUnreachableError
 from offloader.parallel_map import at_once
 from offloader.read.cold import objects_of, read_fill
 from offloader.read.fetch import Cache, Fetcher
@@ -48,7 +48,7 @@ from offloader.read.ledger_plan import (
     NO_OBJECT,
     BrokerFacts,
     Chunk,
-    LedgerIncomplete,
+    LedgerIncompleteError,
     LedgerMismatch,
     LedgerStanding,
     LedgerTrimmed,
@@ -92,7 +92,7 @@ OTHER_BROKER = "other"
 
 _Found = TypeVar("_Found")
 #: Errors of an outdated view.
-_OUTDATED = (NotFound, Trimmed, BeyondEnd, ObjectMissing, LedgerIncomplete, LedgerMismatch)
+_OUTDATED = (NotFoundError, TrimmedError, BeyondEndError, ObjectMissingError, LedgerIncompleteError, LedgerMismatch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +182,9 @@ class BrokerLedgers:
         """The plan for reading a ledger: its chunks, and URLs of the objects that contain them.
 
         Raises:
-            NotFound: the ledger isn't in the cold tier; LedgerTrimmed: it was deleted on purpose.
+            NotFoundError: the ledger isn't in the cold tier; LedgerTrimmed: it was deleted on purpose.
             LedgerMismatch: it differs from the broker's ledger.
-            LedgerIncomplete: entries are missing.
+            LedgerIncompleteError: entries are missing.
             OffloaderError: the store's errors.
         """
         started_s = self._clock.monotonic_s()
@@ -193,7 +193,7 @@ class BrokerLedgers:
             require_same_uuid(stream, standing, uuid)
             require_whole(stream, standing)
             if not standing.is_closed:
-                raise LedgerIncomplete(
+                raise LedgerIncompleteError(
                     f"stream {stream}, ledger {ledger_id}: entries up to {standing.last} are in the cold tier, and "
                     "its last entry is unknown",
                     hint="an offload request of the broker completes it",
@@ -229,10 +229,10 @@ class BrokerLedgers:
         return.
 
         Raises: like ``plan``. An error of a later piece ends the iteration without an end mark.
-            InvalidCall: invalid range. BeyondEnd: the ledger ends before ``last``.
+            InvalidCallError: invalid range. BeyondEndError: the ledger ends before ``last``.
         """
         if last < first or first < 0:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"stream {stream}, ledger {ledger_id}: invalid range of entries {first}..{last}",
                 hint="from must not exceed to",
             )
@@ -251,7 +251,7 @@ class BrokerLedgers:
     def _require_inside(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> None:
         where = f"stream {state.stream}, ledger {standing.ledger_id}"
         if last > standing.last:
-            raise BeyondEnd(
+            raise BeyondEndError(
                 f"{where}: entry {last} is beyond the last entry {standing.last}",
                 last_available=Position(standing.ledger_id, standing.last),
                 hint=f"request entries up to {standing.last}",
@@ -288,7 +288,7 @@ class BrokerLedgers:
         def attempt(view: View) -> _Found:
             standing = ledger_standing(view.state, ledger_id)
             if not standing.is_closed and view.at_s < asked_s:
-                raise LedgerIncomplete(f"stream {stream}, ledger {ledger_id} may have new entries")
+                raise LedgerIncompleteError(f"stream {stream}, ledger {ledger_id} may have new entries")
             return work(view.state, standing)
 
         view = self._views.get(stream, age_s_max=VIEW_AGE_S_MAX, stale_s_max=VIEW_STALE_S_MAX)
@@ -301,8 +301,8 @@ class BrokerLedgers:
             return attempt(self._views.get(stream))
         except LedgerTrimmed:
             raise
-        except Trimmed as error:  # truncated during the read: the next request sees it in the manifest
-            raise LedgerIncomplete(error.message, hint="retry the request") from error
+        except TrimmedError as error:  # truncated during the read: the next request sees it in the manifest
+            raise LedgerIncompleteError(error.message, hint="retry the request") from error
 
     # --- offloading ----------------------------------------------------------------------------------------------
 
@@ -316,9 +316,9 @@ class BrokerLedgers:
             ``missing``: ranges that readers do not receive and the broker has to send, if nothing else is missing.
 
         Raises:
-            NotFound: no such stream; LedgerTrimmed: the ledger was deleted from it.
+            NotFoundError: no such stream; LedgerTrimmed: the ledger was deleted from it.
             LedgerMismatch: it differs from the broker's ledger.
-            NotOwner: another process offloads the stream, and the request isn't forwarded to it.
+            NotOwnerError: another process offloads the stream, and the request isn't forwarded to it.
             OffloaderError: the owner's errors.
         """
         started_s = self._clock.monotonic_s()
@@ -331,7 +331,7 @@ class BrokerLedgers:
             return found
         except OffloaderError as error:
             # A read-only process doesn't report unknown streams as refused.
-            if is_refusal(error) and not (self._control is None and isinstance(error, NotFound)):
+            if is_refusal(error) and not (self._control is None and isinstance(error, NotFoundError)):
                 result = "refused"
                 self.refusals.refused(stream, ledger_id, error)
             raise
@@ -368,7 +368,7 @@ class BrokerLedgers:
             standing = ledger_standing(state, ledger_id, last=facts.last)
         except LedgerTrimmed:
             raise
-        except NotFound:
+        except NotFoundError:
             return None
         require_same_ledger(state.stream, standing, facts)
         if standing.is_whole and not standing.first:
@@ -393,7 +393,7 @@ class BrokerLedgers:
         log.load()
         try:
             log.commit_as_maintainer([end])
-        except EditRefused as error:  # the owner recorded another end, or the stream was deleted
+        except EditRefusedError as error:  # the owner recorded another end, or the stream was deleted
             _log.info("ledger %d of stream %s: %s", standing.ledger_id, state.stream, error.message)
             return False
         return True
@@ -417,19 +417,19 @@ class BrokerLedgers:
 
     def _state_if_any(self, stream: str) -> ManifestState | None:
         """The newest manifest; ``None``: the stream has none (yet)."""
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             return self._views.get(stream).state
         return None
 
     def _completed_here(self, stream: str, last: Position, wait_s: float) -> OffloaderError | None:
         """Completes the current segment if this process offloads the stream; otherwise returns the reason."""
         if self._control is None:
-            return NotFound(f"stream {stream} isn't in {self._store.url}, and this process is read-only")
+            return NotFoundError(f"stream {stream} isn't in {self._store.url}, and this process is read-only")
         try:
             self._control.complete(stream, last, timeout_s=wait_s)
-        except (NotFound, Fenced) as error:
+        except (NotFoundError, FencedError) as error:
             return error
-        except (StoreUnavailable, OutcomeUnknown) as error:
+        except (StoreUnavailableError, OutcomeUnknownError) as error:
             _log.info("ledger %d of stream %s isn't offloaded yet: %s", last.ledger_id, stream, error.message)
         return None
 
@@ -444,7 +444,7 @@ class BrokerLedgers:
     ) -> dict[str, Any]:
         """The owner's response, if the request may be forwarded with the broker's token."""
         owner = state.owner.url
-        refused = NotOwner(
+        refused = NotOwnerError(
             f"stream {state.stream} is offloaded by {state.owner.name or 'no process'}"
             f"{f' at {owner}' if owner else ''}, not by this process",
             owner=owner,
@@ -463,13 +463,13 @@ class BrokerLedgers:
                 raise refused
             asked = {**asdict(facts), "uuid": "" if facts.uuid is None else str(facts.uuid)}
             answer = client.offload_ledger(state.stream, ledger_id, asked, wait_s=wait_s, source=caller.source)
-        except NotOwner as error:
+        except NotOwnerError as error:
             raise refused from error
-        except (AccessDenied, InvalidCall) as error:
+        except (AccessDeniedError, InvalidCallError) as error:
             _log.warning("a broker's request isn't forwarded to %s: %s", owner, error.message)
             raise refused from error
-        except OwnerUnreachable as error:
-            raise StoreUnavailable(error.message, hint=error.hint) from error
+        except OwnerUnreachableError as error:
+            raise StoreUnavailableError(error.message, hint=error.hint) from error
         return {"committed": answer.get("committed") is True, "missing": answer.get("missing") or []}
 
     def fill(
@@ -478,16 +478,16 @@ class BrokerLedgers:
         """Stores entries that readers do not receive: those from ``first`` to ``last`` that are recorded as gaps.
 
         Raises:
-            InvalidCall: the body doesn't consist of frames of exactly these entries.
-            NotOwner: this process is read-only.
+            InvalidCallError: the body doesn't consist of frames of exactly these entries.
+            NotOwnerError: this process is read-only.
             Like ``fill_gaps``.
         """
         where = f"stream {stream}, ledger {ledger_id}, entries {first}..{last}"
         if last < first or first < 0:
-            raise InvalidCall(f"{where}: invalid range", hint="first must not exceed last")
+            raise InvalidCallError(f"{where}: invalid range", hint="first must not exceed last")
         state = self._views.get(stream).state
         if self._control is None:
-            raise NotOwner(
+            raise NotOwnerError(
                 f"stream {stream}: this process is read-only",
                 owner=state.owner.url,
                 hint="send it to a process that offloads",
@@ -496,13 +496,13 @@ class BrokerLedgers:
         try:
             batch = decode_frames(body, ledger_id=ledger_id)
         except FormatError as error:
-            raise InvalidCall(f"{where}: the body has no valid frames: {error}", hint="send it again") from error
+            raise InvalidCallError(f"{where}: the body has no valid frames: {error}", hint="send it again") from error
         log = ManifestLog(self._store, stream, clock=self._clock)
         if len(batch):
             self._record_front(log, ledger_id, batch.first.entry_id)
         try:
             stored = fill_gaps(log, batch, first, last)
-        except SourceMismatch as error:
+        except SourceMismatchError as error:
             raise LedgerMismatch(error.message, hint=error.hint) from error
         self._recorder.add("broker_filled_entries_total", stored, stream=stream)
         _log.info(
@@ -526,7 +526,7 @@ class BrokerLedgers:
         """
         for low, high in front_run(log.load(), ledger_id):
             if low <= entry_id <= high:
-                with suppress(EditRefused):  # another request recorded it, or the head moved: the fill checks it
+                with suppress(EditRefusedError):  # another request recorded it, or the head moved: the fill checks it
                     log.commit_as_maintainer(
                         [Gap(Position(ledger_id, low), Position(ledger_id, high), GapReason.UNDELIVERED)]
                     )

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from offloader.errors import ErrorKind, NotFound, OffloaderError
+from offloader.errors import ErrorKind, NotFoundError, OffloaderError
 from offloader.runtime.clock import Clock
 from offloader.service.streams import PROBLEMS_NAMED_MAX, ProviderProblem
 from offloader.telemetry.recorder import Reading
@@ -37,7 +37,7 @@ class _Refusal:
 
     @property
     def lasts(self) -> bool:
-        return not isinstance(self.error, NotFound) or self.asked_s - self.since_s >= UNKNOWN_S
+        return not isinstance(self.error, NotFoundError) or self.asked_s - self.since_s >= UNKNOWN_S
 
 
 def is_refusal(error: OffloaderError) -> bool:

@@ -11,7 +11,15 @@ from typing import Any
 from uuid import UUID
 
 from formats.documents import STORE_IDENTITY_KEY
-from offloader.errors import AccessDenied, Corrupt, NotFound, StoreUnavailable, Throttled, Unsupported, plain_reason
+from offloader.errors import (
+    AccessDeniedError,
+    CorruptError,
+    NotFoundError,
+    StoreUnavailableError,
+    ThrottledError,
+    UnsupportedError,
+    plain_reason,
+)
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.transport import security_of
 from offloader.manifest.store_identity import require_identity
@@ -187,12 +195,12 @@ def ask_store(store: ObjectStore, see: Callable[[UUID | None], object] = lambda 
     Raises:
         OffloaderError: the store can't be used.
     """
-    with suppress(Throttled, Corrupt, Unsupported):
+    with suppress(ThrottledError, CorruptError, UnsupportedError):
         try:
             see(require_identity(store))
-        except NotFound:
+        except NotFoundError:
             see(None)
-        except AccessDenied:
+        except AccessDeniedError:
             # Without the permission to list, S3 refuses requests for missing keys; a list request returns the reason.
             store.list(STORE_IDENTITY_KEY, limit=1)
 
@@ -217,7 +225,7 @@ def probe_client(settings: PulsarSettings, clock: Clock) -> PulsarClient:
 def ask_broker(client: PulsarClient) -> None:
     """Sends one request, and a second one over a new connection if the first one is lost. Raises ``OffloaderError``: no
     broker of the client accepts the request."""
-    with suppress(StoreUnavailable):
+    with suppress(StoreUnavailableError):
         client.ping()
         return
     # A restarted broker closed the connection: that alone isn't an outage.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from offloader.errors import ErrorKind, InvalidCall, OffloaderError
+from offloader.errors import ErrorKind, InvalidCallError, OffloaderError
 from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.maintenance import JOBS_AT_ONCE_MAX, Maintenance
 from offloader.monitor import Outage, mode_of
@@ -65,7 +65,7 @@ def reloaded(old: SettingsFile, new: SettingsFile) -> Reloaded:
     """The result of applying ``new`` to a process that runs with ``old``.
 
     Raises:
-        InvalidCall: the changes contradict old values that need a restart.
+        InvalidCallError: the changes contradict old values that need a restart.
     """
     changed: list[str] = []
     fixed: list[str] = []
@@ -82,7 +82,7 @@ def reloaded(old: SettingsFile, new: SettingsFile) -> Reloaded:
         layers[scope] |= {name: value for name, value in before.items() if name in kept}
     mixed = SettingsFile(new.name, layers)
     if problems := "; ".join(conflicts(mixed)):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{new.name}: {problems}: not in force before a restart: {', '.join(fixed)}",
             hint="nothing was changed; restart the process, or set values that are valid with the old ones",
         )

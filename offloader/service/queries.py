@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
-from offloader.errors import InvalidCall, NotFound, OffloaderError, parsing
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, parsing
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
@@ -104,7 +104,7 @@ def page_of(
         limit: maximum number of rows, at least 1.
 
     Raises:
-        InvalidCall: ``after`` is not valid for this order.
+        InvalidCallError: ``after`` is not valid for this order.
     """
     place = _place(after, order)
     rest = rows if place is None else [row for row in rows if _key(row, order) > place]
@@ -133,7 +133,9 @@ def _place(after: str, order: StreamOrder) -> _Key | None:
         given, trouble, seconds, size_bytes, name = json.loads(after)
         if given == order.value and isinstance(name, str):
             return int(trouble), float(seconds), int(size_bytes), name
-    raise InvalidCall(f"{after[:100]!r} is not a place in the order {order.value}", hint="start with the first page")
+    raise InvalidCallError(
+        f"{after[:100]!r} is not a place in the order {order.value}", hint="start with the first page"
+    )
 
 
 def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
@@ -144,7 +146,7 @@ def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
         after: a segment's begin and uuid, separated by a space; empty: the beginning.
 
     Raises:
-        InvalidCall: ``after`` is not a valid place.
+        InvalidCallError: ``after`` is not a valid place.
     """
     if not after:
         return 0
@@ -200,7 +202,7 @@ class ServiceView:
         self._cycle = RetentionCycle(store, clock=clock, settings_of=streams.settings_of, source_of=streams.source_of)
         threads = ThreadPoolExecutor(ASKERS_MAX, thread_name_prefix="offloader-overview")
         self._names = KeptAnswers[list[str]](threads, clock, is_away=self._store_outage)
-        self._rows = KeptAnswers[dict[str, Any] | NotFound](
+        self._rows = KeptAnswers[dict[str, Any] | NotFoundError](
             threads, clock, is_away=self._store_outage, kept_max=LIMIT_MAX
         )
 
@@ -299,7 +301,7 @@ class ServiceView:
             served_only: only streams of this process, from memory, without a store request.
 
         Raises:
-            InvalidCall: ``after`` is not valid for this order.
+            InvalidCallError: ``after`` is not valid for this order.
         """
         deadline_s = self._clock.monotonic_s() + STORE_WAIT_S_MAX
         served = {row["stream"]: dict(row) for row in self.status()["streams"]}
@@ -327,16 +329,16 @@ class ServiceView:
             served_only: only the status in this process, from memory, without a store request.
 
         Raises:
-            NotFound: neither served here nor, unless ``served_only``, in the store.
+            NotFoundError: neither served here nor, unless ``served_only``, in the store.
             OffloaderError: it isn't served here, and the store doesn't respond.
-            InvalidCall: a topic has more than ``PARTITIONS_MAX`` partitions.
+            InvalidCallError: a topic has more than ``PARTITIONS_MAX`` partitions.
         """
         served = {row["stream"]: row for row in self._process.document()["streams"]}
         try:
             return self._one_stream(name, served.get(name), served_only=served_only)
         except OffloaderError as error:
             partitions = dict(resolve_name(name, served).partitions)
-            if isinstance(error, NotFound) and not served_only:
+            if isinstance(error, NotFoundError) and not served_only:
                 partitions |= self._named(name).partitions
             if not partitions:
                 raise
@@ -347,7 +349,7 @@ class ServiceView:
     def _one_stream(self, name: str, served: Mapping[str, Any] | None, *, served_only: bool) -> dict[str, Any]:
         if served_only:
             if served is None:
-                raise NotFound(
+                raise NotFoundError(
                     f"stream {name} isn't offloaded by this process", hint="list the streams of this process"
                 )
             return self._remembered(served)
@@ -357,12 +359,12 @@ class ServiceView:
             if served is None:
                 raise
             # The process's status matters most while the store doesn't respond.
-            unknown = {} if isinstance(error, NotFound) else {"store_error": error.message}
+            unknown = {} if isinstance(error, NotFoundError) else {"store_error": error.message}
             return self._labelled({**served, **unknown})
         return self._labelled(manifest if served is None else with_manifest(served, manifest))
 
     def _named(self, name: str) -> NamedStreams:
-        """The streams of a name. Raises ``InvalidCall``: too many partitions for one answer."""
+        """The streams of a name. Raises ``InvalidCallError``: too many partitions for one answer."""
         named = named_streams(self._store, name)
         if len(named.partitions) > PARTITIONS_MAX:
             named.require_one(f"an answer is of at most {PARTITIONS_MAX}")
@@ -375,14 +377,17 @@ class ServiceView:
             after: ``next_after`` of the previous page; empty: the first page.
 
         Raises:
-            NotFound: no such stream.
-            InvalidCall: ``after`` isn't a place among segments, or a topic has more than ``PARTITIONS_MAX`` partitions.
+            NotFoundError: no such stream.
+            InvalidCallError: ``after`` isn't a place among segments, or a topic has more than ``PARTITIONS_MAX``
+                partitions.
         """
         named = self._named(name)
         # For a topic the place is preceded by the partition's number.
         at, _, place = after.partition(" ") if named.partitions and after else ("0", "", after)
         if not at.isdecimal() or len(at) > _PARTITION_DIGITS_MAX:
-            raise InvalidCall(f"{ascii(after)[:100]} is not a place among segments", hint="start with the first page")
+            raise InvalidCallError(
+                f"{ascii(after)[:100]} is not a place among segments", hint="start with the first page"
+            )
         rows: list[dict[str, Any]] = []
         wanted, total, left, last = max(min(limit, LIMIT_MAX), 1), 0, 0, ""
         states = at_once(partial(load_stream, self._store), named.streams)
@@ -438,7 +443,7 @@ class ServiceView:
         is readable yet. Of a topic with partitions: one of each, in ``partitions``.
 
         Raises:
-            NotFound: no such stream.
+            NotFoundError: no such stream.
         """
         named = self._named(name)
         if named.partitions:
@@ -447,7 +452,7 @@ class ServiceView:
 
     def _timeline_of(self, name: str) -> dict[str, Any]:
         state = load_stream(self._store, name)
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             return timeline_document(timeline_of(state))
         return timeline_document(StreamTimeline(name, [], [], []))
 
@@ -466,7 +471,10 @@ class ServiceView:
         }
 
     def decisions(self, name: str) -> list[dict[str, Any]]:
-        """The recorded decisions about a stream, the newest first. Raises ``NotFound``: no such stream or topic."""
+        """The recorded decisions about a stream, the newest first.
+
+        Raises ``NotFoundError``: no such stream or topic.
+        """
         retention = open_retention(self._store, name, clock=self._clock)
         return [dict(each) for each in read_decisions(retention, retention.scope())]
 
@@ -583,8 +591,8 @@ class ServiceView:
     def _stored(self, name: str, deadline_s: float, *, age_s_max: float) -> dict[str, Any]:
         ask = partial(_manifest_of, self._store, name)
         found = self._rows.get(name, ask, age_s_max=age_s_max, deadline_s=deadline_s)
-        if isinstance(found, NotFound):
-            raise NotFound(found.message, hint=found.hint)
+        if isinstance(found, NotFoundError):
+            raise NotFoundError(found.message, hint=found.hint)
         return found
 
     def _store_outage(self) -> str:
@@ -596,11 +604,11 @@ class ServiceView:
         return {**found, **self.told({name: each for name, each in found.items() if name != "stream"})}
 
 
-def _manifest_of(store: ObjectStore, name: str) -> dict[str, Any] | NotFound:
+def _manifest_of(store: ObjectStore, name: str) -> dict[str, Any] | NotFoundError:
     # Cache "not found" too, because a page requests all of its idle topics repeatedly.
     try:
         return manifest_document(load_stream(store, name))
-    except NotFound as error:
+    except NotFoundError as error:
         return error
 
 
@@ -628,8 +636,8 @@ class ServiceControl:
             by: the caller, for the log.
 
         Raises:
-            InvalidCall: ``until`` is not a position.
-            NotFound: no such stream is served here.
+            InvalidCallError: ``until`` is not a position.
+            NotFoundError: no such stream is served here.
             As ``StreamSupervisor.offload``.
         """
         last = position_of(until, "until") if until else None
@@ -656,7 +664,8 @@ class ServiceControl:
     def pause(self, name: str, *, reason: str = "", by: str) -> dict[str, Any]:
         """Pauses offloading of a stream, or of each partition of a topic, until ``resume``.
 
-        Raises ``NotFound``: no such stream; Fenced: it was deleted. Partitions before the one that failed are paused.
+        Raises ``NotFoundError``: no such stream; FencedError: it was deleted. Partitions before the one that failed are
+        paused.
         """
         return self._each(name, "pause", lambda runs, each: runs.pause(each, reason), by)
 
@@ -671,12 +680,12 @@ class ServiceControl:
             plan: ``plan`` of the ``cleanup_plan`` that was approved.
 
         Raises:
-            InvalidCall: the plan has changed, the process runs no maintenance, or ``cleanup.delete`` is off.
+            InvalidCallError: the plan has changed, the process runs no maintenance, or ``cleanup.delete`` is off.
             As ``cleanup_stream``.
         """
         upkeep = self._process.upkeep
         if upkeep is None:
-            raise InvalidCall(
+            raise InvalidCallError(
                 "this process runs no maintenance", hint="send the request to a process with serve.maintenance = true"
             )
         named = named_streams(self._store, name)
@@ -724,7 +733,7 @@ class ServiceControl:
             at: the first entry still needed: ``"7:12"``, ``"latest"``, or of a partitioned topic ``{"0": "7:12"}``.
             generation: refused unless the subscriber has this one.
 
-        Raises: as ``StreamRetention.publish``; InvalidCall: ``at`` is none of these.
+        Raises: as ``StreamRetention.publish``; InvalidCallError: ``at`` is none of these.
         """
         retention = self._retention(name)
         found = retention.publish(subscriber, cut_of(retention, at, "at"), generation=generation)
@@ -732,11 +741,11 @@ class ServiceControl:
         return {"stream": name, **found.as_json()}
 
     def unsubscribe(self, name: str, subscriber: str, *, generation: int | None = None, by: str) -> dict[str, Any]:
-        """Removes a subscriber, which then no longer holds back deletion. Raises ``NotFound``: no such stream or
+        """Removes a subscriber, which then no longer holds back deletion. Raises ``NotFoundError``: no such stream or
         subscriber."""
         retention = self._retention(name)
         if subscriber not in retention.registry().subscribers:
-            raise NotFound(f"stream {name} has no subscriber {subscriber}", hint="list the stream's subscribers")
+            raise NotFoundError(f"stream {name} has no subscriber {subscriber}", hint="list the stream's subscribers")
         removed = retention.remove(subscriber, generation=generation)
         _tell("unsubscribe", name, by, subscriber)
         return {"stream": name, "subscriber": subscriber, "removed": removed}

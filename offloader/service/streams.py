@@ -12,15 +12,15 @@ from typing import Any, Protocol
 from formats.entries import Position
 from formats.keys import levels_above
 from offloader.errors import (
-    Closed,
-    Fenced,
-    InvalidCall,
-    LimitReached,
-    NotFound,
+    ClosedError,
+    FencedError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
     OffloaderError,
-    SourceMismatch,
-    StoreMismatch,
-    StoreUnavailable,
+    SourceMismatchError,
+    StoreMismatchError,
+    StoreUnavailableError,
 )
 from offloader.ledgers.base import LedgerSource, newest_given
 from offloader.manifest.state import StreamPaused
@@ -91,7 +91,7 @@ def error_of(run: Callable[[], object], what: str, **facts: str) -> OffloaderErr
         return error
     except Exception as error:
         _log.exception("%s failed", what, extra=facts)
-        return StoreUnavailable(f"{what} failed: {type(error).__name__}: {error}")
+        return StoreUnavailableError(f"{what} failed: {type(error).__name__}: {error}")
     return None
 
 
@@ -158,7 +158,7 @@ class StreamSupervisor:
     def source_outage(self) -> str:
         """The reason why its source is unreachable; empty: reachable, or the source has no connection."""
         problem = getattr(self.source, "problem", None)
-        return problem.message if isinstance(problem, StoreUnavailable) else ""
+        return problem.message if isinstance(problem, StoreUnavailableError) else ""
 
     @property
     def trouble(self) -> str:
@@ -182,9 +182,9 @@ class StreamSupervisor:
             The committed end, ``None`` when the stream has no entries.
 
         Raises:
-            InvalidCall: its method is none; Fenced: another process is the leader.
-            StoreUnavailable: not started, the leader isn't known yet, or not committed within ``timeout_s``; the hot
-                tier's entries are unknown.
+            InvalidCallError: its method is none; FencedError: another process is the leader.
+            StoreUnavailableError: not started, the leader isn't known yet, or not committed within ``timeout_s``; the
+                hot tier's entries are unknown.
             As ``ManagedLedger.offload``.
         """
         if self.is_active and timeout_s is not None:
@@ -200,18 +200,18 @@ class StreamSupervisor:
                 raise result.errors[0]
             return result.committed
         if self._wanted is None:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"stream {self.name}: it isn't known yet which process is the leader for it",
                 hint="retry later; if it persists, check the problems in /readyz",
             )
         if not self.is_active:
-            raise Fenced(
+            raise FencedError(
                 f"stream {self.name} is on standby here: another process offloads it",
                 hint="send the request to that process",
             )
         if self.settings.offload.method == "none":
-            raise InvalidCall(f"stream {self.name} isn't offloaded: its method is none", hint="set another method")
-        raise self.error or StoreUnavailable(f"stream {self.name} is being started", hint="retry later")
+            raise InvalidCallError(f"stream {self.name} isn't offloaded: its method is none", hint="set another method")
+        raise self.error or StoreUnavailableError(f"stream {self.name} is being started", hint="retry later")
 
     def _offload_all(self, offload: StreamOffload, until: Position | None, timeout_s: float | None) -> Position | None:
         wait_s = self.settings.offload.drain_seconds_max if timeout_s is None else timeout_s
@@ -223,7 +223,7 @@ class StreamSupervisor:
         if wanted is not None and not offload.wait_until_seen(
             wanted, within_s=max(deadline_s - self._clock.monotonic_s(), 0.0)
         ):
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"stream {self.name}: the hot tier has {wanted} but didn't deliver it within {wait_s:g} s",
                 hint="nothing is lost: it is offloaded once it is delivered; check the stream's problems",
             )
@@ -281,9 +281,9 @@ class StreamSupervisor:
         # Read in this order: ``end`` sets its flag before it clears the offload.
         offload = self._offload
         if self._ended:
-            raise Closed(f"stream {self.name} was stopped")
+            raise ClosedError(f"stream {self.name} was stopped")
         if offload is None:
-            raise self.error or StoreUnavailable(f"stream {self.name} wasn't started in time")
+            raise self.error or StoreUnavailableError(f"stream {self.name} wasn't started in time")
         offload.offload(timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))
 
     def end(self) -> None:
@@ -360,17 +360,17 @@ class StreamSupervisor:
         if offload is None:
             return None if trigger is None else trigger.stopped_by
         status = offload.status()
-        if status.mode is not Mode.STOPPED or status.error_kind in (Closed.__name__, Fenced.__name__):
+        if status.mode is not Mode.STOPPED or status.error_kind in (ClosedError.__name__, FencedError.__name__):
             return None
-        kinds = {kind.__name__: kind for kind in (SourceMismatch, StoreMismatch)}
-        return kinds.get(status.error_kind, StoreUnavailable)(status.error)
+        kinds = {kind.__name__: kind for kind in (SourceMismatchError, StoreMismatchError)}
+        return kinds.get(status.error_kind, StoreUnavailableError)(status.error)
 
     def _after_failure(self, error: OffloaderError) -> None:
         with self._lock:
             if self._started_s and self._clock.monotonic_s() - self._started_s > RAN_WELL_S:
                 self._restart_s = RESTART_S_MIN
             wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, self._restart_s_max)
-            if isinstance(error, Fenced):
+            if isinstance(error, FencedError):
                 wait_s = max(wait_s, self.settings.offload.takeover_after_seconds)
             self.error, self._retry_s = error, self._clock.monotonic_s() + wait_s
         if not self._ended:
@@ -434,9 +434,9 @@ class ServedStreams:
                 leader isn't known yet, until ``activate`` or ``stand_by``.
 
         Raises:
-            InvalidCall: not a stream's name, or a duplicate (it names the first one's provider).
-            LimitReached: more streams than ``serve.streams_max``.
-            Closed: the process is stopping.
+            InvalidCallError: not a stream's name, or a duplicate (it names the first one's provider).
+            LimitReachedError: more streams than ``serve.streams_max``.
+            ClosedError: the process is stopping.
         """
         require_stream_name(name)
         serve = self.settings_of("").serve
@@ -454,14 +454,14 @@ class ServedStreams:
         )
         with self._lock:
             if self._closed:
-                raise Closed("the process is stopping")
+                raise ClosedError("the process is stopping")
             if (there := self._streams.get(name)) is not None:
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"stream {name} already exists: added by feed {there.feed}", hint="configure it in one feed only"
                 )
             self._require_own_level(name)
             if len(self._streams) >= serve.streams_max:
-                raise LimitReached(
+                raise LimitReachedError(
                     f"stream {name} isn't offloaded: the process has {len(self._streams)} streams already",
                     hint="raise serve.streams_max, or spread the streams over several processes",
                 )
@@ -502,9 +502,9 @@ class ServedStreams:
         return self._streams.get(name)
 
     def require(self, name: str) -> StreamSupervisor:
-        """The stream of that name. Raises ``NotFound``: it isn't served here."""
+        """The stream of that name. Raises ``NotFoundError``: it isn't served here."""
         if (found := self.get(name)) is None:
-            raise NotFound(
+            raise NotFoundError(
                 f"stream {name} isn't offloaded by this process",
                 hint="send the request to the process that offloads it",
             )
@@ -566,7 +566,7 @@ class ServedStreams:
     def _drain(self, stream: StreamSupervisor, within_s: float) -> bool:
         try:
             stream.drain(within_s)
-        except (StreamPaused, Fenced):
+        except (StreamPaused, FencedError):
             pass  # ended on request or by another process; the hot tier keeps the rest
         except OffloaderError as error:
             _log.warning(

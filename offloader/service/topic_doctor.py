@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from formats.entries import Position
 from offloader.doctor import TOPICS_LOOKED_AT_MAX, Finding, check_identity, warning
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.ledgers.pulsar.discovery import Look, TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster, noted_store
 from offloader.ledgers.pulsar.topics import TopicInternals, topic_of_stream
@@ -45,7 +45,7 @@ def _terminated(cluster: PulsarCluster, look: Look) -> Iterator[Finding]:
     for topic in sorted(topic for each in look.topics.values() for topic in each)[:TOPICS_LOOKED_AT_MAX]:
         try:
             ledger_id = kept_ledger(cluster.admin.internals(topic))
-        except NotFound:
+        except NotFoundError:
             continue  # deleted since, or an unused partition
         if ledger_id is not None:
             kept.append(f"{topic} (ledger {ledger_id})")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from formats.entries import Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.manifest.log import ManifestLog
 from offloader.retention.broker import first_listed, listed_by_source
 from offloader.retention.scope import find_scope
@@ -30,20 +30,22 @@ def truncate(
         by: the caller, for display.
 
     Raises:
-        InvalidCall: ``before`` is not a position, or a partition doesn't exist.
+        InvalidCallError: ``before`` is not a position, or a partition doesn't exist.
         Like ``truncate_stream``, ``truncate_topic``, ``first_listed``.
     """
     wanted = positions_of(before, "before")
     scope = find_scope(store, name)
     if scope.is_topic != isinstance(wanted, Mapping):
         has = f"has {len(scope.partitions)} partitions" if scope.is_topic else "has no partitions"
-        raise InvalidCall(f"before: {name} {has}", hint='{"0": "7:12"}' if scope.is_topic else '"7:12"')
+        raise InvalidCallError(f"before: {name} {has}", hint='{"0": "7:12"}' if scope.is_topic else '"7:12"')
     if isinstance(wanted, Position):
         heads = {name: wanted}
     else:
         unknown = [number for number in wanted if number not in scope.partitions]
         if unknown:
-            raise InvalidCall(f"before: {name} has no partition {unknown[0]}", hint="GET the stream for its partitions")
+            raise InvalidCallError(
+                f"before: {name} has no partition {unknown[0]}", hint="GET the stream for its partitions"
+            )
         heads = {scope.partitions[number].stream: position for number, position in wanted.items()}
     settings = streams.settings_of(name)
     has_plugin = streams.settings_of("").pulsar.broker_plugin

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
-from offloader.errors import BeyondEnd, InvalidCall
+from offloader.errors import BeyondEndError, InvalidCallError
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.names import named_streams
 from offloader.parallel_map import IN_FLIGHT_MAX, at_once
@@ -185,20 +185,20 @@ def entry_page(
         limit: maximum number of entries.
 
     Raises:
-        NotFound: no such stream and no such topic.
-        InvalidCall: a position in a topic with partitions, or two beginnings, or ``after`` isn't a place.
-        Trimmed, BeyondEnd: ``first`` or a place isn't in the stream (any more).
+        NotFoundError: no such stream and no such topic.
+        InvalidCallError: a position in a topic with partitions, or two beginnings, or ``after`` isn't a place.
+        TrimmedError, BeyondEndError: ``first`` or a place isn't in the stream (any more).
     """
     named = named_streams(store, name)
     if named.partitions and first is not None:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{named.name} has {len(named.partitions)} partitions, and a position is of one",
             hint=f"give since, or request one partition: {named.streams[0]}",
         )
     if first is not None and from_ms is not None:
-        raise InvalidCall("from and since exclude each other", hint="leave one of them out")
+        raise InvalidCallError("from and since exclude each other", hint="leave one of them out")
     if len(named.partitions) > PARTITIONS_MAX:
-        raise InvalidCall(f"{named.name} has more than {PARTITIONS_MAX} partitions", hint="request one of them")
+        raise InvalidCallError(f"{named.name} has more than {PARTITIONS_MAX} partitions", hint="request one of them")
     asked = _Asked(store, source_of, settings_of, first, from_ms, to_ms, _places(after))
     streams = list(enumerate(zip(named.partitions or [None], named.streams, strict=True)))
     begins: list[Position | None] = []
@@ -295,7 +295,7 @@ def _range(
         return None
     if begin is not None and begin > last:
         if begin == first and begin != last.next():
-            raise BeyondEnd(
+            raise BeyondEndError(
                 f"stream {reader.stream}: position {begin} is beyond the last readable entry {last}",
                 last_available=last,
                 hint=f"begin at {last.next()} or earlier",
@@ -318,7 +318,9 @@ def _places(after: str) -> Mapping[int | None, Position]:
         known = zip(*json.loads(after), strict=True)
         return {number: Position.parse(f"{ledger}:{entry}") for number, ledger, entry in known}
     except (ValueError, AttributeError, TypeError, RecursionError) as cause:
-        raise InvalidCall("cursor: not a cursor of this list", hint="use next_cursor of the previous page") from cause
+        raise InvalidCallError(
+            "cursor: not a cursor of this list", hint="use next_cursor of the previous page"
+        ) from cause
 
 
 def _row(stream: str, number: int | None, entry: Entry) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import InvalidCallError, NotFoundError
 from offloader.settings import Pairs, Settings, StoreSettings
 from offloader.settings.fields import allowed, from_file, in_file
 from offloader.settings.fields import problem as problem_of
@@ -211,7 +211,7 @@ class SettingsFile:
         """The settings of a stream; the empty name selects the process settings.
 
         Raises:
-            InvalidCall: values out of range.
+            InvalidCallError: values out of range.
         """
         sections: dict[str, dict[str, Any]] = {}
         process = self.layers.get("", {})
@@ -241,40 +241,40 @@ def read_settings_file(path: str) -> SettingsFile:
     """Reads and validates a file.
 
     Raises:
-        NotFound: no such file.
-        InvalidCall: not TOML; or unknown, ineffective or contradictory settings. The message lists all of them, each
-            with its table.
+        NotFoundError: no such file.
+        InvalidCallError: not TOML; or unknown, ineffective or contradictory settings. The message lists all of them,
+            each with its table.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as cause:
-        raise NotFound(f"settings file {path} doesn't exist", hint="check the path") from cause
+        raise NotFoundError(f"settings file {path} doesn't exist", hint="check the path") from cause
     except UnicodeDecodeError as cause:
-        raise InvalidCall(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
+        raise InvalidCallError(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
     except OSError as cause:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"settings file {path}: {cause.strerror}", hint="make it a file that this user can read"
         ) from cause
     return parse_settings(text, path)
 
 
 def parse_settings(text: str, path: str) -> SettingsFile:
-    """Validates the text of the file ``path``; raises ``InvalidCall`` like ``read_settings_file``."""
+    """Validates the text of the file ``path``; raises ``InvalidCallError`` like ``read_settings_file``."""
     tables, problems = raw_layers(parse_toml(text, path))
     layers, wrong, unclear = _translated(tables)
     problems += wrong
     problems += conflicts(SettingsFile(path, layers), unclear)
     if problems:
-        raise InvalidCall(f"{path}: {'; '.join(problems)}", hint="nothing was changed; every problem is listed")
+        raise InvalidCallError(f"{path}: {'; '.join(problems)}", hint="nothing was changed; every problem is listed")
     return SettingsFile(path, layers)
 
 
 def parse_toml(text: str, path: str) -> dict[str, Any]:
-    """The document of the file ``path``; raises ``InvalidCall`` if it isn't TOML."""
+    """The document of the file ``path``; raises ``InvalidCallError`` if it isn't TOML."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as cause:  # ValueError also for integers with thousands of digits
-        raise InvalidCall(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
+        raise InvalidCallError(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
 
 
 def settings_for(stream: str, given: Settings | str | Path | None) -> Settings:
@@ -283,7 +283,7 @@ def settings_for(stream: str, given: Settings | str | Path | None) -> Settings:
     A file has PIP-76's defaults: without ``streaming_offload = true`` the method is ``ledger``.
 
     Raises:
-        NotFound, InvalidCall: like ``read_settings_file``.
+        NotFoundError, InvalidCallError: like ``read_settings_file``.
     """
     if given is None:
         return Settings()
@@ -374,7 +374,7 @@ def _no_scope(scope: str) -> str:
             require_stream_name(name)
         elif kind and (name.count("/") != 1 or "" in name.split("/")):
             return "a namespace is TENANT/NAMESPACE, such as public/default"
-    except InvalidCall as error:
+    except InvalidCallError as error:
         return f"{error.message}: {error.hint}"
     return ""
 

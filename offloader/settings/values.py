@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.settings.fields import (
     KIB,
     MIB,
@@ -740,7 +740,7 @@ class Settings:
             origin: source of the values, for the error message.
 
         Raises:
-            InvalidCall: unknown names, wrong types or values out of range; the message lists every problem.
+            InvalidCallError: unknown names, wrong types or values out of range; the message lists every problem.
         """
         problems: list[str] = []
         sections: dict[str, Any] = {}
@@ -751,7 +751,7 @@ class Settings:
                 continue
             sections[name] = kinds[name](**_valid(name, kinds[name], given, problems))
         if problems:
-            raise InvalidCall(f"{origin}: {'; '.join(problems)}", hint="nothing was changed")
+            raise InvalidCallError(f"{origin}: {'; '.join(problems)}", hint="nothing was changed")
         return cls(**sections)
 
 

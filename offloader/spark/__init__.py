@@ -24,7 +24,7 @@ def register(spark: SparkSession) -> None:
     Without it Spark finds the data source by itself (module ``pyspark_offloader``).
 
     Raises:
-        Unsupported: the session's workers run a Python on this machine that doesn't have this package.
+        UnsupportedError: the session's workers run a Python on this machine that doesn't have this package.
     """
     from offloader.spark.session import require_interpreter
     from pyspark_offloader import DefaultSource

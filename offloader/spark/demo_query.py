@@ -37,7 +37,7 @@ def starting_session() -> Iterator[WaitForSession]:
     """Starts Spark in a thread; yields a call that waits for the session, which is stopped at the end.
 
     Raises:
-        Unsupported: by the call that waits: no pyspark, or no Java.
+        UnsupportedError: by the call that waits: no pyspark, or no Java.
     """
     session = command_session("offloader demo", is_short=True)
     with ThreadPoolExecutor(1, "spark-start") as starter:
@@ -60,7 +60,7 @@ def delays_by_carrier_and_month(
         options: further ones of the data source (``endpointUrl``, ``region``).
 
     Raises:
-        Unsupported: no pyspark, or no Java.
+        UnsupportedError: no pyspark, or no Java.
     """
 
     def ask(entries: DataFrame) -> DataFrame:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.spark.options import column_names, ddl
 from offloader.spark.session import translated
 from offloader.spark.where import bounds_of, columns_in
@@ -50,9 +50,9 @@ def entries(
         options: further ones of the data source.
 
     Raises:
-        InvalidCall: a column or option is wrong.
-        NotFound: no such stream, or none matches the pattern.
-        Trimmed, BeyondEnd: an option names a position that the stream doesn't have.
+        InvalidCallError: a column or option is wrong.
+        NotFoundError: no such stream, or none matches the pattern.
+        TrimmedError, BeyondEndError: an option names a position that the stream doesn't have.
     """
     return _frame(spark, "entries", store, stream, columns, where, limit, options or {})
 
@@ -86,9 +86,11 @@ def _frame(
     options: Mapping[str, str],
 ) -> DataFrame:
     if own := [name for name in options if name.lower() in _OWN]:
-        raise InvalidCall(f"{content} doesn't accept {', '.join(own)} as an option", hint="use the argument instead")
+        raise InvalidCallError(
+            f"{content} doesn't accept {', '.join(own)} as an option", hint="use the argument instead"
+        )
     if limit is not None and limit < 0:
-        raise InvalidCall(f"limit is {limit}, not a number of rows")
+        raise InvalidCallError(f"limit is {limit}, not a number of rows")
     ddl(content, columns)
     bounds = bounds_of(
         where,

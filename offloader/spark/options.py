@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from formats.entries import Position
 from formats.pulsar import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
-from offloader.errors import InvalidCall, Unsupported
+from offloader.errors import InvalidCallError, UnsupportedError
 from offloader.manifest.names import stream_name
 from offloader.read.cold import NOT_MOVED
 from offloader.runtime.clock import SystemClock
@@ -65,7 +65,7 @@ def _position(name: str, text: str) -> Position:
     try:
         return Position.parse(text)
     except ValueError as cause:
-        raise InvalidCall(f"option {name}: {cause}") from cause
+        raise InvalidCallError(f"option {name}: {cause}") from cause
 
 
 def _time(name: str, text: str) -> int:
@@ -73,12 +73,12 @@ def _time(name: str, text: str) -> int:
 
 
 def require_fixed_start(given: Mapping[str, str]) -> None:
-    """Raises ``InvalidCall`` if ``startTime`` counts back from now: a restarted streaming query would omit unread
+    """Raises ``InvalidCallError`` if ``startTime`` counts back from now: a restarted streaming query would omit unread
     entries.
     """
     for name, text in given.items():
         if name.lower() == "starttime" and is_relative(text):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"option startTime: {text} would be a different time after a restart of the query",
                 hint=f"use an absolute time: {time_text(_time(name, text))}",
             )
@@ -86,7 +86,7 @@ def require_fixed_start(given: Mapping[str, str]) -> None:
 
 def _number(name: str, text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
-        raise InvalidCall(f"option {name}: {text!r} is not a positive integer")
+        raise InvalidCallError(f"option {name}: {text!r} is not a positive integer")
     return int(text)
 
 
@@ -102,7 +102,9 @@ def _records(name: str, text: str) -> tuple[tuple[str, int], ...]:
     while at < len(text):
         match = _RECORD.match(text, at)
         if match is None:
-            raise InvalidCall(f"option {name}: {text!r} is neither a record's number nor stream=number, stream=number")
+            raise InvalidCallError(
+                f"option {name}: {text!r} is neither a record's number nor stream=number, stream=number"
+            )
         found.append((match[1], _number(name, match[2])))
         at = match.end()
     return tuple(found)
@@ -112,19 +114,19 @@ def _bounds(name: str, text: str) -> Bounds:
     try:
         return Bounds.decode(text)
     except (ValueError, TypeError) as cause:
-        raise InvalidCall(f"option {name}: {text!r} wasn't set by offloader.spark.entries") from cause
+        raise InvalidCallError(f"option {name}: {text!r} wasn't set by offloader.spark.entries") from cause
 
 
 def _moves(name: str, text: str) -> Pairs:
     pairs = [tuple(map(str.strip, each.split("=", 1))) for each in text.split(",")]
     if not all(len(pair) == 2 and all(pair) for pair in pairs):
-        raise InvalidCall(f"option {name}: {text!r} isn't old=new, old=new, ...")
+        raise InvalidCallError(f"option {name}: {text!r} isn't old=new, old=new, ...")
     return Pairs((pair[0], pair[1]) for pair in pairs)
 
 
 def _one_of(name: str, text: str, words: tuple[str, ...]) -> str:
     if text.strip().lower() not in words:
-        raise InvalidCall(f"option {name}: {text!r} is not one of {', '.join(words)}")
+        raise InvalidCallError(f"option {name}: {text!r} is not one of {', '.join(words)}")
     return text.strip().lower()
 
 
@@ -208,35 +210,35 @@ class SourceOptions:
         """Options from Spark's map, whose names are case-insensitive.
 
         Raises:
-            InvalidCall: unknown names (all of them are named), missing or malformed values.
+            InvalidCallError: unknown names (all of them are named), missing or malformed values.
         """
         names = {name.lower(): (name, attribute, read) for name, (attribute, read) in _OPTIONS.items()}
         unknown = [name for name in given if name.lower() not in names]
         if unknown:
             close = difflib.get_close_matches(unknown[0].lower(), names, n=1)
             hint = f"did you mean {names[close[0]][0]}?" if close else f"options: {', '.join(_OPTIONS)}"
-            raise InvalidCall(f"unknown option {', '.join(sorted(unknown))}", hint=hint)
+            raise InvalidCallError(f"unknown option {', '.join(sorted(unknown))}", hint=hint)
         chosen = ((*names[name.lower()], text) for name, text in given.items())
         values = {attribute: read(name, text) for name, attribute, read, text in chosen}
         for name in ("store", "stream"):
             if not values.get(name):
                 example = "s3://bucket/root" if name == "store" else "public/default/persistent/orders"
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"option {name} is missing",
                     hint=f'.option("{name}", "{example}"), or in SQL: FROM offloader WITH ({name} \'{example}\', ...)',
                 )
         options = cls(**values)
         if options.start_ms is not None and options.end_ms is not None and options.end_ms < options.start_ms:
-            raise InvalidCall("option endTime is before startTime", hint="swap the two")
+            raise InvalidCallError("option endTime is before startTime", hint="swap the two")
         start, end = options.start_position, options.end_position
         if start is not None and end is not None and end < start:
-            raise InvalidCall(f"option endPosition {end} is before startPosition {start}", hint="swap the two")
+            raise InvalidCallError(f"option endPosition {end} is before startPosition {start}", hint="swap the two")
         if options.message_bytes_max > PAYLOAD_BYTES_LIMIT:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"option messageBytesMax is at most {PAYLOAD_BYTES_LIMIT}, not {options.message_bytes_max}"
             )
         if options.store.startswith("memory:"):
-            raise Unsupported(
+            raise UnsupportedError(
                 f"{options.store} exists in one process only, so Spark's workers can't read it",
                 hint="use a file:// or s3:// store",
             )
@@ -247,19 +249,19 @@ class SourceOptions:
         return replace(options, start_ms=max(starts, default=None), end_ms=min(ends, default=None))
 
     def require_batch(self) -> None:
-        """Raises ``InvalidCall`` for options of ``readStream`` only."""
+        """Raises ``InvalidCallError`` for options of ``readStream`` only."""
         self._refuse(_STREAM_ONLY, "belongs to spark.readStream, not to spark.read")
 
     def require_stream(self) -> None:
-        """Raises ``InvalidCall`` for options that ``readStream`` doesn't support, and for two start options."""
+        """Raises ``InvalidCallError`` for options that ``readStream`` doesn't support, and for two start options."""
         self._refuse(_BATCH_ONLY, "belongs to spark.read, not to spark.readStream")
         if self.content not in ("entries", "messages"):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"content={self.content} can't be streamed",
                 hint="stream entries or messages, read other contents with spark.read",
             )
         if self.start_latest and (self.start_position is not None or self.start_ms is not None):
-            raise InvalidCall(
+            raise InvalidCallError(
                 "option startFrom=latest contradicts startPosition and startTime", hint="omit one of them"
             )
 
@@ -268,7 +270,7 @@ class SourceOptions:
         for name in names:
             attribute = _OPTIONS[name][0]
             if getattr(self, attribute) != defaults[attribute]:
-                raise InvalidCall(f"option {name} {why}", hint="omit it")
+                raise InvalidCallError(f"option {name} {why}", hint="omit it")
 
     def open_store(
         self, *, read_only: bool = True, settings: StoreSettings | None = None, limits: LimitSettings | None = None
@@ -399,15 +401,15 @@ def arrow_schema(content: str, names: Iterable[str] = ()) -> pa.Schema:
 
 
 def ddl(content: str, names: Iterable[str] = ()) -> str:
-    """Columns of a content as Spark's DDL: ``names``, or all; ``InvalidCall`` for an unknown or duplicate one."""
+    """Columns of a content as Spark's DDL: ``names``, or all; ``InvalidCallError`` for an unknown or duplicate one."""
     columns, wanted = _COLUMNS[content], tuple(names)
     unknown = [name for name in wanted if name not in columns]
     if unknown:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"option columns: content={content} has no {', '.join(unknown)}", hint=f"columns: {', '.join(columns)}"
         )
     if len(set(wanted)) < len(wanted):
-        raise InvalidCall(f"option columns names a column twice: {','.join(wanted)}", hint="name each column once")
+        raise InvalidCallError(f"option columns names a column twice: {','.join(wanted)}", hint="name each column once")
     return ", ".join(f"{name} {columns[name][0]}" for name in wanted or columns)
 
 
@@ -415,24 +417,24 @@ def projection(fields: Iterable[StructField], content: str) -> Projection:
     """The columns of a schema: Spark passes a Python data source no other projection than the user's schema.
 
     Raises:
-        InvalidCall: a column that doesn't exist, of another type, or declared ``NOT NULL`` though it may be null.
+        InvalidCallError: a column that doesn't exist, of another type, or declared ``NOT NULL`` though it may be null.
     """
     columns = _COLUMNS[content]
     wanted = []
     for each in fields:
         if each.name not in columns:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"the schema has a column {each.name}, which content={content} doesn't",
                 hint=f"columns: {ddl(content)}",
             )
         spark, arrow = columns[each.name]
         found = each.dataType.simpleString().lower()
         if found != spark:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"column {each.name} is of type {spark}, but the schema has {found}", hint="cast it after the load"
             )
         if not each.nullable and each.name not in _NEVER_NULL[content]:
-            raise InvalidCall(f"column {each.name} may be null, but the schema has NOT NULL", hint="omit NOT NULL")
+            raise InvalidCallError(f"column {each.name} may be null, but the schema has NOT NULL", hint="omit NOT NULL")
         wanted.append(pa.field(each.name, arrow, nullable=each.nullable))
     names = {each.name for each in wanted}
     # Only the entry itself has its number of messages.

@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position, repeated_text
 from formats.segment_map import SegmentMap
 from formats.summary import LedgerSpan, SegmentSummary
-from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    ObjectChangedError,
+    ObjectMissingError,
+    OffloaderError,
+    TrimmedError,
+)
 from offloader.manifest.load import refreshed
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.names import named_streams
@@ -134,11 +142,11 @@ def pinned_states(options: SourceOptions, store: ObjectStore) -> list[ManifestSt
     """One view of each stream's manifest, for all further planning.
 
     Raises:
-        NotFound: no such stream, or none matches the pattern.
-        InvalidCall, Trimmed: ``asOfManifest`` can't be pinned.
+        NotFoundError: no such stream, or none matches the pattern.
+        InvalidCallError, TrimmedError: ``asOfManifest`` can't be pinned.
     """
     if not (options.lease_seconds or options.as_of_manifest or is_pattern(options.stream)):
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             state = load_manifest(store, options.stream)
             if not state.stream_deleted:
                 return [state] if _is_wanted(options, state.stream) else []
@@ -157,7 +165,7 @@ def pinned_states(options: SourceOptions, store: ObjectStore) -> list[ManifestSt
 def _wanted_names(options: SourceOptions, store: ObjectStore) -> list[str]:
     names = streams_named(options, store)
     if not names:
-        raise NotFound(
+        raise NotFoundError(
             f"no stream in {store.url} matches {options.stream}", hint="run `offloader ls` to list the streams"
         )
     return [name for name in names if _is_wanted(options, name)]
@@ -170,12 +178,12 @@ def _pinned_records(options: SourceOptions, store: ObjectStore) -> dict[str, int
         names = _wanted_names(options, store)
         if len(names) > 1:
             shown = ", ".join(f"{name}=..." for name in names[:NAMES_SHOWN_MAX])
-            raise InvalidCall(f"option asOfManifest needs one record per stream here: {shown}")
+            raise InvalidCallError(f"option asOfManifest needs one record per stream here: {shown}")
         return dict.fromkeys(names, given[""])
     pattern = options.stream
     names = [name for name in given if matches(name, pattern)] if is_pattern(pattern) else streams_named(options, store)
     if others := sorted(set(given) - set(names)):
-        raise InvalidCall(f"option asOfManifest names {', '.join(others)}, which {pattern} doesn't match")
+        raise InvalidCallError(f"option asOfManifest names {', '.join(others)}, which {pattern} doesn't match")
     return {name: record for name, record in given.items() if _is_wanted(options, name)}
 
 
@@ -209,7 +217,7 @@ def _newest(
         if boundary is not None and not state.stream_deleted:
             return state
     # New, or deleted: there may be another stream of that name by now.
-    with suppress(NotFound) if may_be_gone else nullcontext():
+    with suppress(NotFoundError) if may_be_gone else nullcontext():
         return load_stream(store, name)
     return None
 
@@ -228,8 +236,8 @@ def plan_slices(
     """The partitions of a scan of entries, of about equal cost, each at most about ``splitBytes``.
 
     Raises:
-        Trimmed, BeyondEnd: ``startPosition`` or ``endPosition`` is outside of the one named stream. With a pattern they
-            are mere bounds.
+        TrimmedError, BeyondEndError: ``startPosition`` or ``endPosition`` is outside of the one named stream. With a
+            pattern they are mere bounds.
     """
     ranges = wanted_ranges(options, states)
     if options.bounds is not None and options.bounds.limit is not None:
@@ -489,8 +497,8 @@ def read_slices(
     """The rows of a partition, in the streams' order, within the bounds of ``options``.
 
     Raises:
-        Corrupt, ObjectChanged, ObjectMissing, Trimmed: unless the options skip them.
-        StoreUnavailable: the store doesn't respond; Spark retries the task.
+        CorruptError, ObjectChangedError, ObjectMissingError, TrimmedError: unless the options skip them.
+        StoreUnavailableError: the store doesn't respond; Spark retries the task.
     """
     task = _Task(options, projection, Fetcher(store, ReadSettings(), cache=_INDEXES))
     before = requests_of(store)
@@ -575,9 +583,9 @@ class _Task:
         return [replace(rows, publish_times_ms=table.publish_times_ms)]
 
     def _skip(self, error: OffloaderError) -> None:
-        corrupt = isinstance(error, (Corrupt, ObjectChanged)) and self._options.skip_corrupt
-        missing = isinstance(error, (ObjectMissing, Trimmed)) and self._options.skip_missing
-        missing = missing or (isinstance(error, Trimmed) and not self._options.fail_on_data_loss)
+        corrupt = isinstance(error, (CorruptError, ObjectChangedError)) and self._options.skip_corrupt
+        missing = isinstance(error, (ObjectMissingError, TrimmedError)) and self._options.skip_missing
+        missing = missing or (isinstance(error, TrimmedError) and not self._options.fail_on_data_loss)
         if not corrupt and not missing:
             raise error
         with self._lock:

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from offloader import errors
-from offloader.errors import ExecutorLost, OffloaderError, Unsupported, install_hint
+from offloader.errors import ExecutorLostError, OffloaderError, UnsupportedError, install_hint
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.system import THREAD_SWITCH_S, cache_folder
 from offloader.spark import register
@@ -57,10 +57,10 @@ def find_java(installed: Path = _JVMS) -> Path | None:
 
 
 def require_java(installed: Path = _JVMS) -> Path:
-    """``find_java``, or ``Unsupported`` with installation advice."""
+    """``find_java``, or ``UnsupportedError`` with installation advice."""
     java = find_java(installed)
     if java is None:
-        raise Unsupported(
+        raise UnsupportedError(
             f"no Java {JAVA_VERSION_MIN} or later in JAVA_HOME, PATH or {installed}, but Spark needs it",
             hint="apt-get install openjdk-17-jre-headless (or default-jre-headless), or set JAVA_HOME",
         )
@@ -71,14 +71,14 @@ def _require_spark() -> None:
     try:
         import pyspark.sql  # noqa: F401
     except ImportError as cause:
-        raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from cause
+        raise UnsupportedError("Spark isn't installed", hint=install_hint("spark")) from cause
 
 
 def require_interpreter(spark: SparkSession) -> None:
     """Checks that the workers of a local session run a Python that has this package; nothing is known of a cluster's.
 
     Raises:
-        Unsupported: they don't. Spark would only say that it finds no such data source.
+        UnsupportedError: they don't. Spark would only say that it finds no such data source.
     """
     context = getattr(spark, "sparkContext", None)  # Spark Connect has none
     if context is None or not context.master.startswith("local"):
@@ -91,7 +91,7 @@ def require_interpreter(spark: SparkSession) -> None:
             [found, "-c", "import pyspark_offloader"], capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise Unsupported(
+        raise UnsupportedError(
             f"Spark's workers run {found}, which can't import offloader",
             hint=f"export PYSPARK_PYTHON={sys.executable} before the session is made, or use local_session()",
         ) from error
@@ -112,7 +112,7 @@ def local_session(
         config: more Spark settings; they override the ones set here.
 
     Raises:
-        Unsupported: pyspark isn't installed, or no Java 17+ was found; the hint names what to install.
+        UnsupportedError: pyspark isn't installed, or no Java 17+ was found; the hint names what to install.
     """
     return _local_session(app_name, cores=cores, config=config)
 
@@ -190,7 +190,7 @@ def command_session(app_name: str, master: str = "", *, is_short: bool = False) 
             an archive of its classes for later commands.
 
     Raises:
-        Unsupported: as ``local_session``.
+        UnsupportedError: as ``local_session``.
     """
     _require_spark()
     import pyspark
@@ -259,7 +259,7 @@ _LOST = re.compile(r"Python worker exited unexpectedly|Python worker failed to c
 
 @contextlib.contextmanager
 def translated(what: str, *, hint: str) -> Iterator[None]:
-    """Translates Spark's errors: an intended error of a worker keeps its class, a lost worker is ``ExecutorLost``,
+    """Translates Spark's errors: an intended error of a worker keeps its class, a lost worker is ``ExecutorLostError``,
     others are ``OffloaderError``.
 
     Args:
@@ -267,7 +267,7 @@ def translated(what: str, *, hint: str) -> Iterator[None]:
         hint: the remedy, unless a better one is known.
 
     Raises:
-        Unsupported: Spark isn't installed.
+        UnsupportedError: Spark isn't installed.
     """
     _require_spark()
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -289,7 +289,9 @@ def _ours(what: str, said: str, hint: str) -> OffloaderError:
             return kind(f"{what} failed: {match[2][:LINE_MAX]}", hint=hint)
     if _LOST.search(said):
         hint = "executors need enough memory, and the same Python with offloader and pyarrow: PYSPARK_PYTHON"
-        return ExecutorLost(f"{what} failed: an executor's process ended: {' '.join(lines[:1])[:LINE_MAX]}", hint=hint)
+        return ExecutorLostError(
+            f"{what} failed: an executor's process ended: {' '.join(lines[:1])[:LINE_MAX]}", hint=hint
+        )
     # The end of the first traceback has the error, before the JVM's frames; Spark's own first line doesn't.
     start = next((number for number, line in enumerate(lines) if "Traceback (most recent" in line), len(lines))
     python = list(takewhile(lambda line: not line.startswith("at "), lines[start + 1 :]))

@@ -24,7 +24,7 @@ from formats.checkpoint import DELETED, HOT_RELEASED, LAST_UNKNOWN
 from formats.entries import TIME_UNKNOWN_MS
 from formats.manifest import encode_record
 from formats.summary import LedgerSpan
-from offloader.errors import InvalidCall, OffloaderError, Unsupported
+from offloader.errors import InvalidCallError, OffloaderError, UnsupportedError
 from offloader.manifest.catalog import partition_streams
 from offloader.manifest.failed_segments import failed_segments
 from offloader.manifest.load import kept_records
@@ -265,7 +265,7 @@ class OffloaderDataSource(DataSource):
         work_begins()
         self._pinned: Pinned | None = None
         # Refused options are reported by the methods.
-        with suppress(InvalidCall, Unsupported):
+        with suppress(InvalidCallError, UnsupportedError):
             checked = SourceOptions.of(options)
             checked.require_batch()
             self._pinned = Pinned(checked)
@@ -312,8 +312,8 @@ def with_facts(options: SourceOptions, states: Sequence[ManifestState]) -> Struc
     return schema
 
 
-def _read_only() -> Unsupported:
-    return Unsupported(
+def _read_only() -> UnsupportedError:
+    return UnsupportedError(
         "Spark can't write with the format offloader: entries come from a broker or from `offloader stream offload`",
         hint="keep rows with frame.write.parquet(...), or CREATE TABLE name USING parquet AS SELECT ...",
     )
@@ -323,12 +323,12 @@ def _schema_of_table(given: Mapping[str, str]) -> str:
     """The columns for CREATE TABLE; Spark keeps them, and forgets every option that the statement gives.
 
     Raises:
-        Unsupported: it gives others than the columns depend on.
+        UnsupportedError: it gives others than the columns depend on.
     """
     own = {name: text for name, text in given.items() if is_option(name)}
     lost = sorted(name for name in own if name.lower() not in ("content", "columns"))
     if lost:
-        raise Unsupported(
+        raise UnsupportedError(
             f"Spark keeps no options of a table with the format offloader: {', '.join(lost)} would be lost",
             hint="CREATE TEMPORARY VIEW ... USING offloader OPTIONS (...) keeps them; or CREATE TABLE offloader USING"
             " offloader without them, and SELECT ... FROM offloader WITH (store '...', stream '...')",

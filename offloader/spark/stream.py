@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.segment_map import SegmentMap
 from formats.summary import SegmentSummary
-from offloader.errors import BeyondEnd, InvalidCall, NotFound, OffloaderError, Trimmed
+from offloader.errors import BeyondEndError, InvalidCallError, NotFoundError, OffloaderError, TrimmedError
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
@@ -86,7 +86,7 @@ def encode_offsets(offsets: Mapping[str, StreamOffset]) -> dict[str, dict[str, o
 
 
 def decode_offsets(values: Mapping[str, Any]) -> dict[str, StreamOffset]:
-    """Decodes ``encode_offsets``' values from the checkpoint; raises ``InvalidCall`` for invalid ones."""
+    """Decodes ``encode_offsets``' values from the checkpoint; raises ``InvalidCallError`` for invalid ones."""
     found = {}
     for name, given in values.items():
         try:
@@ -96,7 +96,7 @@ def decode_offsets(values: Mapping[str, Any]) -> dict[str, StreamOffset]:
             positions = [Position.parse(given[key]) if key in given else None for key in ("position", "since")]
             found[name] = StreamOffset(UUID(given["incarnation"]), int(given["manifest"]), *positions)
         except (KeyError, TypeError, ValueError, AttributeError) as cause:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"the query's checkpoint holds no offset of this source for stream {name}: {given!r} ({cause})",
                 hint="use the checkpoint directory that belongs to this query",
             ) from cause
@@ -355,8 +355,8 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch; ``start`` itself without unread entries.
 
         Raises:
-            Trimmed: entries were deleted before they were read, unless ``failOnDataLoss`` is off.
-            InvalidCall: ``start`` isn't an offset of this source.
+            TrimmedError: entries were deleted before they were read, unless ``failOnDataLoss`` is off.
+            InvalidCallError: ``start`` isn't an offset of this source.
         """
         offsets = decode_offsets(start)
         views = self._look()
@@ -407,7 +407,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             the errors of ``latestOffset``;
-            BeyondEnd: a stream ends before ``end``: the checkpoint is another stream's, or the store was restored.
+            BeyondEndError: a stream ends before ``end``: the checkpoint is another stream's, or the store was restored.
         """
         starts, ends = decode_offsets(start), decode_offsets(end)
         views = self._look()
@@ -531,7 +531,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lost(f"stream {name} was deleted before it was read up to {end.position}")
             return None
         if _is_short(state, end):
-            raise BeyondEnd(
+            raise BeyondEndError(
                 f"stream {name} ends at {state.committed_end()}, but the query's checkpoint has {end.position}",
                 last_available=state.committed_end(),
                 hint="use the checkpoint directory that belongs to this store",
@@ -553,7 +553,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lost(self, what: str, begin: Position | None = None) -> None:
         if self.options.fail_on_data_loss:
-            raise Trimmed(what, first_available=begin, hint=_TO_GO_ON)
+            raise TrimmedError(what, first_available=begin, hint=_TO_GO_ON)
         _log.warning("%s; continuing, as failOnDataLoss is false", what)
 
     def _index(self, stream: str, record: SegmentRecord) -> SegmentMap | None:
@@ -686,7 +686,7 @@ class Subscription:
                 # For example a restarted query that begins before its published position: renew it nevertheless.
                 retention.add(self._name)
                 _log.warning("subscriber %s of %s: %s", self._name, place, outcome.why)
-        except (InvalidCall, NotFound) as error:
+        except (InvalidCallError, NotFoundError) as error:
             _log.warning("subscriber %s of %s: %s", self._name, place, error)
         except OffloaderError as error:
             _log.warning("subscriber %s of %s: %s; retrying", self._name, place, error)

@@ -11,12 +11,12 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from formats.entries import Pieces
 from offloader.errors import (
-    AccessDenied,
-    InvalidCall,
+    AccessDeniedError,
+    InvalidCallError,
     OffloaderError,
-    OutcomeUnknown,
-    PreconditionFailed,
-    StoreUnavailable,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreUnavailableError,
 )
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import StoreSettings
@@ -39,21 +39,23 @@ def require_place_only(url: str) -> None:
     """Refuse a URL of a built-in scheme that contains more than a location.
 
     Raises:
-        InvalidCall: the URL contains more, or can't be parsed. The message never repeats the URL, which may contain
-            secrets.
+        InvalidCallError: the URL contains more, or can't be parsed. The message never repeats the URL, which may
+            contain secrets.
     """
     scheme = url.partition("://")[0]
     try:
         parts: SplitResult = urlsplit(url)
     except ValueError as error:
-        raise InvalidCall(f"the {scheme} URL can't be parsed: {error}", hint=f"use {scheme}://NAME/root") from error
+        raise InvalidCallError(
+            f"the {scheme} URL can't be parsed: {error}", hint=f"use {scheme}://NAME/root"
+        ) from error
     if "@" in parts.netloc:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"the {scheme} URL contains credentials",
             hint="remove them from the URL: use the environment, a profile, or access_key and secret_key",
         )
     if "?" in url or "#" in url:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"the URL of {without_secrets(url)} contains a query or a fragment (? or #), which isn't supported",
             hint="remove it and use settings instead; in a name, write %3F for ? and %23 for #",
         )
@@ -105,14 +107,15 @@ class PutMode:
     etag: str | None = None
 
 
-#: Create or fail with ``PreconditionFailed``. Atomic; a store that can't guarantee this can't be opened for writing.
+#: Create or fail with ``PreconditionFailedError``. Atomic; a store that can't guarantee this can't be opened for
+#: writing.
 CREATE = PutMode(create_only=True)
 #: Replace any existing object.
 OVERWRITE = PutMode()
 
 
 def IfMatch(etag: str) -> PutMode:  # noqa: N802 - reads like the header it becomes
-    """Replace only the version with this ETag, else ``PreconditionFailed``."""
+    """Replace only the version with this ETag, else ``PreconditionFailedError``."""
     return PutMode(etag=etag)
 
 
@@ -156,8 +159,8 @@ class DeleteFailure:
     @classmethod
     def of(cls, key: str, error: OffloaderError) -> DeleteFailure:
         """The failure of a key whose delete raised ``error``."""
-        retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
-        return cls(key, str(error), retryable, isinstance(error, AccessDenied))
+        retryable = isinstance(error, StoreUnavailableError | OutcomeUnknownError)
+        return cls(key, str(error), retryable, isinstance(error, AccessDeniedError))
 
 
 def delete_in_turns(
@@ -201,9 +204,10 @@ class UploadInfo:
 class ObjectStore(Protocol):
     """The verbs of an object store. Keys are relative to the store's root and never begin with ``/``.
 
-    Every call has its own deadline and raises only ``offloader.errors``: ``NotFound`` (object or upload),
-    ``BucketMissing``, ``AccessDenied``, ``PreconditionFailed``, ``Throttled`` and ``StoreUnavailable`` (nothing was
-    changed, retry), ``OutcomeUnknown`` (a write that may have happened), ``Unsupported``. All methods are thread-safe.
+    Every call has its own deadline and raises only ``offloader.errors``: ``NotFoundError`` (object or upload),
+    ``BucketMissingError``, ``AccessDeniedError``, ``PreconditionFailedError``, ``ThrottledError`` and
+    ``StoreUnavailableError`` (nothing was changed, retry), ``OutcomeUnknownError`` (a write that may have happened),
+    ``UnsupportedError``. All methods are thread-safe.
     """
 
     @property
@@ -247,9 +251,9 @@ class ObjectStore(Protocol):
     def delete_if_match(self, key: str, etag: str) -> None:
         """Remove an object if it still has this ETag; a missing object counts as removed.
 
-        A single request, which no layer repeats. ``PreconditionFailed`` means that another version exists; after any
-        other error the outcome is unknown. Some servers (MinIO) ignore the condition and remove any version. Callers
-        must therefore prevent other writers from replacing the object while the request runs.
+        A single request, which no layer repeats. ``PreconditionFailedError`` means that another version exists; after
+        any other error the outcome is unknown. Some servers (MinIO) ignore the condition and remove any version.
+        Callers must therefore prevent other writers from replacing the object while the request runs.
         """
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
@@ -259,8 +263,8 @@ class ObjectStore(Protocol):
         """Send part ``number`` (from 1)."""
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """Complete an upload of ``parts``, in order, and return the object's description. ``OutcomeUnknown`` when the
-        response was lost or the upload is missing: check with ``head``."""
+        """Complete an upload of ``parts``, in order, and return the object's description. ``OutcomeUnknownError`` when
+        the response was lost or the upload is missing: check with ``head``."""
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         """Abort an upload and remove its parts; a missing upload counts as aborted."""
@@ -306,17 +310,19 @@ _LOCAL_DRIVERS = frozenset({"file", "memory"})
 
 def put_if(store: ObjectStore, key: str, body: bytes, mode: PutMode) -> bool:
     """Write an object; False if the condition in ``mode`` doesn't hold."""
-    with suppress(PreconditionFailed):
+    with suppress(PreconditionFailedError):
         store.put(key, body, mode=mode)
         return True
     return False
 
 
 def require_open_store(store: object) -> None:
-    """Raise ``InvalidCall`` for a URL or a path that was passed instead of an open store."""
+    """Raise ``InvalidCallError`` for a URL or a path that was passed instead of an open store."""
     if isinstance(store, str | Path):
         url = without_secrets(str(store))
-        raise InvalidCall(f"store is {url!r}, not an open store", hint=f"open it with offloader.open_store({url!r})")
+        raise InvalidCallError(
+            f"store is {url!r}, not an open store", hint=f"open it with offloader.open_store({url!r})"
+        )
 
 
 def is_local(store: ObjectStore) -> bool:

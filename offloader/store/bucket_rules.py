@@ -33,8 +33,8 @@ class Bucket(Protocol):
         """One of the configurations as S3 describes it; ``None``: the bucket has none.
 
         Raises:
-            AccessDenied: the permission to read it is missing.
-            Unsupported: the server doesn't offer it.
+            AccessDeniedError: the permission to read it is missing.
+            UnsupportedError: the server doesn't offer it.
             OffloaderError: the server doesn't answer.
         """
 

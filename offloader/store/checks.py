@@ -10,7 +10,13 @@ from typing import Protocol
 
 from formats.checksum import crc32c
 from formats.entries import views_of
-from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, Unsupported
+from offloader.errors import (
+    InvalidCallError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    UnsupportedError,
+)
 from offloader.store.base import (
     OVERWRITE,
     Body,
@@ -87,7 +93,7 @@ class CheckedStore(_Verbs):
         or a control character, too long, or not UTF-8."""
         problem = _key_problem(self._root + key) if key else "the key is empty"
         if problem:
-            raise InvalidCall(f"invalid key {key!r}: {problem}", hint="use names separated by single slashes")
+            raise InvalidCallError(f"invalid key {key!r}: {problem}", hint="use names separated by single slashes")
         return key
 
     def head(self, key: str) -> ObjectInfo:
@@ -97,7 +103,7 @@ class CheckedStore(_Verbs):
         self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
         if byte_range is not None and not 0 <= byte_range.start <= byte_range.stop:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"invalid byte range {byte_range.start} to {byte_range.stop}", hint="use 0 <= start <= stop"
             )
         if byte_range is not None and byte_range.length == 0:
@@ -121,12 +127,12 @@ class CheckedStore(_Verbs):
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         _check_prefix(prefix)
         if limit < 1:
-            raise InvalidCall(f"invalid limit {limit} of a listing", hint="use a limit of at least 1")
+            raise InvalidCallError(f"invalid limit {limit} of a listing", hint="use a limit of at least 1")
         return self._list(prefix, after, limit)
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         if isinstance(keys, str):  # also a sequence of strings
-            raise InvalidCall(f"delete requires a list of keys, not the string {keys!r}", hint="pass [key]")
+            raise InvalidCallError(f"delete requires a list of keys, not the string {keys!r}", hint="pass [key]")
         unique = list(map(self._checked_key, dict.fromkeys(keys)))
         return self._delete(unique) if unique else ()
 
@@ -139,7 +145,7 @@ class CheckedStore(_Verbs):
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
         if not 1 <= number <= PARTS_MAX:
-            raise InvalidCall(f"part number {number} is not between 1 and {PARTS_MAX}", hint="use larger parts")
+            raise InvalidCallError(f"part number {number} is not between 1 and {PARTS_MAX}", hint="use larger parts")
         return self._upload_part(self._checked_key(key), upload_id, number, body, self._part_crc32c(key, body, crc32c))
 
     def _part_crc32c(self, key: str, body: Body, given: int | None) -> int:
@@ -149,11 +155,11 @@ class CheckedStore(_Verbs):
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         numbers = [part.number for part in parts]
         if not numbers:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"an upload of {key} can't be completed without parts", hint="use put for an empty object"
             )
         if any(after <= before for before, after in pairwise(numbers)):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"part numbers of {key} aren't ascending: {numbers[:20]}", hint="pass each part once, in order"
             )
         return self._complete_upload(self._checked_key(key), upload_id, parts)
@@ -170,7 +176,7 @@ class CheckedStore(_Verbs):
 
     def signed_url(self, key: str, expires_s: float) -> str | None:
         if not 1 <= expires_s <= SIGNED_SECONDS_MAX:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"a signed URL of {key} can't be valid for {expires_s} s", hint=f"use 1 to {SIGNED_SECONDS_MAX} seconds"
             )
         return self._signed_url(self._checked_key(key), expires_s)
@@ -201,7 +207,7 @@ def _key_problem(key: str) -> str:
 def _check_prefix(prefix: str) -> None:
     """Refuse a prefix that no valid key begins with: a store on a file system must not follow ``../``."""
     if any(level in ("", ".", "..") for level in prefix.split("/")[:-1]):
-        raise InvalidCall(f"invalid prefix {prefix!r}", hint="use names separated by single slashes")
+        raise InvalidCallError(f"invalid prefix {prefix!r}", hint="use names separated by single slashes")
 
 
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
@@ -210,32 +216,35 @@ def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     for key, value in (metadata or {}).items():
         name = key.lower()
         if not _METADATA_KEY.match(name) or not _METADATA_VALUE.match(value):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"metadata {key!r} = {value!r} is not valid in an HTTP header", hint="percent-encode the value"
             )
         if name in kept:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"metadata {name!r} is given twice", hint="use keys that differ in more than upper and lower case"
             )
         kept[name] = value
     if sum(len(name) + len(value) for name, value in kept.items()) > METADATA_BYTES_MAX:
-        raise InvalidCall(f"metadata is longer than {METADATA_BYTES_MAX} bytes", hint="store it in the object's body")
+        raise InvalidCallError(
+            f"metadata is longer than {METADATA_BYTES_MAX} bytes", hint="store it in the object's body"
+        )
     return kept
 
 
 def _check_mode(mode: PutMode) -> None:
     """Refuse a mode that is both create-only and conditional on an ETag, or conditional on an empty ETag."""
     if mode.etag is not None and (mode.create_only or not mode.etag):
-        raise InvalidCall(f"invalid mode {mode}", hint="use CREATE, OVERWRITE or IfMatch(etag)")
+        raise InvalidCallError(f"invalid mode {mode}", hint="use CREATE, OVERWRITE or IfMatch(etag)")
 
 
 def body_crc32c(key: str, body: Body, given: int | None = None) -> int:
-    """CRC-32C of ``body``; ``InvalidCall`` if it differs from the caller's, because the bytes have changed since."""
+    """CRC-32C of ``body``; ``InvalidCallError`` if it differs from the caller's, because the bytes have changed
+    since."""
     found = 0
     for piece in views_of(body):
         found = crc32c(piece, found)
     if given is not None and given != found:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"body of {key} has CRC-32C {found:#010x}, expected {given:#010x} from the caller",
             hint="don't change the bytes between computing the checksum and the put",
         )
@@ -243,19 +252,21 @@ def body_crc32c(key: str, body: Body, given: int | None = None) -> int:
 
 
 def require_etag(store: ObjectStore, key: str, expected: str, found: str | None) -> None:
-    """Raise ``PreconditionFailed`` unless the object has the expected ETag; ``found`` is ``None`` without an object."""
+    """Raise ``PreconditionFailedError`` unless the object has the expected ETag; ``found`` is ``None`` without an
+    object."""
     if found != expected:
         there = "doesn't exist" if found is None else f"has ETag {found}"
-        raise PreconditionFailed(f"{store.url}: {key} {there}, expected ETag {expected}")
+        raise PreconditionFailedError(f"{store.url}: {key} {there}, expected ETag {expected}")
 
 
 @contextmanager
 def completing() -> Iterator[None]:
-    """Raise ``OutcomeUnknown`` if a completion doesn't find its upload: an earlier attempt may have completed it."""
+    """Raise ``OutcomeUnknownError`` if a completion doesn't find its upload: an earlier attempt may have completed
+    it."""
     try:
         yield
-    except NotFound as gone:
-        raise OutcomeUnknown(gone.message, hint=COMPLETED_HINT) from gone
+    except NotFoundError as gone:
+        raise OutcomeUnknownError(gone.message, hint=COMPLETED_HINT) from gone
 
 
 def split_root(url: str, path: str) -> str:
@@ -263,7 +274,7 @@ def split_root(url: str, path: str) -> str:
     root = path.strip("/")
     problem = _key_problem(root) if root else ""
     if problem:
-        raise Unsupported(
+        raise UnsupportedError(
             f"the path of {url} can't be a store's root: {problem}", hint="use names separated by single slashes"
         )
     return f"{root}/" if root else ""

@@ -15,7 +15,14 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 from fsspec.spec import AbstractFileSystem
 
-from offloader.errors import AccessDenied, InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.errors import (
+    AccessDeniedError,
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from offloader.store import checks
 from offloader.store.base import (
     ByteRange,
@@ -47,14 +54,16 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     try:
         file_system, root = url_to_fs(plain, **_storage_options(protocol, options))
     except ImportError as error:
-        raise Unsupported(f"{shown}: {error}", hint=f"install the fsspec package for {protocol}") from error
+        raise UnsupportedError(f"{shown}: {error}", hint=f"install the fsspec package for {protocol}") from error
     except ValueError as error:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{shown}: unknown store scheme {protocol!r}",
             hint="use s3://bucket/root, file:///directory, memory://name, or a scheme that fsspec supports",
         ) from error
     except Exception as error:  # some file systems connect in their constructor
-        raise StoreUnavailable(f"{shown}: opening failed: {error}", hint="check the URL and the network") from error
+        raise StoreUnavailableError(
+            f"{shown}: opening failed: {error}", hint="check the URL and the network"
+        ) from error
     reason = f"{protocol} doesn't guarantee atomic writes: two concurrent writers could both succeed"
     store = RemoteStore(shown, protocol, file_system, str(root), options)  # type: ignore[abstract]  # no writing verbs
     return ReadOnlyStore(store, reason, hint="use s3:// or file:// to write")
@@ -121,14 +130,16 @@ class RemoteStore(checks.CheckedStore):
         except OffloaderError:
             raise
         except FileNotFoundError as error:
-            raise NotFound(f"{self.url}: {what} failed: not found") from error
+            raise NotFoundError(f"{self.url}: {what} failed: not found") from error
         except PermissionError as error:
-            raise AccessDenied(f"{where}: {error}", hint="check the credentials for this file system") from error
+            raise AccessDeniedError(f"{where}: {error}", hint="check the credentials for this file system") from error
         except NotImplementedError as error:
-            raise Unsupported(f"{where}: the file system doesn't support it") from error
+            raise UnsupportedError(f"{where}: the file system doesn't support it") from error
         except Exception as error:  # each file system has its own exceptions
             text = " ".join(f"{type(error).__name__} {error}".split())
-            raise StoreUnavailable(f"{where}: {text}", hint="check the URL, the network and the credentials") from error
+            raise StoreUnavailableError(
+                f"{where}: {text}", hint="check the URL, the network and the credentials"
+            ) from error
 
     def _within_deadline(self, where: str, call: Callable[[], _Answer]) -> _Answer:
         answer = Future[_Answer]()
@@ -143,16 +154,16 @@ class RemoteStore(checks.CheckedStore):
 
         late = f"{where}: no answer within {self._deadline_s} s"
         if not self._places.acquire(timeout=self._deadline_s):
-            raise StoreUnavailable(late, hint="try again later: too many calls are waiting for the file system")
+            raise StoreUnavailableError(late, hint="try again later: too many calls are waiting for the file system")
         threading.Thread(target=run, daemon=True, name="offloader-remote").start()
         if not wait([answer], self._deadline_s).done:
-            raise StoreUnavailable(late, hint="try again")
+            raise StoreUnavailableError(late, hint="try again")
         return answer.result()
 
     def _info(self, key: str, found: Mapping[str, Any]) -> ObjectInfo:
         """Object description from a file system's description. Field names differ between file systems."""
         if found.get("type") == "directory":
-            raise NotFound(f"{self.url}: no object {key}")
+            raise NotFoundError(f"{self.url}: no object {key}")
         size_bytes = int(found.get("size") or 0)
         modified_ms = _ms(next((found[name] for name in _TIMES if found.get(name)), None))
         etag = next((str(found[name]) for name in _ETAGS if found.get(name)), f'"{modified_ms:x}-{size_bytes:x}"')
@@ -174,13 +185,13 @@ class RemoteStore(checks.CheckedStore):
         # A read of the whole object has no range, so that the size reveals a replacement in between.
         body = bytes(self._ask(f"get of {key}", lambda: self._files.cat_file(path, **wanted)))
         if len(body) != expected:
-            raise StoreUnavailable(f"{self.url}: get of {key}: received {len(body)} bytes, expected {expected}")
+            raise StoreUnavailableError(f"{self.url}: get of {key}: received {len(body)} bytes, expected {expected}")
         return body, info
 
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         directory = self._path + prefix.rpartition("/")[0]
         found: Mapping[str, Mapping[str, Any]] = {}
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             found = self._ask(f"list of {prefix!r}", lambda: _files_below(self._files, directory))
         infos = {name[len(self._path) :]: info for name, info in found.items() if name.startswith(self._path)}
         keys = sorted(key for key in infos if key.startswith(prefix) and key > after)
@@ -191,7 +202,7 @@ class RemoteStore(checks.CheckedStore):
         return ()
 
     def _list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        raise NotFound(f"{self.url}: no upload {upload_id} of {key}")
+        raise NotFoundError(f"{self.url}: no upload {upload_id} of {key}")
 
 
 def _files_below(files: Any, directory: str) -> Mapping[str, Mapping[str, Any]]:

@@ -27,16 +27,16 @@ from urllib.parse import quote, unquote, urlsplit
 from formats.checksum import crc32c
 from formats.entries import views_of
 from offloader.errors import (
-    AccessDenied,
-    BucketMissing,
-    Corrupt,
-    InvalidCall,
-    NotFound,
+    AccessDeniedError,
+    BucketMissingError,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    PreconditionFailed,
-    StoreUnavailable,
-    Unsupported,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    UnsupportedError,
 )
 from offloader.runtime.clock import Clock
 from offloader.runtime.system import (
@@ -68,19 +68,19 @@ from offloader.store.base import (
 _LOCK_POLL_S = 0.002
 
 _ERRNO_KINDS: Mapping[int, tuple[type[OffloaderError], str]] = {
-    errno.EACCES: (AccessDenied, "check the owner and permissions of the directory"),
-    errno.EPERM: (AccessDenied, "check the owner and permissions; the file system must support hard links"),
-    errno.EROFS: (AccessDenied, "the file system is mounted read-only"),
-    errno.ENOSPC: (StoreUnavailable, "free space on the file system"),
-    errno.EDQUOT: (StoreUnavailable, "the disk quota is exceeded: free space or raise the quota"),
-    errno.ENOENT: (NotFound, "the directory was removed"),
-    errno.ENOTDIR: (Unsupported, "a file:// store can't store an object below the key of another object"),
-    errno.EISDIR: (Unsupported, "a file:// store can't store an object whose key is a folder of other objects"),
-    errno.EEXIST: (Unsupported, "a file exists in place of a directory, or a directory in place of a file"),
-    errno.ENAMETOOLONG: (InvalidCall, "shorten the key or the directory's path"),
-    errno.EMLINK: (Unsupported, "the file has the maximum number of hard links"),
-    errno.ENOTSUP: (Unsupported, "use a file system with hard links: this one has none"),
-    errno.ELOOP: (InvalidCall, "a symbolic link points to itself"),
+    errno.EACCES: (AccessDeniedError, "check the owner and permissions of the directory"),
+    errno.EPERM: (AccessDeniedError, "check the owner and permissions; the file system must support hard links"),
+    errno.EROFS: (AccessDeniedError, "the file system is mounted read-only"),
+    errno.ENOSPC: (StoreUnavailableError, "free space on the file system"),
+    errno.EDQUOT: (StoreUnavailableError, "the disk quota is exceeded: free space or raise the quota"),
+    errno.ENOENT: (NotFoundError, "the directory was removed"),
+    errno.ENOTDIR: (UnsupportedError, "a file:// store can't store an object below the key of another object"),
+    errno.EISDIR: (UnsupportedError, "a file:// store can't store an object whose key is a folder of other objects"),
+    errno.EEXIST: (UnsupportedError, "a file exists in place of a directory, or a directory in place of a file"),
+    errno.ENAMETOOLONG: (InvalidCallError, "shorten the key or the directory's path"),
+    errno.EMLINK: (UnsupportedError, "the file has the maximum number of hard links"),
+    errno.ENOTSUP: (UnsupportedError, "use a file system with hard links: this one has none"),
+    errno.ELOOP: (InvalidCallError, "a symbolic link points to itself"),
 }
 
 
@@ -90,7 +90,7 @@ def translated(url: str, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind, hint = _ERRNO_KINDS.get(error.errno or 0, (StoreUnavailable, "check the system's log"))
+        kind, hint = _ERRNO_KINDS.get(error.errno or 0, (StoreUnavailableError, "check the system's log"))
         raise kind(f"{url}: {what} failed: {error.strerror or error}", hint=hint) from error
 
 
@@ -104,7 +104,7 @@ def locked(path: Path, timeout_s: float, clock: Clock) -> Iterator[None]:
     try:
         while not _could_lock(descriptor):
             if clock.monotonic_s() >= deadline_s:
-                raise StoreUnavailable(f"{path}: another process has held the lock for {timeout_s} s", hint="try again")
+                raise StoreUnavailableError(f"{path}: another process held the lock {timeout_s} s", hint="try again")
             clock.wait(never, _LOCK_POLL_S)
         yield
     finally:
@@ -167,14 +167,14 @@ class Temporaries:
                 if os.fstat(descriptor).st_nlink:  # 0: a sweep with a fast clock removed it before the lock
                     yield path, descriptor
                     return
-            except OutcomeUnknown:
+            except OutcomeUnknownError:
                 is_kept = True  # the second link of an object whose name may not be durable
                 raise
             finally:
                 if not is_kept:
                     _remove(path, is_directory=is_directory)
                 os.close(descriptor)
-        raise StoreUnavailable(f"{self._directory}: another process removed each new file", hint="check the clocks")
+        raise StoreUnavailableError(f"{self._directory}: another process removed new files", hint="check the clocks")
 
     def sweep(self, now_ms: int) -> None:
         """Remove old, unlocked files of terminated processes."""
@@ -293,7 +293,7 @@ class VersionedFiles:
                         found, total = crc32c(piece, found), crc32c(piece, total)
                         write_all(descriptor, piece)
                 if found != part.crc32c:
-                    raise InvalidCall(
+                    raise InvalidCallError(
                         f"part {part.number} of {key} has CRC-32C {found:#010x}, expected {part.crc32c:#010x}",
                         hint="upload the part again: it was damaged on the disk",
                     )
@@ -313,7 +313,7 @@ class VersionedFiles:
         try:
             self.confirm(key)
         except OSError as error:
-            raise OutcomeUnknown(
+            raise OutcomeUnknownError(
                 f"{self._directory / key} was written, but syncing its directory failed: {error.strerror}",
                 hint="check the disk, and check the object before repeating the request",
             ) from error
@@ -327,7 +327,7 @@ class VersionedFiles:
             with contextlib.suppress(FileNotFoundError):
                 move()
                 return
-        raise StoreUnavailable(f"write of {key}: its directory was removed {RACES_MAX} times", hint="try again")
+        raise StoreUnavailableError(f"write of {key}: its directory was removed {RACES_MAX} times", hint="try again")
 
     def create(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> Version | None:
         """Link ``temporary`` as ``key``; ``None`` if the object exists. The link is the commit point."""
@@ -422,7 +422,7 @@ class VersionedFiles:
             sync_directory(path.parent)
             make_directories(path.parent)
             return version, path
-        raise StoreUnavailable(f"write of {key} failed: {RACES_MAX} random versions were all in use", hint="try again")
+        raise StoreUnavailableError(f"write of {key} failed: {RACES_MAX} random versions are in use", hint="try again")
 
 
 def _second_link(temporary: Path) -> Path:
@@ -472,7 +472,7 @@ def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:
             raise ValueError("its checksum doesn't match")
         return metadata, crc
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Corrupt(
+        raise CorruptError(
             f"invalid sidecar {path}: {error}", hint="restore or remove it: it was damaged or changed by hand"
         ) from error
 
@@ -523,16 +523,16 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
     """Open the store in the directory of ``url``; a missing one is created if ``options`` allow it."""
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InvalidCall(f"{url} has no absolute path", hint="use an absolute path: file:///directory (three slashes)")
+        raise InvalidCallError(f"{url} has no absolute path", hint="use three slashes: file:///directory")
     directory = Path(unquote(parts.path))
     if (options.read_only or not options.create) and not directory.is_dir():
-        raise BucketMissing(f"{url}: no such directory", hint="check the path, or create the store by writing to it")
+        raise BucketMissingError(f"{url}: no such directory", hint="check the path, or write to create the store")
     store = LocalStore(directory, options.settings, options.clock)
     if not options.read_only:
         with translated(url, "opening"):
             make_directories(directory)
         if not os.access(directory, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise AccessDenied(f"{url}: the directory isn't writable", hint="check its owner and permissions")
+            raise AccessDeniedError(f"{url}: the directory isn't writable", hint="check its owner and permissions")
         store.sweep(options.clock.now_ms())
     return store
 
@@ -541,7 +541,7 @@ class LocalStore(checks.CheckedStore):
     """See ``ObjectStore``. Several processes on one machine may share a directory.
 
     Raises:
-        StoreUnavailable: from each method: the directory isn't the one that was opened. It may become available again.
+        StoreUnavailableError: from each method: the directory isn't the one that was opened. It may come back.
     """
 
     def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
@@ -556,9 +556,9 @@ class LocalStore(checks.CheckedStore):
     def _checked_key(self, key: str) -> str:
         levels = super()._checked_key(key).split("/")
         if levels[0] == HIDDEN:
-            raise InvalidCall(f"invalid key {key!r}: {HIDDEN} is reserved for this store's internal files")
+            raise InvalidCallError(f"invalid key {key!r}: {HIDDEN} is reserved for this store's internal files")
         if any(len(level.encode()) > LEVEL_BYTES_MAX for level in levels):
-            raise InvalidCall(f"invalid key {key!r}: a level is longer than {LEVEL_BYTES_MAX} bytes")
+            raise InvalidCallError(f"invalid key {key!r}: a level is longer than {LEVEL_BYTES_MAX} bytes")
         return key
 
     @contextlib.contextmanager
@@ -568,7 +568,7 @@ class LocalStore(checks.CheckedStore):
             self._require_same_directory()
             try:
                 yield
-            except (NotFound, OSError):
+            except (NotFoundError, OSError):
                 self._require_same_directory()
                 raise
             self._require_same_directory()
@@ -583,15 +583,15 @@ class LocalStore(checks.CheckedStore):
             finally:
                 try:
                     self._require_same_directory()
-                except StoreUnavailable as error:
-                    raise OutcomeUnknown(f"{what}: {error.message}", hint=error.hint) from error
+                except StoreUnavailableError as error:
+                    raise OutcomeUnknownError(f"{what}: {error.message}", hint=error.hint) from error
 
     def _require_same_directory(self) -> None:
         found = directory_identity(self._directory)
         if self._opened is None:
             self._opened = found
         elif found != self._opened:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"{self.url} isn't the directory that was opened{': it is unreachable' if found is None else ''}",
                 hint="mount its file system again; to use another directory, restart the process",
             )
@@ -609,7 +609,7 @@ class LocalStore(checks.CheckedStore):
         for _ in range(REPLACEMENTS_MAX):
             body, version = look()
             if version is None:
-                raise NotFound(f"{self.url}: no object {key}")
+                raise NotFoundError(f"{self.url}: no object {key}")
             if not version.is_confirmed:
                 self._files.confirm(key)
             kept = self._files.sidecar(key, version)
@@ -617,7 +617,7 @@ class LocalStore(checks.CheckedStore):
                 kept = self._files.sidecar_of_copy(key, version)
             if kept is not None:
                 return body, ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms, *kept)
-        raise StoreUnavailable(f"{self.url}: {key} was replaced {REPLACEMENTS_MAX} times during a read")
+        raise StoreUnavailableError(f"{self.url}: {key} was replaced {REPLACEMENTS_MAX} times during a read")
 
     def sweep(self, now_ms: int) -> None:
         """Remove files of terminated processes from the hidden folder. A later sweep retries failed removals."""
@@ -641,14 +641,14 @@ class LocalStore(checks.CheckedStore):
 
     def _refuse_existing(self, key: str) -> None:
         if self._version(key) is not None:
-            raise PreconditionFailed(f"{self.url}: {key} already exists")
+            raise PreconditionFailedError(f"{self.url}: {key} already exists")
 
     def _publish(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int, mode: PutMode) -> ObjectInfo:
         if mode.create_only:
             version = self._files.create(key, temporary, metadata, crc)
             if version is None:
                 self._refuse_existing(key)
-                raise StoreUnavailable(f"{self.url}: {key} was deleted during the put", hint="try again")
+                raise StoreUnavailableError(f"{self.url}: {key} was deleted during the put", hint="try again")
         else:
             with self._locked():
                 self._check_etag(key, mode)
@@ -664,7 +664,7 @@ class LocalStore(checks.CheckedStore):
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         with self._reading(f"list of {prefix!r}"):
             if not self._directory.is_dir():
-                raise BucketMissing(
+                raise BucketMissingError(
                     f"{self.url}: no such directory", hint="the directory was removed after the store was opened"
                 )
             found = list_files(self._directory, prefix, after, limit + 1)
@@ -710,10 +710,10 @@ class LocalStore(checks.CheckedStore):
         return upload_id
 
     def _upload_metadata(self, key: str, upload_id: str) -> Mapping[str, str]:
-        """The upload's user metadata; ``NotFound`` if the upload was completed or aborted, or never begun."""
+        """The upload's user metadata; ``NotFoundError`` if the upload was completed or aborted, or never begun."""
         kept = self._upload_description(upload_id)
         if kept is None or kept[0] != key:
-            raise NotFound(f"{self._uploads}: no upload {upload_id} of {key}")
+            raise NotFoundError(f"{self._uploads}: no upload {upload_id} of {key}")
         return kept[1]
 
     def _upload_description(self, upload_id: str) -> tuple[str, dict[str, str]] | None:
@@ -725,7 +725,7 @@ class LocalStore(checks.CheckedStore):
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, RecursionError) as cause:
-            raise Corrupt(
+            raise CorruptError(
                 f"{self._uploads / upload_id}: invalid description of an upload", hint="remove the changed directory"
             ) from cause
 
@@ -739,7 +739,7 @@ class LocalStore(checks.CheckedStore):
                 try:
                     temporary.rename(path)
                 except FileNotFoundError:
-                    raise NotFound(f"{self._uploads}: no upload {upload_id} of {key}") from None
+                    raise NotFoundError(f"{self._uploads}: no upload {upload_id} of {key}") from None
                 for name in names_in(path.parent):
                     if name.startswith(f"{number:05d}-") and name != path.name:
                         path.with_name(name).unlink(missing_ok=True)
@@ -761,7 +761,7 @@ class LocalStore(checks.CheckedStore):
             there = set(self._parts(upload_id))
             changed = next((part.number for part in parts if part not in there), None)
             if changed is not None:
-                raise InvalidCall(f"{self._uploads}: part {changed} of {key} differs from the uploaded one")
+                raise InvalidCallError(f"{self._uploads}: part {changed} of {key} differs from the uploaded one")
             files = [(self._part_path(upload_id, part), part) for part in parts]
             with self._files.joined(key, files) as (temporary, crc):
                 info = self._publish(key, temporary, metadata, crc, OVERWRITE)
@@ -776,7 +776,7 @@ class LocalStore(checks.CheckedStore):
         shutil.rmtree(directory, ignore_errors=True)
 
     def _abort_upload(self, key: str, upload_id: str) -> None:
-        with self._changing(f"abort of an upload of {key}"), contextlib.suppress(NotFound):
+        with self._changing(f"abort of an upload of {key}"), contextlib.suppress(NotFoundError):
             self._upload_metadata(key, upload_id)
             self._drop_upload(upload_id)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit
 
 from formats.checksum import crc32c
-from offloader.errors import InvalidCall, NotFound, PreconditionFailed
+from offloader.errors import InvalidCallError, NotFoundError, PreconditionFailedError
 from offloader.runtime.clock import Clock
 from offloader.store import checks
 from offloader.store.base import (
@@ -57,7 +57,7 @@ def open_url(url: str, options: StoreOptions) -> MemoryStore:
     """Open the store at ``memory://NAME/root``; a missing name is created."""
     parts = urlsplit(url)
     if not parts.netloc:
-        raise InvalidCall(f"{url} has no name", hint="use memory://NAME")
+        raise InvalidCallError(f"{url} has no name", hint="use memory://NAME")
     return MemoryStore(parts.netloc, checks.split_root(url, unquote(parts.path)), options.clock)
 
 
@@ -87,7 +87,7 @@ class MemoryStore(checks.CheckedStore):
         with self._bucket.lock:
             found = self._bucket.objects.get(self._root + key)
         if found is None:
-            raise NotFound(f"{self.url}: no object {key}")
+            raise NotFoundError(f"{self.url}: no object {key}")
         return self._told(found[0]), found[1]
 
     def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
@@ -95,7 +95,7 @@ class MemoryStore(checks.CheckedStore):
         with self._bucket.lock:
             there = self._bucket.objects.get(self._root + key)
             if mode.create_only and there is not None:
-                raise PreconditionFailed(f"{self.url}: {key} already exists")
+                raise PreconditionFailedError(f"{self.url}: {key} already exists")
             if mode.etag is not None:
                 checks.require_etag(self, key, mode.etag, None if there is None else there[0].etag)
             return self._told(self._write(self._root + key, taken, metadata, crc))
@@ -164,7 +164,7 @@ class MemoryStore(checks.CheckedStore):
         """The caller holds the lock."""
         upload = self._bucket.uploads.get(upload_id)
         if upload is None or upload.info.key != self._root + key:
-            raise NotFound(f"{self.url}: no upload {upload_id} of {key}")
+            raise NotFoundError(f"{self.url}: no upload {upload_id} of {key}")
         return upload
 
     def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
@@ -173,7 +173,7 @@ class MemoryStore(checks.CheckedStore):
                 upload = self._upload(key, upload_id)
             for part in parts:
                 if part.number not in upload.parts or upload.parts[part.number][0] != part:
-                    raise InvalidCall(
+                    raise InvalidCallError(
                         f"{self.url}: part {part.number} of {key} is missing or differs from the uploaded one"
                     )
             body = b"".join(upload.parts[part.number][1] for part in parts)
@@ -182,7 +182,7 @@ class MemoryStore(checks.CheckedStore):
         return self._told(info)
 
     def _abort_upload(self, key: str, upload_id: str) -> None:
-        with self._bucket.lock, contextlib.suppress(NotFound):
+        with self._bucket.lock, contextlib.suppress(NotFoundError):
             self._upload(key, upload_id)
             del self._bucket.uploads[upload_id]
 

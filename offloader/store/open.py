@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 
 from formats.documents import ROOT_KEYS
 from formats.keys import RESERVED_LEVELS
-from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported, needs_extra
+from offloader.errors import CorruptError, InvalidCallError, NotFoundError, UnsupportedError, needs_extra
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.settings.values import OF_NEW_OBJECTS
@@ -86,7 +86,7 @@ def open_raw(url: str, options: StoreOptions) -> ObjectStore:
     """The implementation at ``url``, without wrappers: requests aren't retried, limited or counted.
 
     Raises:
-        InvalidCall, Unsupported: as ``open_store``.
+        InvalidCallError, UnsupportedError: as ``open_store``.
     """
     return _opener_of(url)(url, options)
 
@@ -112,7 +112,7 @@ def _require_meant_for(url: str, settings: StoreSettings) -> None:
         schemes = ("s3", *_WITH_KEYS) if name == "kms_key" else ("s3",)
         if scheme not in schemes and any(getattr(each, name) != getattr(plain, name) for each in settings.all_layers()):
             meant = "s3://, gs:// and az://" if name == "kms_key" else "s3://"
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"store.{name} is supported for {meant} only, not for {url}",
                 hint="remove the setting, and configure it on the bucket instead",
             )
@@ -122,7 +122,7 @@ def _opener_of(url: str) -> Callable[[str, StoreOptions], ObjectStore]:
     """The function that opens ``url`` without wrappers: the ``open_url`` of the scheme's module."""
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{without_secrets(url)!r} is not a store URL",
             hint="use s3://bucket/root, file:///directory or memory://name",
         )
@@ -158,10 +158,10 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
     """Make the directory of ``url`` a catalogue of the objects at ``place``. Idempotent.
 
     Raises:
-        InvalidCall: the directory is a catalogue of other objects, or ``place`` is a catalogue.
+        InvalidCallError: the directory is a catalogue of other objects, or ``place`` is a catalogue.
     """
     if place.url.startswith(f"{SCHEME}:"):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{place.url} is a catalogue; a catalogue can't describe another one",
             hint="use the URL of the store that holds the objects",
         )
@@ -171,7 +171,7 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
         if existing is None:
             notes.put(_PLACE_KEY, json.dumps({"format": _FORMAT, **asdict(place)}).encode(), mode=CREATE)
         elif existing != place:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{url} is a catalogue of {existing.url}{_at(existing)}, not of {place.url}{_at(place)}",
                 hint="choose another directory, or delete this one: it contains only offloader's records",
             )
@@ -182,12 +182,14 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
 def _open_catalogue(url: str, options: StoreOptions) -> ObjectStore:
     """Open the store that a catalogue describes. An endpoint or region in ``options`` overrides the recorded one.
 
-    ``NotFound``: no catalogue. ``Corrupt``: its description is damaged.
+    ``NotFoundError``: no catalogue. ``CorruptError``: its description is damaged.
     """
     notes = _open_notes(url, options)
     place = _read_place(notes, url)
     if place is None:
-        raise NotFound(f"{url} is not a catalogue", hint="create one with `offloader import --read-only DIRECTORY`")
+        raise NotFoundError(
+            f"{url} is not a catalogue", hint="create one with `offloader import --read-only DIRECTORY`"
+        )
     of_objects = replace(
         options,
         endpoint_url=options.endpoint_url or place.endpoint_url or None,
@@ -205,14 +207,14 @@ def _open_catalogue(url: str, options: StoreOptions) -> ObjectStore:
 def _open_notes(url: str, options: StoreOptions) -> ObjectStore:
     scheme, _, path = url.partition("://")
     if scheme != SCHEME or not path.startswith("/"):
-        raise InvalidCall(f"{url} is not a catalogue URL", hint=f"use {SCHEME}:///directory (three slashes)")
+        raise InvalidCallError(f"{url} is not a catalogue URL", hint=f"use {SCHEME}:///directory (three slashes)")
     return open_raw(f"file://{path}", options)
 
 
 def _read_place(notes: ObjectStore, url: str) -> ObjectsPlace | None:
     try:
         body = notes.get(_PLACE_KEY)[0]
-    except NotFound:
+    except NotFoundError:
         return None
     try:
         note = json.loads(body)
@@ -220,7 +222,7 @@ def _read_place(notes: ObjectStore, url: str) -> ObjectsPlace | None:
             raise ValueError(f"format {note['format']}")
         return ObjectsPlace(str(note["url"]), str(note["endpoint_url"]), str(note["region"]))
     except (ValueError, KeyError, TypeError, RecursionError) as cause:
-        raise Corrupt(
+        raise CorruptError(
             f"{url}: the record of the objects' location ({_PLACE_KEY}) is damaged ({cause})",
             hint="delete the directory and adopt again: it contains only offloader's records",
         ) from cause
@@ -263,7 +265,7 @@ class OverlayStore(StoreWrapper):
         is_note = "/" not in key or key.startswith("_") or RESERVED_LEVELS & set(key.split("/"))
         # A new segment would be written to the directory, although the manifest records the bucket.
         if request.verb in _CHANGING and not is_note:
-            raise Unsupported(
+            raise UnsupportedError(
                 f"{self.url}: write of {key} refused: a catalogue can't hold entries",
                 hint="to offload more entries beside Pulsar's, adopt without --read-only",
             )

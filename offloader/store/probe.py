@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from offloader.errors import AccessDenied, InvalidCall, OffloaderError, Unsupported
+from offloader.errors import AccessDeniedError, InvalidCallError, OffloaderError, UnsupportedError
 from offloader.parallel_map import at_once
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import CREATE, OVERWRITE, PROBE_PREFIX, Adjustable, IfMatch, ObjectStore, is_local, put_if
@@ -63,7 +63,7 @@ def require_conditional_puts(
         notes: a folder of this user, for commands. A bucket with a note of less than a day gets the short probe.
 
     Raises:
-        Unsupported: a condition is ignored or refused, and ``single_writer`` isn't set.
+        UnsupportedError: a condition is ignored or refused, and ``single_writer`` isn't set.
     """
     attempts = layer_of(store, AttemptStore)
     note = None if notes is None or is_local(store) else notes / _note_name(store)
@@ -71,7 +71,7 @@ def require_conditional_puts(
     is_known = is_known or (note is not None and _is_recent(note))
     result = probe_conditional_puts(store, rounds=rounds, thorough=not is_known)
     if result.problems and not single_writer:
-        raise Unsupported(
+        raise UnsupportedError(
             f"{store.url} can't be written safely: {'; '.join(result.problems)}",
             hint="use a store with conditional puts, or set store.single_writer if no other process ever writes",
         )
@@ -151,7 +151,7 @@ def _tried(ask: _Ask) -> _Ask:
     def tried(store: ObjectStore, key: str) -> list[str]:
         try:
             return ask(store, key)
-        except Unsupported as error:
+        except UnsupportedError as error:
             return [f"{_UNSUPPORTED}: {error.message}"]
 
     return tried
@@ -162,11 +162,11 @@ def _plain_put(store: ObjectStore, key: str) -> list[str]:
     adjustable = layer_of(store, Adjustable)  # type: ignore[type-abstract]  # a protocol that can be asked for
     try:
         store.put(key, b"plain")
-    except InvalidCall as error:
+    except InvalidCallError as error:
         checksum = "" if adjustable is None else adjustable.checksum_taken(key)
         if not checksum:
             raise
-        raise Unsupported(
+        raise UnsupportedError(
             f"{error.message}; the store accepts the request with another checksum",
             hint=f'set store.checksum = "{checksum}"',
         ) from error
@@ -183,7 +183,7 @@ def _require_encryption(store: ObjectStore, key: str, asked: Adjustable) -> None
         store.complete_upload(key, upload_id, [store.upload_part(key, upload_id, 1, b"plain")])
         problem = asked.encryption_problem(key)
     if problem:
-        raise Unsupported(
+        raise UnsupportedError(
             f"{store.url}: {problem}",
             hint="use a server with this encryption, or remove store.encryption and encrypt the bucket or its disks",
         )
@@ -225,7 +225,7 @@ def _etag_of_nothing(store: ObjectStore, key: str) -> list[str]:
 
 
 def _is_deleted(store: ObjectStore, key: str) -> bool:
-    with contextlib.suppress(AccessDenied):
+    with contextlib.suppress(AccessDeniedError):
         return not store.delete([key])
     return False
 

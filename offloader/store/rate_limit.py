@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from offloader.errors import StoreUnavailable, Throttled
+from offloader.errors import StoreUnavailableError, ThrottledError
 from offloader.runtime.clock import Clock
 from offloader.settings import LimitSettings
 
@@ -290,14 +290,14 @@ class Limiter:
             what: the request's name in errors.
 
         Raises:
-            Throttled: the request waited ``throttle_wait_s_max``, or ``throttle_queue_max`` others wait. Nothing was
-                sent.
-            StoreUnavailable: the store was closed meanwhile. Nothing was sent.
+            ThrottledError: the request waited ``throttle_wait_s_max``, or ``throttle_queue_max`` others wait. Nothing
+                was sent.
+            StoreUnavailableError: the store was closed meanwhile. Nothing was sent.
         """
         started_s = self._clock.monotonic_s()
         with self._lock:
             if len(self._turns.waiting) >= self.settings.throttle_queue_max:
-                raise Throttled(
+                raise ThrottledError(
                     f"{what}: not queued: {len(self._turns.waiting)} requests are already waiting for a rate limit",
                     hint="raise limits.throttle_queue_max, or the rate limit",
                 )
@@ -321,10 +321,10 @@ class Limiter:
                 self._add_wait(now_s - started_s)
                 return turn
             if closing.is_set():
-                raise StoreUnavailable(f"{what}: the store was closed while the request waited for a rate limit")
+                raise StoreUnavailableError(f"{what}: the store was closed while the request waited for a rate limit")
             if left_s <= 0:
                 self._add_wait(now_s - started_s)
-                raise Throttled(
+                raise ThrottledError(
                     f"{what}: not sent within throttle_wait_max = {self.settings.throttle_wait_s_max:g} s because of "
                     f"{lacks}",
                     hint="raise that limit, or limits.throttle_wait_max",

@@ -16,14 +16,14 @@ from urllib3.exceptions import HTTPError as BrokenAnswer
 
 from formats.checksum import crc32c
 from offloader.errors import (
-    AccessDenied,
-    BucketMissing,
-    InvalidCall,
-    NotFound,
+    AccessDeniedError,
+    BucketMissingError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    PreconditionFailed,
-    StoreUnavailable,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreUnavailableError,
     plain_reason,
 )
 from offloader.parallel_map import at_once
@@ -75,20 +75,20 @@ def keeping_of(settings: StoreSettings) -> Callable[[int | None], Mapping[str, s
     """Request parameters for creating an object, by its size in bytes; ``None``: multipart.
 
     Raises:
-        InvalidCall: an unknown or archive storage class; a KMS key without encryption by KMS.
+        InvalidCallError: an unknown or archive storage class; a KMS key without encryption by KMS.
     """
     chosen = settings.storage_class
     if chosen in _ARCHIVES:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"store.storage_class = {chosen!r} is an archive class: objects can't be read until they are restored",
             hint="use GLACIER_IR, STANDARD_IA or INTELLIGENT_TIERING",
         )
     if chosen and not _CLASS.fullmatch(chosen):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"store.storage_class = {chosen!r} isn't the name of a storage class", hint="use a name like STANDARD_IA"
         )
     if settings.kms_key and not settings.encryption.startswith("aws:kms"):
-        raise InvalidCall(
+        raise InvalidCallError(
             "store.kms_key is set, but store.encryption isn't aws:kms", hint='also set store.encryption = "aws:kms"'
         )
     encryption = {} if settings.encryption == "bucket" else {"ServerSideEncryption": settings.encryption}
@@ -170,7 +170,7 @@ def open_url(url: str, options: StoreOptions) -> S3Store:
     """Open the store at ``s3://bucket/root``. Sends nothing."""
     parts = urlsplit(url)
     if not parts.netloc:
-        raise InvalidCall(f"{url} has no bucket name", hint="use s3://bucket/root")
+        raise InvalidCallError(f"{url} has no bucket name", hint="use s3://bucket/root")
     return S3Store(parts.netloc, checks.split_root(url, unquote(parts.path)), options)
 
 
@@ -212,34 +212,34 @@ class S3Store(checks.CheckedStore):
             text = " ".join(str(answer.get("Message", "")).split())
             raise kind(f"{where}: {code or status}{': ' if text else ''}{text}", hint=hint) from error
         except _CREDENTIALS as error:
-            raise AccessDenied(
+            raise AccessDeniedError(
                 f"{where}: {error}",
                 hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile, or access_key and secret_key",
             ) from error
         except (*_UNSENT, *_DOUBTFUL) as error:  # no connection, or a lost one
             if writes and not was_never_sent(error):
-                raise OutcomeUnknown(
+                raise OutcomeUnknownError(
                     f"{where}: {plain_reason(error)}", hint="check the object before repeating the request"
                 ) from error
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"{where}: {plain_reason(error)}",
                 hint="check --endpoint-url and the network, and that the server is running",
             ) from error
         except sdk.ParamValidationError as error:
             text = " ".join(str(error).split())
-            raise InvalidCall(f"{where}: {text}", hint="check the bucket's name and the key") from error
+            raise InvalidCallError(f"{where}: {text}", hint="check the bucket's name and the key") from error
         except (sdk.HTTPClientError, sdk.IncompleteReadError, ResponseParserError, BrokenAnswer, KeyError) as error:
             # No response, a partial one, or one of another protocol (KeyError: a mandatory field is missing).
             text = plain_reason(error)
             if text == str(error):  # not a connection error
                 text = " ".join(f"{type(error).__name__} {error}".split())
             if writes:
-                raise OutcomeUnknown(
+                raise OutcomeUnknownError(
                     f"{where}: {text}", hint="check the object before repeating the request"
                 ) from error
-            raise StoreUnavailable(f"{where}: {text}", hint="try again; check --endpoint-url") from error
+            raise StoreUnavailableError(f"{where}: {text}", hint="try again; check --endpoint-url") from error
         except (sdk.BotoCoreError, ValueError) as error:
-            raise InvalidCall(f"{where}: {error}", hint="check the URL, --endpoint-url and --region") from error
+            raise InvalidCallError(f"{where}: {error}", hint="check the URL, --endpoint-url and --region") from error
 
     def _kept_as(self, key: str, size_bytes: int | None) -> Mapping[str, str]:
         """Request parameters for creating an object, by the settings of its stream."""
@@ -277,10 +277,10 @@ class S3Store(checks.CheckedStore):
                     **self._kept_as(key, len(body)),
                 )
                 return ObjectInfo(key, len(body), answer["ETag"], answered_ms(answer), metadata, crc)
-        except NotFound as missing:
+        except NotFoundError as missing:
             if mode.etag is None:
                 raise
-            raise PreconditionFailed(f"{self.url}: {key} doesn't exist, expected ETag {mode.etag}") from missing
+            raise PreconditionFailedError(f"{self.url}: {key} doesn't exist, expected ETag {mode.etag}") from missing
 
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         place = {"StartAfter": self._root + after} if after else {}
@@ -297,7 +297,7 @@ class S3Store(checks.CheckedStore):
                 )
                 if after and objects and objects[0].key < after:
                     # The page would report keys as missing that the server hasn't looked for.
-                    raise StoreUnavailable(
+                    raise StoreUnavailableError(
                         f"{self.url}: list of {prefix!r} after {after} begins with an earlier key, {objects[0].key}",
                         hint="use another server: this one ignores the start key of listings",
                     )
@@ -312,8 +312,10 @@ class S3Store(checks.CheckedStore):
                 break
         raise self._endless(f"list of {prefix!r}")
 
-    def _endless(self, what: str) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.url}: {what} has too many pages: each announces another one", hint="try again")
+    def _endless(self, what: str) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"{self.url}: {what} has too many pages: each announces another one", hint="try again"
+        )
 
     def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         return delete_in_turns(keys, PAGE_KEYS_MAX, self._delete_some)
@@ -323,25 +325,25 @@ class S3Store(checks.CheckedStore):
             return self._delete_singly(keys)
         try:
             return self._delete_together(keys)
-        except InvalidCall as refused:
+        except InvalidCallError as refused:
             # Some servers don't support multi-deletes. The server refuses an invalid request as a single delete too.
             try:
                 failures = self._delete_singly(keys)
-            except InvalidCall:
+            except InvalidCallError:
                 raise refused from None
             self._deletes_singly = True
             return failures
 
     def _delete_singly(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        """One request for each key; raises the first key's error, except ``AccessDenied``."""
+        """One request for each key; raises the first key's error, except ``AccessDeniedError``."""
         first = self._delete_one(keys[0])
         return [each for each in (first, *at_once(self._delete_alone, keys[1:])) if each is not None]
 
     def _delete_one(self, key: str) -> DeleteFailure | None:
         try:
-            with contextlib.suppress(NotFound), self._translated(f"delete of {key}", writes=True):
+            with contextlib.suppress(NotFoundError), self._translated(f"delete of {key}", writes=True):
                 self._client.delete_object(Bucket=self._bucket, Key=self._root + key)
-        except AccessDenied as error:  # a multi-delete reports it for each key
+        except AccessDeniedError as error:  # a multi-delete reports it for each key
             return DeleteFailure.of(key, error)
         return None
 
@@ -359,14 +361,14 @@ class S3Store(checks.CheckedStore):
             for error in answer.get("Errors", ()):
                 code = error.get("Code", "")
                 kind, _ = meaning_of(code, 200, writes=True)
-                if kind is not NotFound:  # a missing key counts as removed
+                if kind is not NotFoundError:  # a missing key counts as removed
                     key, why = error["Key"][len(self._root) :], kind(f"{code}: {error.get('Message', '')}")
                     failures.append(DeleteFailure.of(key, why))
         return failures
 
     def _delete_if_match(self, key: str, etag: str) -> None:
-        # NotFound is S3's response to a condition on a missing object.
-        with contextlib.suppress(NotFound), self._translated(f"delete of {key}", writes=True):
+        # NotFoundError is S3's response to a condition on a missing object.
+        with contextlib.suppress(NotFoundError), self._translated(f"delete of {key}", writes=True):
             self._client.delete_object(Bucket=self._bucket, Key=self._root + key, IfMatch=etag)
 
     def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
@@ -389,7 +391,7 @@ class S3Store(checks.CheckedStore):
     def checksum_taken(self, key: str) -> str:
         for checksum in [each for each in ("md5", "none") if each != self._checksum]:
             body = b"plain"
-            with contextlib.suppress(InvalidCall), self._translated(f"put of {key}", writes=True):
+            with contextlib.suppress(InvalidCallError), self._translated(f"put of {key}", writes=True):
                 given = _checked_by(checksum, body, crc32c(body))
                 self._client.put_object(
                     Bucket=self._bucket, Key=self._root + key, Body=body, **given, **self._kept_as(key, len(body))
@@ -459,19 +461,19 @@ class S3Store(checks.CheckedStore):
                 )
                 if checksum_of_parts(answer) == composite_crc32c(parts):
                     return ObjectInfo(key, sum(part.size_bytes for part in parts), answer["ETag"], answered_ms(answer))
-        except (OutcomeUnknown, NotFound) as error:
+        except (OutcomeUnknownError, NotFoundError) as error:
             cause = error
         try:
             found = self._made_of(key, parts, answered=cause is None)
         except OffloaderError as error:
             if cause is None:
-                raise OutcomeUnknown(
+                raise OutcomeUnknownError(
                     f"{self.url}: completion of {key} succeeded, but its check failed: {error.message}", hint=_LOOK
                 ) from error
             found = None  # report the error of the completion, not this one
         if found is None:
             problem = cause.message if cause else f"{self.url}: completion of {key} succeeded, but the object differs"
-            raise OutcomeUnknown(problem, hint=_LOOK) from cause
+            raise OutcomeUnknownError(problem, hint=_LOOK) from cause
         return found
 
     def _made_of(self, key: str, parts: Sequence[PartInfo], *, answered: bool) -> ObjectInfo | None:
@@ -481,7 +483,7 @@ class S3Store(checks.CheckedStore):
         server that confirmed the completion (``answered``) and keeps no checksums.
         """
         size_bytes = sum(part.size_bytes for part in parts)
-        with contextlib.suppress(NotFound), self._translated(f"head of {key}", writes=False):
+        with contextlib.suppress(NotFoundError), self._translated(f"head of {key}", writes=False):
             answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, **self._checksums_asked)
             checksum = checksum_of_parts(answer)
             proven = checksum == composite_crc32c(parts) or answer["ETag"] == composite_etag(parts)
@@ -490,7 +492,7 @@ class S3Store(checks.CheckedStore):
         return None
 
     def _abort_upload(self, key: str, upload_id: str) -> None:
-        with contextlib.suppress(NotFound), self._translated(f"abort of an upload of {key}", writes=True):
+        with contextlib.suppress(NotFoundError), self._translated(f"abort of an upload of {key}", writes=True):
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._root + key, UploadId=upload_id)
 
     def _list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
@@ -556,9 +558,9 @@ class S3Store(checks.CheckedStore):
         try:
             with self._translated(f"{what} of the bucket", writes=False):
                 return asks[what]()
-        except BucketMissing:
+        except BucketMissingError:
             raise
-        except NotFound:
+        except NotFoundError:
             return None
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import botocore.exceptions as sdk
 
 from formats.checksum import crc32c
 from formats.entries import views_of
-from offloader.errors import ObjectChanged, OffloaderError, PreconditionFailed, StoreUnavailable
+from offloader.errors import ObjectChangedError, OffloaderError, PreconditionFailedError, StoreUnavailableError
 from offloader.runtime.clock import Clock
 from offloader.settings import StoreSettings
 from offloader.store.base import Body, ByteRange, ObjectInfo, Sink
@@ -188,8 +188,8 @@ class Download:
         """Read a response's body. After a failure, the received bytes are kept.
 
         Raises:
-            ObjectChanged: the body belongs to another version of the object than the earlier bytes.
-            StoreUnavailable: the body is shorter than announced, or has another range. Also the SDK's errors.
+            ObjectChangedError: the body belongs to another version of the object than the earlier bytes.
+            StoreUnavailableError: the body is shorter than announced, or has another range. Also the SDK's errors.
         """
         with closing(answer["Body"]) as stream:
             if not self.begun:
@@ -223,7 +223,7 @@ class Download:
         self.result = received(self._what, self._key, self._asked, body, self._answer)
         if self._continuations and self._asked is None and self.result[1].crc32c not in (None, crc32c(body)):
             self.result = None
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"{self._what}: the received parts don't match the object's CRC-32C", hint="try again"
             )
 
@@ -234,13 +234,13 @@ class Download:
             past_end: whether the server reports that the object ends before the requested range.
 
         Raises:
-            ObjectChanged: the object was replaced after its first bytes arrived.
+            ObjectChangedError: the object was replaced after its first bytes arrived.
             OffloaderError: ``error``, if a further request is impossible or would fail as well.
         """
         came = self._room.received_bytes
-        if came and (past_end or isinstance(error, PreconditionFailed)):
+        if came and (past_end or isinstance(error, PreconditionFailedError)):
             raise self._changed("its ETag or size changed") from error
-        if not isinstance(error, StoreUnavailable) or came <= self._came_at_break:
+        if not isinstance(error, StoreUnavailableError) or came <= self._came_at_break:
             raise error
         if self._continuations == CONTINUATIONS_MAX or self._clock.monotonic_s() > self._until_s:
             error.add_note(f"gave up after {self._continuations} further requests and {came} bytes")
@@ -255,10 +255,10 @@ class Download:
         start = _first_byte(self._answer) + self._room.received_bytes
         if _first_byte(answer) != start or int(answer["ContentLength"]) != left:
             found = answer.get("ContentRange", "the whole object")
-            raise StoreUnavailable(f"{self._what}: received {found}, expected {left} bytes from {start}")
+            raise StoreUnavailableError(f"{self._what}: received {found}, expected {left} bytes from {start}")
 
-    def _changed(self, how: str) -> ObjectChanged:
-        return ObjectChanged(
+    def _changed(self, how: str) -> ObjectChangedError:
+        return ObjectChangedError(
             f"{self._what}: the object was replaced after {self._room.received_bytes} bytes of it had been read: {how}",
             hint="read it again; if no writer should have replaced it, restore it from a copy",
         )

@@ -17,17 +17,17 @@ from urllib.parse import urlsplit
 from formats.checksum import crc32c
 from formats.entries import views_of
 from offloader.errors import (
-    AccessDenied,
-    BucketMissing,
-    InvalidCall,
-    NotFound,
+    AccessDeniedError,
+    BucketMissingError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    Overloaded,
-    PreconditionFailed,
-    StoreUnavailable,
-    Throttled,
-    Unsupported,
+    OutcomeUnknownError,
+    OverloadedError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    ThrottledError,
+    UnsupportedError,
 )
 from offloader.store.base import Body, ByteRange, ObjectInfo, PartInfo
 
@@ -42,27 +42,27 @@ _NOT_BEGUN = "SlowDown"
 
 #: Class and hint of an error -> the codes that mean it.
 _MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
-    (NotFound, ""): ("NoSuchKey",),
-    (NotFound, "the upload was completed or aborted"): ("NoSuchUpload",),
-    (BucketMissing, "create the bucket, or check its name and --endpoint-url"): ("NoSuchBucket",),
-    (PreconditionFailed, ""): ("PreconditionFailed",),
-    (AccessDenied, DENIED): (
+    (NotFoundError, ""): ("NoSuchKey",),
+    (NotFoundError, "the upload was completed or aborted"): ("NoSuchUpload",),
+    (BucketMissingError, "create the bucket, or check its name and --endpoint-url"): ("NoSuchBucket",),
+    (PreconditionFailedError, ""): ("PreconditionFailed",),
+    (AccessDeniedError, DENIED): (
         "AccessDenied",
         "AllAccessDisabled",
         "AccountProblem",
         "Forbidden",
     ),
-    (AccessDenied, "check the credentials: environment, profile, or access_key and secret_key"): (
+    (AccessDeniedError, "check the credentials: environment, profile, or access_key and secret_key"): (
         "InvalidAccessKeyId",
     ),
     (
-        AccessDenied,
+        AccessDeniedError,
         "check the credentials (the secret key), this machine's clock, and whether a proxy changes requests",
     ): ("SignatureDoesNotMatch",),
-    (AccessDenied, "the session has expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),
-    (AccessDenied, "the session isn't valid: get new credentials"): ("InvalidToken", "InvalidTokenId"),
-    (AccessDenied, "set this machine's clock"): ("RequestTimeTooSkewed", "RequestExpired"),
-    (Throttled, _AGAIN): (
+    (AccessDeniedError, "the session has expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),
+    (AccessDeniedError, "the session isn't valid: get new credentials"): ("InvalidToken", "InvalidTokenId"),
+    (AccessDeniedError, "set this machine's clock"): ("RequestTimeTooSkewed", "RequestExpired"),
+    (ThrottledError, _AGAIN): (
         "SlowDown",
         "SlowDownRead",
         "SlowDownWrite",
@@ -76,35 +76,48 @@ _MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
     ),
     # The first two report racing conditional writes: none was confirmed, and a retry decides. The others report an
     # incomplete body; nothing was stored.
-    (StoreUnavailable, _AGAIN): ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "IncompleteBody"),
-    (StoreUnavailable, "the body was damaged in transit: try again"): (
+    (StoreUnavailableError, _AGAIN): (
+        "ConditionalRequestConflict",
+        "OperationAborted",
+        "RequestTimeout",
+        "IncompleteBody",
+    ),
+    (StoreUnavailableError, "the body was damaged in transit: try again"): (
         "BadDigest",
         "XAmzContentChecksumMismatch",
         "XAmzContentSHA256Mismatch",
     ),
-    (StoreUnavailable, "the server is starting: try again"): ("XMinioServerNotInitialized",),
-    (StoreUnavailable, "free space on the server"): ("XMinioStorageFull", "InsufficientCapacity"),
-    (InvalidCall, _REGION): ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"),
-    (StoreUnavailable, _REGION): ("TemporaryRedirect",),
-    (InvalidCall, "check the bucket's name"): ("InvalidBucketName",),
-    (InvalidCall, "raise part_size: every part except the last must have at least 5 MiB"): ("EntityTooSmall",),
-    (InvalidCall, "upload the object in parts: it exceeds the server's limit for one request"): ("EntityTooLarge",),
-    (InvalidCall, "a part is missing or differs from the uploaded one: upload it again"): ("InvalidPart",),
-    (InvalidCall, "pass the parts in order"): ("InvalidPartOrder",),
-    (Unsupported, "this server can't store an object below the key of another object"): (
+    (StoreUnavailableError, "the server is starting: try again"): ("XMinioServerNotInitialized",),
+    (StoreUnavailableError, "free space on the server"): ("XMinioStorageFull", "InsufficientCapacity"),
+    (InvalidCallError, _REGION): (
+        "PermanentRedirect",
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+    ),
+    (StoreUnavailableError, _REGION): ("TemporaryRedirect",),
+    (InvalidCallError, "check the bucket's name"): ("InvalidBucketName",),
+    (InvalidCallError, "raise part_size: every part except the last must have at least 5 MiB"): ("EntityTooSmall",),
+    (InvalidCallError, "upload the object in parts: it exceeds the server's limit for one request"): (
+        "EntityTooLarge",
+    ),
+    (InvalidCallError, "a part is missing or differs from the uploaded one: upload it again"): ("InvalidPart",),
+    (InvalidCallError, "pass the parts in order"): ("InvalidPartOrder",),
+    (UnsupportedError, "this server can't store an object below the key of another object"): (
         "ObjectParentIsFile",
         "XMinioParentIsObject",
         "XMinioObjectExistsAsDirectory",
     ),
-    (InvalidCall, "check store.storage_class: the server may not have this class"): ("InvalidStorageClass",),
-    (InvalidCall, "check store.encryption: the server may not support it"): ("InvalidEncryptionAlgorithmError",),
-    (Unsupported, "the object is in an archive class: restore it, then repeat the request"): ("InvalidObjectState",),
-    (InvalidCall, "check store.kms_key and its region"): ("KMS.NotFoundException",),
-    (AccessDenied, "enable the KMS key of the objects"): (
+    (InvalidCallError, "check store.storage_class: the server may not have this class"): ("InvalidStorageClass",),
+    (InvalidCallError, "check store.encryption: the server may not support it"): ("InvalidEncryptionAlgorithmError",),
+    (UnsupportedError, "the object is in an archive class: restore it, then repeat the request"): (
+        "InvalidObjectState",
+    ),
+    (InvalidCallError, "check store.kms_key and its region"): ("KMS.NotFoundException",),
+    (AccessDeniedError, "enable the KMS key of the objects"): (
         "KMS.DisabledException",
         "KMS.KMSInvalidStateException",
     ),
-    (Unsupported, "the server doesn't support this request"): ("NotImplemented", "MethodNotAllowed"),
+    (UnsupportedError, "the server doesn't support this request"): ("NotImplemented", "MethodNotAllowed"),
 }
 _CODES = {code: meaning for meaning, codes in _MEANINGS.items() for code in codes}
 
@@ -138,13 +151,15 @@ def meaning_of(code: str, status: int, *, writes: bool) -> tuple[type[OffloaderE
     kind, hint = (
         _CODES.get(code)
         or _STATUSES.get(status)
-        or ((StoreUnavailable, _AGAIN) if is_server_error else (InvalidCall, "the server refused the request"))
+        or (
+            (StoreUnavailableError, _AGAIN) if is_server_error else (InvalidCallError, "the server refused the request")
+        )
     )
-    if not (writes and is_server_error and issubclass(kind, StoreUnavailable)) or code == _NOT_BEGUN:
+    if not (writes and is_server_error and issubclass(kind, StoreUnavailableError)) or code == _NOT_BEGUN:
         return kind, hint
-    if issubclass(kind, Throttled):
-        return Overloaded, _LOOK
-    return OutcomeUnknown, _LOOK if hint == _AGAIN else f"{hint}; {_LOOK}"
+    if issubclass(kind, ThrottledError):
+        return OverloadedError, _LOOK
+    return OutcomeUnknownError, _LOOK if hint == _AGAIN else f"{hint}; {_LOOK}"
 
 
 _MD5 = re.compile(r"[0-9a-f]{32}\Z")
@@ -170,18 +185,18 @@ def place_of(content_range: str) -> tuple[int, int]:
     """Offset of a response's body in the object, and the object's size, from the response's ``Content-Range``.
 
     Raises:
-        StoreUnavailable: the header is missing or incomplete.
+        StoreUnavailableError: the header is missing or incomplete.
     """
     found = _PLACE.match(content_range)
     if found is None:
-        raise StoreUnavailable(f"partial response with an invalid Content-Range: {content_range!r}", hint=_AGAIN)
+        raise StoreUnavailableError(f"partial response with an invalid Content-Range: {content_range!r}", hint=_AGAIN)
     return int(found[1]), int(found[2])
 
 
 def require_start(what: str, byte_range: ByteRange, content_range: str) -> None:
-    """Raise ``StoreUnavailable`` for a body that doesn't begin at the requested offset."""
+    """Raise ``StoreUnavailableError`` for a body that doesn't begin at the requested offset."""
     if place_of(content_range)[0] != byte_range.start:
-        raise StoreUnavailable(
+        raise StoreUnavailableError(
             f"{what}: the response has {content_range}, expected bytes from {byte_range.start}", hint=_AGAIN
         )
 
@@ -189,7 +204,7 @@ def require_start(what: str, byte_range: ByteRange, content_range: str) -> None:
 def received(
     what: str, key: str, byte_range: ByteRange | None, body: bytes, answer: Mapping[str, Any]
 ) -> tuple[bytes, ObjectInfo]:
-    """Body and description of a GET's response, if complete; else ``StoreUnavailable``."""
+    """Body and description of a GET's response, if complete; else ``StoreUnavailableError``."""
     expected = size_bytes = int(answer["ContentLength"])
     if len(body) == expected and byte_range is not None:
         if "ContentRange" not in answer:  # a server that ignores ranges sends the whole object
@@ -198,7 +213,7 @@ def received(
         _, size_bytes = place_of(answer["ContentRange"])
         expected = min(byte_range.stop, size_bytes) - byte_range.start
     if len(body) != expected:
-        raise StoreUnavailable(f"{what}: received {len(body)} bytes, expected {expected}", hint="try again")
+        raise StoreUnavailableError(f"{what}: received {len(body)} bytes, expected {expected}", hint="try again")
     return body, object_info(key, size_bytes, answer)
 
 

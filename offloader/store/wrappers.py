@@ -20,15 +20,15 @@ from typing import TypeVar
 from formats.errors import FormatError
 from formats.keys import CATALOG_PREFIX, decode_stream, record_number
 from offloader.errors import (
-    InvalidCall,
-    NotFound,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    Overloaded,
-    PreconditionFailed,
-    StoreUnavailable,
-    Throttled,
-    Unsupported,
+    OutcomeUnknownError,
+    OverloadedError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    ThrottledError,
+    UnsupportedError,
 )
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings, StoreSettings
@@ -202,12 +202,12 @@ class ReadOnlyStore(StoreWrapper):
             return call()
         what = f"{request.keys} keys" if request.verb == "delete" else request.key
         action = "deletion" if request.traffic is Traffic.DELETE else "write"
-        raise Unsupported(f"{self.url}: {action} of {what} refused: {self._reason}", hint=self._hint)
+        raise UnsupportedError(f"{self.url}: {action} of {what} refused: {self._reason}", hint=self._hint)
 
 
 _MANIFEST = "/manifest/"
 _INDEX = "-index"
-#: For names of errors: ``StoreUnavailable`` is counted as ``store_unavailable``.
+#: For names of errors: ``StoreUnavailableError`` is counted as ``store_unavailable``.
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -297,7 +297,7 @@ class AttemptStore(StoreWrapper):
         if not self.looks_first:
             try:
                 return put(mode=mode)
-            except Unsupported:
+            except UnsupportedError:
                 if not self._single_writer:
                     raise
         self._check_condition(key, mode)
@@ -305,10 +305,10 @@ class AttemptStore(StoreWrapper):
 
     def _check_condition(self, key: str, mode: PutMode) -> None:
         found: str | None = None
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFoundError):
             found = self.head(key).etag
         if mode.create_only and found is not None:
-            raise PreconditionFailed(f"{self.url}: {key} exists")
+            raise PreconditionFailedError(f"{self.url}: {key} exists")
         if mode.etag is not None:
             require_etag(self, key, mode.etag, found)
 
@@ -337,10 +337,10 @@ class AttemptStore(StoreWrapper):
             self.recorder.add(
                 "request_errors_total", stream=stream, label=_CAPITAL.sub("_", type(error).__name__).lower()
             )
-            if isinstance(error, Throttled | Overloaded):
+            if isinstance(error, ThrottledError | OverloadedError):
                 self.recorder.add("throttles_total", stream=stream)
                 self.limiter.slow_down(turn)
-            if request.verb == "get" and isinstance(error, NotFound | Throttled):
+            if request.verb == "get" and isinstance(error, NotFoundError | ThrottledError):
                 self.limiter.settle(turn, 0)  # other errors may follow a part of the body
             raise
         finally:
@@ -397,10 +397,10 @@ def limits_of(store: ObjectStore) -> LimitStatus | None:
 
 
 def require_limits(store: ObjectStore, limits: LimitSettings) -> None:
-    """Raise ``InvalidCall`` if the store was opened with other limits, so that ``limits`` would have no effect."""
+    """Raise ``InvalidCallError`` if the store was opened with other limits, so that ``limits`` would have no effect."""
     layer = layer_of(store, AttemptStore)
     if limits != LimitSettings() and (layer is None or layer.limiter.settings != limits):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"the settings `limits` have no effect on {store.url}: the store was opened with other limits",
             hint="open it with open_store(..., limits=settings.limits)",
         )
@@ -432,9 +432,9 @@ def histogram_of(request: Request) -> str:
 
 
 #: The store changed nothing: every verb may be repeated.
-_UNCHANGED = (StoreUnavailable,)
+_UNCHANGED = (StoreUnavailableError,)
 #: A repeat is harmless even if the first attempt took effect.
-_HARMLESS = (StoreUnavailable, OutcomeUnknown)
+_HARMLESS = (StoreUnavailableError, OutcomeUnknownError)
 
 
 #: For a store that serves an interactive caller.
@@ -442,7 +442,7 @@ _IMPATIENT_RETRIES_MAX = 1
 _IMPATIENT_TOTAL_S_MAX = 2.0
 
 
-class _SomeLeft(StoreUnavailable):
+class _SomeLeft(StoreUnavailableError):
     """A delete succeeded in part, and some of the remaining keys may be retried."""
 
 
@@ -515,16 +515,16 @@ class RetryingStore(StoreWrapper):
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
-        unknown: OutcomeUnknown | None = None
+        unknown: OutcomeUnknownError | None = None
 
         def attempt() -> ObjectInfo:
             nonlocal unknown
             try:
                 return self.inner.put(key, body, mode=mode, metadata=metadata, crc32c=crc32c)
-            except OutcomeUnknown as error:
+            except OutcomeUnknownError as error:
                 unknown = error
                 raise
-            except PreconditionFailed as refused:
+            except PreconditionFailedError as refused:
                 if unknown is None:
                     raise
                 return self._own_earlier_put(key, body, mode, refused, unknown)
@@ -537,17 +537,17 @@ class RetryingStore(StoreWrapper):
         return self._repeat(attempt, _HARMLESS)
 
     def _own_earlier_put(
-        self, key: str, body: Body, mode: PutMode, refused: PreconditionFailed, unknown: OutcomeUnknown
+        self, key: str, body: Body, mode: PutMode, refused: PreconditionFailedError, unknown: OutcomeUnknownError
     ) -> ObjectInfo:
         """Whether an earlier attempt wrote the object. Equal bytes prove it. Other bytes after a create are another
         writer's. Other bytes after a put with an ETag prove nothing: another writer may have replaced ours since."""
         try:
             there, info = self.inner.get(key)
-        except NotFound as gone:
-            raise OutcomeUnknown(
+        except NotFoundError as gone:
+            raise OutcomeUnknownError(
                 unknown.message, hint=f"{key} existed at the last put, and was missing afterwards"
             ) from gone
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             raise unknown from error
         if there == body:
             return info
@@ -580,17 +580,17 @@ class RetryingStore(StoreWrapper):
         self.inner.delete_if_match(key, etag)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        unknown: OutcomeUnknown | None = None
+        unknown: OutcomeUnknownError | None = None
 
         def attempt() -> ObjectInfo:
             nonlocal unknown
             try:
                 return self.inner.complete_upload(key, upload_id, parts)
-            except OutcomeUnknown as error:
+            except OutcomeUnknownError as error:
                 unknown = error
                 self._check_upload_is_there(key, upload_id, unknown)
-                raise StoreUnavailable(unknown.message, hint=unknown.hint) from unknown
-            except StoreUnavailable:
+                raise StoreUnavailableError(unknown.message, hint=unknown.hint) from unknown
+            except StoreUnavailableError:
                 raise
             except OffloaderError as error:
                 # An earlier attempt may have consumed the parts: raise the earlier attempt's error.
@@ -600,12 +600,12 @@ class RetryingStore(StoreWrapper):
 
         try:
             return self._repeat(attempt, _UNCHANGED)
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             if unknown is None:
                 raise
             raise unknown from error
 
-    def _check_upload_is_there(self, key: str, upload_id: str, unknown: OutcomeUnknown) -> None:
+    def _check_upload_is_there(self, key: str, upload_id: str, unknown: OutcomeUnknownError) -> None:
         """Return if the upload is open, else raise ``unknown``. Only an open upload is retried; the completion that was
         sent may still take effect."""
         try:
@@ -624,12 +624,12 @@ def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
     Doesn't compare ``single_writer``, which the writers check.
 
     Raises:
-        InvalidCall: ``settings`` aren't the defaults, and the store was opened with others.
+        InvalidCallError: ``settings`` aren't the defaults, and the store was opened with others.
     """
     wanted = replace(settings, single_writer=False)
     layer = layer_of(store, RetryingStore)
     if wanted != StoreSettings() and (layer is None or replace(layer.settings, single_writer=False) != wanted):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"the settings `store` have no effect on {store.url}: the store was opened with other settings",
             hint="open it with open_store(..., settings=settings.store)",
         )

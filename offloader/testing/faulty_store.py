@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.errors import OffloaderError, StoreUnavailableError
 from offloader.runtime.clock import Clock
 from offloader.store.base import DeleteFailure, ObjectStore
 from offloader.store.rate_limit import Traffic
@@ -42,7 +42,7 @@ class Fault:
     but: str = ""
     after: bool = False
     torn: bool = False
-    error: type[OffloaderError] | None = StoreUnavailable
+    error: type[OffloaderError] | None = StoreUnavailableError
     latency_s: float = 0.0
     calls: int = 1
 

@@ -18,7 +18,14 @@ import pytest
 
 from formats.checksum import crc32c
 from formats.entries import Pieces
-from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, needs_extra
+from offloader.errors import (
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    needs_extra,
+)
 from offloader.store.base import CREATE, OVERWRITE, PROBE_PREFIX, ByteRange, IfMatch, ObjectStore, PartInfo
 from offloader.store.probe import probe_conditional_puts
 
@@ -152,17 +159,17 @@ class StoreSuite:
         assert self.raw_get(store, "k") == bytes(buffer[3:500_000])
 
     def test_a_body_of_changed_bytes_is_refused_and_nothing_is_written(self, store: ObjectStore) -> None:
-        with pytest.raises(InvalidCall, match="CRC-32C"):
+        with pytest.raises(InvalidCallError, match="CRC-32C"):
             store.put("k", b"body", crc32c=crc32c(b"other"))
         assert self.raw_get(store, "k") is None
 
     def test_what_is_not_there_is_not_found(self, store: ObjectStore) -> None:
         self.raw_put(store, "there", b"x")
-        _fails(NotFound, store.get, "absent")
-        _fails(NotFound, store.get, "absent", ByteRange(0, 1))
-        _fails(NotFound, store.get, "absent", ByteRange(1, 1))
-        _fails(NotFound, store.head, "absent")
-        _fails(NotFound, store.head, "ther")
+        _fails(NotFoundError, store.get, "absent")
+        _fails(NotFoundError, store.get, "absent", ByteRange(0, 1))
+        _fails(NotFoundError, store.get, "absent", ByteRange(1, 1))
+        _fails(NotFoundError, store.head, "absent")
+        _fails(NotFoundError, store.head, "ther")
 
     def test_metadata_comes_back_in_lower_case(self, store: ObjectStore) -> None:
         given = {"S3ManagedLedgerOffloaderFormatVersion": "1", "plain": "two words", "empty": ""}
@@ -175,7 +182,7 @@ class StoreSuite:
 
     @pytest.mark.parametrize("metadata", [{"k": "ümlaut"}, {"k": " space"}, {"k": "a\nb"}, {"a b": "c"}, {"": "c"}])
     def test_metadata_that_no_header_can_carry_is_refused(self, store: ObjectStore, metadata: dict[str, str]) -> None:
-        _fails(InvalidCall, store.put, "k", b"x", metadata=metadata)
+        _fails(InvalidCallError, store.put, "k", b"x", metadata=metadata)
         assert self.raw_get(store, "k") is None
 
     def test_the_checksum_is_kept(self, store: ObjectStore) -> None:
@@ -197,15 +204,15 @@ class StoreSuite:
     )
     def test_keys_that_some_store_could_not_hold_are_refused(self, store: ObjectStore, key: str) -> None:
         for call in (store.get, store.head, store.begin_upload):
-            _fails(InvalidCall, call, key)
-        _fails(InvalidCall, store.put, key, b"")
-        _fails(InvalidCall, store.delete, [key])
+            _fails(InvalidCallError, call, key)
+        _fails(InvalidCallError, store.put, key, b"")
+        _fails(InvalidCallError, store.delete, [key])
         assert all_keys(store) == []
 
     def test_a_key_may_continue_another_or_says_that_it_cannot(self, store: ObjectStore) -> None:
         store.put("a", b"1")
         if self.nested_keys == "refused":
-            _fails(InvalidCall, store.put, "a/b", b"2")
+            _fails(InvalidCallError, store.put, "a/b", b"2")
         else:
             store.put("a/b", b"2")
             assert self.raw_get(store, "a/b") == b"2"
@@ -215,8 +222,8 @@ class StoreSuite:
     def test_the_beginning_of_a_key_is_no_object(self, store: ObjectStore) -> None:
         self.raw_put(store, "a/b/c", b"1")
         for key in ("a", "a/b"):
-            _fails(NotFound, store.get, key)
-            _fails(NotFound, store.head, key)
+            _fails(NotFoundError, store.get, key)
+            _fails(NotFoundError, store.head, key)
 
     @pytest.mark.parametrize(
         ("start", "stop", "expected"),
@@ -245,7 +252,7 @@ class StoreSuite:
     @pytest.mark.parametrize("byte_range", [ByteRange(-1, 3), ByteRange(3, 2)])
     def test_a_range_that_is_none_is_refused(self, store: ObjectStore, byte_range: ByteRange) -> None:
         self.raw_put(store, "k", b"0123456789")
-        _fails(InvalidCall, store.get, "k", byte_range)
+        _fails(InvalidCallError, store.get, "k", byte_range)
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 100), (0, 1), (3, 58), (99, 100), (7, 7), (90, 101), (100, 120)])
     def test_a_body_is_received_as_a_whole_or_answered_as_a_whole(
@@ -271,16 +278,16 @@ class StoreSuite:
         for start, stop in ((0, 8), (2, 10), (1, 4)):
             found, _ = store.get("k", ByteRange(start, stop), into=into)
             assert found + into.body == b"0123456789"[start:stop]
-        _fails(NotFound, store.get, "absent", ByteRange(0, 8), into=into)
+        _fails(NotFoundError, store.get, "absent", ByteRange(0, 8), into=into)
 
     def test_create_refuses_what_is_there(self, store: ObjectStore) -> None:
         store.put("k", b"first", mode=CREATE)
-        _fails(PreconditionFailed, store.put, "k", b"second", mode=CREATE)
+        _fails(PreconditionFailedError, store.put, "k", b"second", mode=CREATE)
         assert self.raw_get(store, "k") == b"first"
 
     def test_create_refuses_what_others_wrote(self, store: ObjectStore) -> None:
         self.raw_put(store, "k", b"")
-        _fails(PreconditionFailed, store.put, "k", b"second", mode=CREATE)
+        _fails(PreconditionFailedError, store.put, "k", b"second", mode=CREATE)
 
     def test_create_works_again_after_a_delete(self, store: ObjectStore) -> None:
         store.put("k", b"first", mode=CREATE)
@@ -292,7 +299,7 @@ class StoreSuite:
         first = store.put("k", b"first").etag
         second = store.put("k", b"second", mode=IfMatch(first)).etag
         assert second != first
-        _fails(PreconditionFailed, store.put, "k", b"third", mode=IfMatch(first))
+        _fails(PreconditionFailedError, store.put, "k", b"third", mode=IfMatch(first))
         assert self.raw_get(store, "k") == b"second"
         assert store.head("k").etag == second
 
@@ -306,7 +313,7 @@ class StoreSuite:
     def test_if_match_on_an_absent_key_fails(self, store: ObjectStore) -> None:
         etag = store.put("k", b"first").etag
         store.delete(["k"])
-        _fails(PreconditionFailed, store.put, "k", b"second", mode=IfMatch(etag))
+        _fails(PreconditionFailedError, store.put, "k", b"second", mode=IfMatch(etag))
         assert self.raw_get(store, "k") is None
 
     def test_of_creators_at_once_exactly_one_wins(self, store: ObjectStore) -> None:
@@ -372,9 +379,9 @@ class StoreSuite:
     )
     def test_a_listing_of_nothing_sensible_is_refused(self, store: ObjectStore, prefix: str, limit: int) -> None:
         self.raw_put(store, "a/b", b"x")
-        _fails(InvalidCall, store.list, prefix, limit=limit)
+        _fails(InvalidCallError, store.list, prefix, limit=limit)
         if limit > 0:
-            _fails(InvalidCall, store.list_uploads, prefix)
+            _fails(InvalidCallError, store.list_uploads, prefix)
 
     def test_delete_removes_exactly_what_was_named(self, store: ObjectStore) -> None:
         for key in ("d/1", "d/2", "d/3"):
@@ -386,19 +393,19 @@ class StoreSuite:
     def test_deleting_nothing_is_fine_and_a_single_text_is_refused(self, store: ObjectStore) -> None:
         self.raw_put(store, "k", b"x")
         assert list(store.delete([])) == []
-        _fails(InvalidCall, store.delete, "k")
+        _fails(InvalidCallError, store.delete, "k")
         assert self.raw_get(store, "k") == b"x"
 
     def test_a_version_is_deleted_if_it_is_the_one_that_was_meant(self, store: ObjectStore) -> None:
         old = store.put("k", b"first").etag
         new = store.put("k", b"second", mode=IfMatch(old)).etag
         if self.delete_conditions == "kept":
-            _fails(PreconditionFailed, store.delete_if_match, "k", old)
+            _fails(PreconditionFailedError, store.delete_if_match, "k", old)
             assert self.raw_get(store, "k") == b"second"
         store.delete_if_match("k", new)
         assert self.raw_get(store, "k") is None
         store.delete_if_match("k", new)
-        _fails(InvalidCall, store.delete_if_match, "k", "")
+        _fails(InvalidCallError, store.delete_if_match, "k", "")
 
     def _upload(self, store: ObjectStore, key: str, upload_id: str, numbers: list[int]) -> list[PartInfo]:
         return [
@@ -420,7 +427,7 @@ class StoreSuite:
 
     def test_a_part_of_changed_bytes_is_refused(self, store: ObjectStore) -> None:
         upload_id = store.begin_upload("m/k")
-        with pytest.raises(InvalidCall, match="CRC-32C"):
+        with pytest.raises(InvalidCallError, match="CRC-32C"):
             store.upload_part("m/k", upload_id, 1, _part_body(1, self.part_bytes_min), crc32c=crc32c(b"other"))
 
     def test_parts_become_the_object_in_order(self, store: ObjectStore) -> None:
@@ -464,15 +471,15 @@ class StoreSuite:
         store.abort_upload("k", upload_id)
         store.abort_upload("k", upload_id)
         assert list(store.list_uploads("k")) == []
-        _fails(NotFound, store.list_parts, "k", upload_id)
-        _fails((NotFound, OutcomeUnknown), self._upload, store, "k", upload_id, [2])
-        _fails(OutcomeUnknown, store.complete_upload, "k", upload_id, parts)
+        _fails(NotFoundError, store.list_parts, "k", upload_id)
+        _fails((NotFoundError, OutcomeUnknownError), self._upload, store, "k", upload_id, [2])
+        _fails(OutcomeUnknownError, store.complete_upload, "k", upload_id, parts)
         assert self.raw_get(store, "k") is None
 
     def test_completing_twice_is_proven_or_unknown_and_harmless(self, store: ObjectStore) -> None:
         upload_id, parts = self._begun(store, "k", [1, 2])
         done = store.complete_upload("k", upload_id, parts)
-        with contextlib.suppress(OutcomeUnknown):
+        with contextlib.suppress(OutcomeUnknownError):
             again = store.complete_upload("k", upload_id, parts)
             assert (again.etag, again.size_bytes) == (done.etag, done.size_bytes)
         assert store.head("k").etag == done.etag
@@ -488,7 +495,7 @@ class StoreSuite:
     def test_a_completion_with_a_wrong_part_changes_nothing(self, store: ObjectStore) -> None:
         upload_id, (part,) = self._begun(store, "k", [1])
         wrong = PartInfo(2, part.etag, part.size_bytes, part.crc32c)
-        _fails((InvalidCall, OutcomeUnknown), store.complete_upload, "k", upload_id, [part, wrong])
+        _fails((InvalidCallError, OutcomeUnknownError), store.complete_upload, "k", upload_id, [part, wrong])
         assert self.raw_get(store, "k") is None
         store.complete_upload("k", upload_id, [part])
         assert self.raw_get(store, "k") == _part_body(1, self.part_bytes_min)
@@ -496,10 +503,10 @@ class StoreSuite:
     def test_completions_and_parts_that_make_no_sense_are_refused(self, store: ObjectStore) -> None:
         upload_id, (first, second) = self._begun(store, "k", [1, 2])
         for parts in ([], [second, first], [first, first]):
-            _fails(InvalidCall, store.complete_upload, "k", upload_id, parts)
+            _fails(InvalidCallError, store.complete_upload, "k", upload_id, parts)
         for number in (0, -1, 10_001):
-            _fails(InvalidCall, store.upload_part, "k", upload_id, number, b"x")
-        with pytest.raises(InvalidCall, match="CRC-32C"):
+            _fails(InvalidCallError, store.upload_part, "k", upload_id, number, b"x")
+        with pytest.raises(InvalidCallError, match="CRC-32C"):
             store.upload_part("k", upload_id, 3, b"x", crc32c=crc32c(b"y"))
         store.abort_upload("k", upload_id)
 
@@ -510,7 +517,7 @@ class StoreSuite:
         store.complete_upload("k", first, parts[:1])
         assert self.raw_get(store, "k") == first.encode()
         if not self.uploads_side_by_side:
-            _fails((InvalidCall, OutcomeUnknown), store.complete_upload, "k", second, parts[1:])
+            _fails((InvalidCallError, OutcomeUnknownError), store.complete_upload, "k", second, parts[1:])
             assert self.raw_get(store, "k") == first.encode()
             return
         store.complete_upload("k", second, parts[1:])
@@ -542,8 +549,8 @@ class StoreSuite:
 
     @pytest.mark.parametrize("expires_s", [0, -1, 7 * 24 * 3600 + 1, float("nan")])
     def test_a_url_can_be_valid_for_seconds_up_to_a_week(self, store: ObjectStore, expires_s: float) -> None:
-        _fails(InvalidCall, store.signed_url, "k", expires_s)
-        _fails(InvalidCall, store.signed_url, "a//b", 60)
+        _fails(InvalidCallError, store.signed_url, "k", expires_s)
+        _fails(InvalidCallError, store.signed_url, "a//b", 60)
 
     def test_the_store_says_where_it_is(self, store: ObjectStore) -> None:
         names = {"managedLedgerOffloadDriver", "bucket", "region", "serviceEndpoint"}
@@ -592,7 +599,7 @@ def _race(racers: int, write: object) -> list[bytes]:
         start.wait(PATIENCE_S)
         try:
             write(body)  # type: ignore[operator]
-        except PreconditionFailed:
+        except PreconditionFailedError:
             return None
         return body
 

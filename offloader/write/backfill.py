@@ -14,11 +14,11 @@ from formats.entries import Position
 from formats.keys import Testimony, data_key, index_key, new_segment_uuid
 from formats.manifest import Assign, Edit, Failed, Gap, LedgerClosed, Offloaded
 from formats.summary import Layout, LedgerSpan, SegmentSummary
-from offloader.errors import Corrupt, Fenced, OffloaderError
+from offloader.errors import CorruptError, FencedError, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_identity import closed_edit, with_facts
-from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
+from offloader.manifest.state import EditRefusedError, ManifestState, StreamPaused
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import RETRY_DELAY_FIRST_S, SerialTask, Workers
 from offloader.settings import OffloadSettings
@@ -70,7 +70,7 @@ def _needed(planned: PlannedSegment) -> set[int]:
 
 
 def _pieces(planned: PlannedSegment, source: LedgerSource) -> list[LedgerPiece]:
-    """Its parts of the source's ledgers, in order; ``Corrupt``: one of the ledgers is missing."""
+    """Its parts of the source's ledgers, in order; ``CorruptError``: one of the ledgers is missing."""
     begin, end = planned.begin, planned.end
     pieces = [
         LedgerPiece(
@@ -82,7 +82,7 @@ def _pieces(planned: PlannedSegment, source: LedgerSource) -> list[LedgerPiece]:
         if info.entries and begin.ledger_id <= info.ledger_id <= end.ledger_id
     ]
     if gone := _needed(planned) - {piece.ledger.info.ledger_id for piece in pieces}:
-        raise Corrupt(f"ledger {min(gone)} is no longer in the hot tier; {begin}..{end} can't be offloaded")
+        raise CorruptError(f"ledger {min(gone)} is no longer in the hot tier; {begin}..{end} can't be offloaded")
     return pieces
 
 
@@ -215,7 +215,7 @@ def start_of_history(
     """The plan up to ``last``, or up to the first gap that may not be recorded; arguments as for ``find_gaps``.
 
     Raises:
-        Corrupt: the source lists entries where there are none.
+        CorruptError: the source lists entries where there are none.
     """
     found = find_gaps(state, ledgers, last=last, given_up=given_up, seen=seen)
     gaps, blocked = allowed_gaps(found.gaps, settings.on_gap)
@@ -321,7 +321,7 @@ def upload_order(
         memory: buffers for blocks of the settings' size, shared with other segments.
 
     Raises:
-        Corrupt: a ledger is missing; and as ``write_segment``.
+        CorruptError: a ledger is missing; and as ``write_segment``.
     """
     planned = order.planned
     pieces = _pieces(planned, source)
@@ -525,7 +525,7 @@ class BackfillJob:
         on_first_record: called when ``first_edits`` are in the manifest.
 
     Raises:
-        Corrupt: one of the gaps mustn't be recorded (``on_gap``).
+        CorruptError: one of the gaps mustn't be recorded (``on_gap``).
     """
 
     def __init__(
@@ -576,8 +576,8 @@ class BackfillJob:
         """Start the run; the result arrives when no upload is in progress.
 
         Raises (in the future):
-            Fenced, EditRefused, StoreUnavailable, OutcomeUnknown: the manifest refused the commit. Failed segments
-            are in the result's ``errors``.
+            FencedError, EditRefusedError, StoreUnavailableError, OutcomeUnknownError: the manifest refused the commit.
+            Failed segments are in the result's ``errors``.
         """
         self._task.schedule()
         return self._done
@@ -596,7 +596,7 @@ class BackfillJob:
             self._move()
         except StreamPaused as error:
             self._rest(error)
-        except (Fenced, EditRefused) as error:
+        except (FencedError, EditRefusedError) as error:
             self._fail(error)
         except OffloaderError as error:
             self._failures += 1

@@ -23,21 +23,21 @@ from formats.manifest import Failed, Gap, GapFilled, Pause, Resume, SetMethod
 from formats.summary import Layout, SegmentSummary
 from offloader.coverage import GapReason, Range, Run, gap_runs, runs_of, without
 from offloader.errors import (
-    Closed,
-    Corrupt,
-    Fenced,
-    InvalidCall,
-    LimitReached,
-    NotFound,
-    SourceMismatch,
-    Trimmed,
-    Unsupported,
+    ClosedError,
+    CorruptError,
+    FencedError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
+    SourceMismatchError,
+    TrimmedError,
+    UnsupportedError,
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource, listed_source, newest_listed
 from offloader.manifest.ledger_table import fills_in, is_gone, is_settled
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.source_identity import closed_edit
-from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, newest_of
+from offloader.manifest.state import EditRefusedError, ManifestState, StreamPaused, newest_of
 from offloader.read.cold import read_fill
 from offloader.settings import ManifestSettings, ReadSettings
 from offloader.store.base import CREATE, ObjectStore
@@ -99,12 +99,12 @@ def fill_gaps(
         The number of entries, all of them stored when it returns.
 
     Raises:
-        InvalidCall: the batch has other entries.
-        LimitReached: it is too large for one object.
-        SourceMismatch: an entry that is stored already has other bytes.
-        Trimmed: the ledger is deleted from the stream.
-        EditRefused: the stream was deleted, or other writers changed the manifest at every attempt.
-        OutcomeUnknown, StoreUnavailable: nothing, or all of it is recorded: call it again.
+        InvalidCallError: the batch has other entries.
+        LimitReachedError: it is too large for one object.
+        SourceMismatchError: an entry that is stored already has other bytes.
+        TrimmedError: the ledger is deleted from the stream.
+        EditRefusedError: the stream was deleted, or other writers changed the manifest at every attempt.
+        OutcomeUnknownError, StoreUnavailableError: nothing, or all of it is recorded: call it again.
     """
     for attempt in range(1, ATTEMPTS_MAX + 1):
         state = log.load()
@@ -118,7 +118,7 @@ def fill_gaps(
         try:
             log.commit_as_maintainer(edits)
             return len(batch)
-        except EditRefused:
+        except EditRefusedError:
             if attempt == ATTEMPTS_MAX:
                 raise
     raise AssertionError("the last attempt returns or raises")
@@ -130,20 +130,22 @@ def _parts(state: ManifestState, batch: EntryBatch, first: int, last: int) -> It
     where = f"stream {state.stream}, ledger {ledger_id}"
     fact = state.ledgers.get(ledger_id)
     if is_gone(ledger_id, fact, state.head):
-        raise Trimmed(f"{where}: it is deleted from the stream", first_available=state.first_position())
+        raise TrimmedError(f"{where}: it is deleted from the stream", first_available=state.first_position())
     given = runs_of(batch.entry_ids)
     if given and not first <= given[0][0] <= given[-1][1] <= last:
-        raise InvalidCall(f"{where}: received entries {given[0][0]} to {given[-1][1]} for the range {first} to {last}")
+        raise InvalidCallError(
+            f"{where}: received entries {given[0][0]} to {given[-1][1]} for the range {first} to {last}"
+        )
     end = fact.last_entry_id
     if given and end != LAST_UNKNOWN and given[-1][1] > end:
-        raise InvalidCall(f"{where}: received entry {given[-1][1]}, but the ledger ends at {end}")
+        raise InvalidCallError(f"{where}: received entry {given[-1][1]}, but the ledger ends at {end}")
     if others := without(given, gap_runs(state.gaps, ledger_id, first, last)):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{where}: received entry {others[0][0]}, which is in no recorded gap", hint="send only missing entries"
         )
     wanted = missing_runs(state, ledger_id, last, first=first)
     if absent := without(wanted, given):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{where}: entry {absent[0][0]} is missing and wasn't received", hint="send all missing entries"
         )
     for group in _groups(state, ledger_id, wanted):
@@ -179,7 +181,7 @@ def _require_same(log: ManifestLog, state: ManifestState, batch: EntryBatch) -> 
         stored = read_fill(log.store, state.stream, fill)
         _, own, its = np.intersect1d(given.entry_ids, stored.entry_ids, assume_unique=True, return_indices=True)
         if not given.payloads.take(own).equals(stored.payloads.take(its)):
-            raise SourceMismatch(
+            raise SourceMismatchError(
                 f"stream {state.stream}: entries at {fill.first}..{fill.last} have other bytes than those in "
                 f"fill {fill.uuid}",
                 hint="a ledger of another cluster may have this number, or the broker's entry is damaged",
@@ -193,7 +195,7 @@ def _stored(log: ManifestLog, state: ManifestState, batch: EntryBatch, entropy: 
     try:
         body = encode_fill(batch)
     except FormatError as error:
-        raise LimitReached(f"stream {state.stream}: {error}", hint="send fewer entries per call") from error
+        raise LimitReachedError(f"stream {state.stream}: {error}", hint="send fewer entries per call") from error
     checksum = 0
     for view in body.views:
         checksum = crc32c(view, checksum)
@@ -363,9 +365,9 @@ class BackfillService:
 
         Raises:
             StreamPaused: the stream is paused; in ``errors`` when it was paused during the run.
-            Fenced: an active owner has the stream, or another writer took it during the run.
-            Corrupt: the source doesn't return entries it lists.
-            StoreUnavailable, OutcomeUnknown: the manifest can't be read or accepts no commit.
+            FencedError: an active owner has the stream, or another writer took it during the run.
+            CorruptError: the source doesn't return entries it lists.
+            StoreUnavailableError, OutcomeUnknownError: the manifest can't be read or accepts no commit.
         """
         log = self._log(stream)
         source, settings = checked(source, log), self._tools.settings
@@ -438,7 +440,7 @@ class BackfillService:
         look = partial(_start_of_method, ledgers=ledgers, on_gap=self._tools.settings.on_gap, last=last, limits=limits)
         try:
             plan, gaps, blocked = look(state, _promised(state))
-        except Corrupt:
+        except CorruptError:
             on_plan(ledgers_of_method(state, ledgers, given_up=_promised(state), last=last, **limits))
             raise
         on_plan(plan)
@@ -457,7 +459,7 @@ class BackfillService:
             )
             result = self._finished(stream, run)
         result.errors += [
-            Unsupported(
+            UnsupportedError(
                 f"stream {stream}: ledger {info.ledger_id} has a gap, which the ledger method can't express",
                 hint="offload it with the streaming method",
             )
@@ -491,7 +493,7 @@ class BackfillService:
             reason: for display, kept in the record.
 
         Raises:
-            NotFound: no such stream; Fenced: it was deleted.
+            NotFoundError: no such stream; FencedError: it was deleted.
         """
         return self._record_paused(stream, Pause(reason))
 
@@ -503,7 +505,9 @@ class BackfillService:
         log = self._log(stream)
         state = log.load()
         if not state.record_id:
-            raise NotFound(f"stream {stream} has no objects in {self._store.url} yet", hint="start its writer first")
+            raise NotFoundError(
+                f"stream {stream} has no objects in {self._store.url} yet", hint="start its writer first"
+            )
         if state.paused is isinstance(edit, Pause):
             return False
         log.commit_as_maintainer([edit])
@@ -558,9 +562,9 @@ class BackfillService:
             on_progress: called with each new segment.
 
         Raises:
-            Fenced: an active owner has the stream, or another writer opened an epoch during the run.
-            EditRefused: the stream is on hold, or other writers changed it repeatedly.
-            StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
+            FencedError: an active owner has the stream, or another writer opened an epoch during the run.
+            EditRefusedError: the stream is on hold, or other writers changed it repeatedly.
+            StoreUnavailableError, OutcomeUnknownError: the store is unreachable; call again.
         """
         return Compaction(
             self._log(stream),
@@ -661,11 +665,11 @@ class BackfillService:
     def _finished(self, stream: str, run: BackfillJob) -> HistoryResult:
         with self._changed:
             if self._stopped:
-                raise Closed("the offloader was closed")
+                raise ClosedError("the offloader was closed")
             self._under_way.append(run)
         try:
             return self._tools.workers.result_of(run.start())
-        except Fenced:
+        except FencedError:
             recorder_of(self._store).add("fenced_total", stream=stream)
             raise
         finally:

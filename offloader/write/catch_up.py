@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.manifest import Failed, Gap, SetMethod
 from formats.summary import SegmentSummary
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState, StreamPaused
@@ -151,8 +151,8 @@ class CatchUp:
         """Start a run over missing older entries; False if every missing entry is recorded as a gap.
 
         Raises:
-            Corrupt: a gap, and the policy is to block; or the source doesn't return entries it lists.
-            Fenced, StoreUnavailable and other errors of a run.
+            CorruptError: a gap, and the policy is to block; or the source doesn't return entries it lists.
+            FencedError, StoreUnavailableError and other errors of a run.
         """
         self._end_run()
         if self._log.state.method != "streaming":
@@ -221,4 +221,6 @@ class CatchUp:
             if isinstance(error, StreamPaused):
                 raise error
             # An error of the store or the source: the next check finds and names the missing entries.
-            raise StoreUnavailable(f"stream {self._log.stream}: its history can't be offloaded: {error}") from error
+            raise StoreUnavailableError(
+                f"stream {self._log.stream}: its history can't be offloaded: {error}"
+            ) from error

@@ -20,7 +20,7 @@ from formats.segment import LedgerFacts, SegmentRecovery
 from formats.segment_map import SegmentMap
 from formats.summary import Layout, SegmentSummary
 from offloader.coverage import GapReason, KnownEnds, holes, missing
-from offloader.errors import Closed, InvalidCall, NotFound, PreconditionFailed, SourceMismatch
+from offloader.errors import ClosedError, InvalidCallError, NotFoundError, PreconditionFailedError, SourceMismatchError
 from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.catalog import read_entry
@@ -75,7 +75,8 @@ def settle_leftover(
         The edit that records it. ``Failed`` belongs into one record with the segment that takes over the range.
 
     Raises:
-        StoreUnavailable, OutcomeUnknown, AccessDenied: the object's state is unknown. Nothing is decided.
+        StoreUnavailableError, OutcomeUnknownError, AccessDeniedError: the object's state is unknown. Nothing is
+            decided.
     """
     assert segment.epoch != log.epoch, "only an earlier epoch leaves unfinished segments"
     key = data_key(log.stream, segment.uuid, segment.v1_ledger_id)
@@ -110,7 +111,7 @@ def settle_leftover(
 def _is_there(store: ObjectStore, key: str) -> bool:
     try:
         store.head(key)
-    except NotFound:
+    except NotFoundError:
         return False
     return True
 
@@ -129,7 +130,7 @@ def _with_index(log: ManifestLog, segment: SegmentRecord, index: bytes, summary:
     key = upload.index_key
     try:
         log.store.put(key, index, mode=CREATE, metadata=upload.index_metadata, crc32c=summary.index_crc32c)
-    except PreconditionFailed:
+    except PreconditionFailedError:
         existing = log.store.get(key)[0]
         found = SegmentMap.parse(existing, object_name=key, ledger_id=segment.v1_ledger_id)
         wanted = SegmentMap.parse(index, object_name=key, ledger_id=segment.v1_ledger_id)
@@ -253,9 +254,9 @@ def accept_source(
         dry_run: only plan.
 
     Raises:
-        InvalidCall: the source has no identity.
-        NotFound: no such stream.
-        StoreUnavailable, OutcomeUnknown: call it again.
+        InvalidCallError: the source has no identity.
+        NotFoundError: no such stream.
+        StoreUnavailableError, OutcomeUnknownError: call it again.
     """
     identity, state, why = _compared(log, source, create=not dry_run)
     first_ledger = max(first_free_ledger(state), identity.next_ledger())
@@ -312,7 +313,7 @@ def accept_loss(
         take_over: open the epoch although the owner was active recently.
 
     Raises:
-        Fenced: an active owner has assigned segments, and ``take_over`` is off.
+        FencedError: an active owner has assigned segments, and ``take_over`` is off.
         others: as ``accept_source``.
     """
     identity, state, why = _compared(log, source, create=False)
@@ -349,11 +350,11 @@ def _compared(log: ManifestLog, source: LedgerSource, *, create: bool) -> tuple[
         create: create the stream then.
     """
     if (identity := identified(source)) is None:
-        raise InvalidCall(f"stream {log.stream}: this hot tier has no identity, so it can't be accepted")
+        raise InvalidCallError(f"stream {log.stream}: this hot tier has no identity, so it can't be accepted")
     noted = identity.noted_manifests()
     try:
         state = log.load(create=create and bool(noted))
-    except NotFound:
+    except NotFoundError:
         if not (absent := store_mismatch(None, noted)):
             raise
         return identity, ManifestState(stream=log.stream, incarnation=noted[-1][0]), absent
@@ -401,7 +402,7 @@ class Ownership:
         """Load the manifest, creating a missing one, and verify the source against it.
 
         Raises:
-            SourceMismatch: the source isn't the one that the manifest knows.
+            SourceMismatchError: the source isn't the one that the manifest knows.
         """
         self._is_fresh = not self._loaded
         if not self._loaded:
@@ -419,9 +420,9 @@ class Ownership:
         Safe to call again after an error: it continues where it stopped.
 
         Raises:
-            Fenced: an active owner has the stream, and ``take_over`` is off; or the source reports that this writer
-                isn't the active one.
-            SourceMismatch: as ``load``.
+            FencedError: an active owner has the stream, and ``take_over`` is off; or the source reports that this
+                writer isn't the active one.
+            SourceMismatchError: as ``load``.
         """
         if not self._epoch_open:
             # The view just loaded shows the owner's activity as well as another load.
@@ -443,7 +444,7 @@ class Ownership:
     def _require_takeable(self, state: ManifestState) -> None:
         """Also of a view that shows an owner who came while this one was about to take the stream."""
         if self._is_stopped:
-            raise Closed(f"stream {self._log.stream} was stopped")
+            raise ClosedError(f"stream {self._log.stream} was stopped")
         require_takeable(state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self.take_over)
 
     def stop(self) -> None:
@@ -463,7 +464,7 @@ class Ownership:
         dead. The source is queried too (a source that knows its owner refuses an acknowledgement).
 
         Raises:
-            Fenced: the source reports that this writer isn't the active one.
+            FencedError: the source reports that this writer isn't the active one.
         """
         # Measure silence up to the request: the owner may have written while the response was in flight.
         asked_s = self._clock.monotonic_s()
@@ -486,7 +487,7 @@ _log = logging.getLogger("offloader.stream")
 
 
 def _view_of(database: EmbeddedLedgers, stream: str) -> EmbeddedStream | None:
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         return database.view_stream(stream)
     return None
 
@@ -503,8 +504,8 @@ def open_source(
         new_source: accept this database although the manifest knows another one.
 
     Raises:
-        SourceMismatch: the database isn't the one that the manifest knows; appends are refused.
-        StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
+        SourceMismatchError: the database isn't the one that the manifest knows; appends are refused.
+        StoreUnavailableError, OutcomeUnknownError: the store is unreachable; call again.
     """
     is_offloaded = settings.method != "none"
     state: ManifestState | None = None
@@ -512,13 +513,13 @@ def open_source(
         database.require_name(log.stream)
         state = log.load(create=True, source=None if new_source else _view_of(database, log.stream))
     else:
-        with suppress(NotFound):  # it was never offloaded
+        with suppress(NotFoundError):  # it was never offloaded
             state = log.load() if read_entry(log.store, log.stream) is not None else None
     # Without a new epoch, this process's ledgers have to come after those in the manifest.
     above = 0 if is_offloaded or state is None else max(first_free_ledger(state) - 1, 0)
     try:
         source = database.open_stream(log.stream, held=is_offloaded, above=above)
-    except SourceMismatch:
+    except SourceMismatchError:
         if not new_source:
             raise
         database.accept_loss(log.stream)
@@ -529,7 +530,7 @@ def open_source(
         checked(source, log).ledgers()
         if is_offloaded:  # otherwise the epoch is left to a separate offloader beside this process
             log.open_epoch(identified(source), reserve=True)
-    except SourceMismatch:
+    except SourceMismatchError:
         if not new_source:
             raise
         done = accept_source(log, source, settings=settings, clock=clock, reserve=True)

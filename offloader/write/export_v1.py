@@ -18,15 +18,15 @@ from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLe
 from formats.segment_map import SegmentMap
 from formats.summary import Layout, SegmentSummary
 from offloader.errors import (
-    Corrupt,
+    CorruptError,
     ErrorKind,
-    InvalidCall,
-    NotFound,
-    ObjectChanged,
-    ObjectMissing,
+    InvalidCallError,
+    NotFoundError,
+    ObjectChangedError,
+    ObjectMissingError,
     OffloaderError,
-    SourceMismatch,
-    Unsupported,
+    SourceMismatchError,
+    UnsupportedError,
 )
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
@@ -34,7 +34,7 @@ from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs
 from offloader.read.ledger_entries import LedgerEntries
 from offloader.read.ledger_plan import (
     BrokerFacts,
-    LedgerIncomplete,
+    LedgerIncompleteError,
     LedgerStanding,
     ledger_standing,
     require_same_ledger,
@@ -51,7 +51,7 @@ from offloader.write.replacement import (
 from offloader.write.upload import LedgerPiece, upload_of, write_segment
 
 #: Of a ledger's own errors the kind that a run ends with: the first of these that there is.
-_WORST_FIRST = (SourceMismatch, NotFound, Unsupported)
+_WORST_FIRST = (SourceMismatchError, NotFoundError, UnsupportedError)
 #: Ledgers named in an error.
 NAMED_MAX = 10
 
@@ -120,7 +120,7 @@ class LedgerExport:
         on_progress: called with each ledger that was written.
 
     Raises:
-        InvalidCall: ``target`` is a folder of a bucket: Pulsar looks at the bucket's root.
+        InvalidCallError: ``target`` is a folder of a bucket: Pulsar looks at the bucket's root.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class LedgerExport:
     ) -> None:
         url = urlsplit(target.url)
         if url.scheme != "file" and url.path.strip("/"):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{target.url} is a folder of a bucket, but Pulsar's own offloader reads the bucket's root",
                 hint="use the bucket without a folder",
             )
@@ -155,8 +155,8 @@ class LedgerExport:
         for ledger in ledgers:
             try:
                 found.append(self._one(ledger, dry_run=dry_run))
-            except LedgerIncomplete as error:
-                found.append(ExportedLedger(ledger, error=NotFound(error.message, hint=error.hint)))
+            except LedgerIncompleteError as error:
+                found.append(ExportedLedger(ledger, error=NotFoundError(error.message, hint=error.hint)))
             except OffloaderError as error:
                 if error.kind not in (ErrorKind.NOT_FOUND, ErrorKind.DATA_CORRUPTION, ErrorKind.INVALID_REQUEST):
                     raise
@@ -173,7 +173,7 @@ class LedgerExport:
         require_same_ledger(self._state.stream, standing, facts)
         require_whole(self._state.stream, standing)
         if standing.first:
-            raise NotFound(
+            raise NotFoundError(
                 f"its entries before {standing.first} were truncated", hint="truncated entries can't be exported"
             )
         if not dry_run:
@@ -182,13 +182,13 @@ class LedgerExport:
         return ExportedLedger(ledger, standing.payload_bytes, written=True)
 
     def _require_place(self, ledger: RecordedLedger) -> None:
-        """Raises ``Unsupported``: Pulsar's own offloader would look elsewhere."""
+        """Raises ``UnsupportedError``: Pulsar's own offloader would look elsewhere."""
         bucket, here = ledger.driver.get("bucket", ""), self._target.driver_metadata.get("bucket", "")
         if not ledger.driver or urlsplit(self._target.url).scheme == "file":
             return  # it takes the bucket of the broker's settings, or a copy of the folder is put there
         if bucket != here:
             where = f"names bucket {bucket}" if bucket else "names no bucket"
-            raise Unsupported(
+            raise UnsupportedError(
                 f"the broker's record {where}, but these objects would go to {here}",
                 hint="use the recorded bucket; new ledgers use export_bucket of the plugin's settings",
             )
@@ -197,19 +197,19 @@ class LedgerExport:
         """Payload bytes of a ledger whose objects are there; ``None``: they aren't, or not completely.
 
         Raises:
-            ObjectChanged, Corrupt: there are others under its name.
+            ObjectChangedError, CorruptError: there are others under its name.
         """
         try:
             segment_map = self._written.index(ledger.objects(), keep=False)
-        except ObjectMissing:
+        except ObjectMissingError:
             return None  # data without an index is an attempt that ended early
         length = _length_of(segment_map, ledger)
         key = ledger.objects().data_key
         size = None
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             size = self._target.head(key).size_bytes
         if size != segment_map.data_bytes:
-            raise ObjectChanged(
+            raise ObjectChangedError(
                 f"{key} in {self._target.url} has {size if size is not None else 'no'} bytes, but its index requires "
                 f"{segment_map.data_bytes}",
                 hint="delete the index object and run the export again",
@@ -242,7 +242,7 @@ class LedgerExport:
         )
         try:
             if self._digest(ledger) != cold.digest.value():
-                raise Corrupt(
+                raise CorruptError(
                     f"{upload.data_key} in {self._target.url} has other content than ledger {ledger.ledger_id} of "
                     f"{self._state.stream}",
                     hint="run the export again",
@@ -268,15 +268,15 @@ class LedgerExport:
 
 
 def _length_of(segment_map: SegmentMap, ledger: RecordedLedger) -> int:
-    """Payload bytes by an index; raises ``ObjectChanged``: it is of another ledger than the record's."""
+    """Payload bytes by an index; raises ``ObjectChangedError``: it is of another ledger than the record's."""
     [group] = segment_map.ledgers
     try:
         length = BookKeeperLedger.decode(group.metadata).length_bytes
     except FormatError as error:
-        raise Corrupt(f"{segment_map.object_name}: {error}", hint="delete both objects") from error
+        raise CorruptError(f"{segment_map.object_name}: {error}", hint="delete both objects") from error
     there, wanted = (group.last_entry_id + 1, length), (ledger.entries, ledger.length or length)
     if there != wanted:
-        raise ObjectChanged(
+        raise ObjectChangedError(
             f"{segment_map.object_name} exists already, with {there[0]} entries and {there[1]} bytes; the broker's "
             f"record has {wanted[0]} entries and {wanted[1]} bytes",
             hint="check that the record belongs to this topic",

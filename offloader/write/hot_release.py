@@ -11,7 +11,7 @@ from uuid import UUID
 from formats.entries import Position
 from formats.manifest import Edit, Gap, HotReleased
 from offloader.coverage import GapReason, missing
-from offloader.errors import Corrupt, Fenced, NotFound, OffloaderError
+from offloader.errors import CorruptError, FencedError, NotFoundError, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource, ListedSource, noting
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.segment_table import is_at_root
@@ -97,9 +97,9 @@ def release_hot_ledgers(
         with_gaps: whether ledgers with a ``doubtful_gap`` are deleted too; else they are among the errors.
 
     Raises:
-        SourceMismatch: the source, or the store, isn't the one that the other knows; nothing was deleted.
-        StoreUnavailable, OutcomeUnknown, EditRefused: the manifest can't be read or took no record; nothing was
-            deleted.
+        SourceMismatchError: the source, or the store, isn't the one that the other knows; nothing was deleted.
+        StoreUnavailableError, OutcomeUnknownError, EditRefusedError: the manifest can't be read or took no record;
+            nothing was deleted.
     """
     done = ReleasedLedgers()
     source = checked(source, log)
@@ -112,7 +112,7 @@ def release_hot_ledgers(
         ledger_id, gap = next(iter(kept.items()))
         others = f", and {len(kept) - 1} other ledgers with such gaps" if len(kept) > 1 else ""
         done.errors.append(
-            Corrupt(
+            CorruptError(
                 f"ledger {ledger_id} has a gap from {gap.first} up to {gap.last}{others}: {gap.reason}",
                 hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
             )
@@ -196,7 +196,7 @@ class HotRelease:
             return release_hot_ledgers(
                 self._source, self._log, now_ms=now_ms, lag_ms=self._lag_ms, with_gaps=self._with_gaps
             )
-        except NotFound:
+        except NotFoundError:
             return ReleasedLedgers()
 
     def _tick(self) -> None:
@@ -223,7 +223,7 @@ RETRY_S_MAX = 60.0
 
 def acknowledgeable(
     state: ManifestState, ledgers: Sequence[LedgerInfo], *, with_gaps: bool = False
-) -> tuple[Position | None, Corrupt | None]:
+) -> tuple[Position | None, CorruptError | None]:
     """The position up to which a broker may delete its entries, and the reason that prevents more. Pure.
 
     Never after the committed end, nor after an entry that may only be recoverable from the hot tier.
@@ -250,7 +250,7 @@ def acknowledgeable(
     first = min(doubtful, key=lambda gap: gap.first, default=None)
     if first is None:
         return end, None
-    why = Corrupt(
+    why = CorruptError(
         f"no entry from {first.first} on is acknowledged: there is a gap up to {first.last}: {first.reason}",
         hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
     )
@@ -293,12 +293,12 @@ class CommitAck:
         """No acknowledgement begins after this returns."""
         self._next_look.stop()
 
-    def look(self) -> Corrupt | None:
+    def look(self) -> CorruptError | None:
         """Acknowledge all committed entries; returns the reason that prevents more.
 
         Raises:
-            Fenced: another process is the active one.
-            NotFound: nothing was ever offloaded. OffloaderError: retry later; nothing was acknowledged.
+            FencedError: another process is the active one.
+            NotFoundError: nothing was ever offloaded. OffloaderError: retry later; nothing was acknowledged.
         """
         # The manifest first: the newer list then lacks no ledger that this view expects.
         state = self._log.load(source=self._source if self._noted is None else None)
@@ -325,7 +325,7 @@ class CommitAck:
         error: OffloaderError | None = None
         try:
             error = self.look()
-        except (NotFound, Fenced):
+        except (NotFoundError, FencedError):
             pass  # nothing is offloaded yet, or another process acknowledges
         except OffloaderError as cause:
             error = cause

@@ -19,7 +19,7 @@ from formats.manifest import Gap, LedgerClosed
 from formats.segment import LedgerFacts
 from formats.summary import LedgerSpan
 from offloader.coverage import ENTRY_ID_MAX, GapReason, Range, follows, missing, outside
-from offloader.errors import Corrupt
+from offloader.errors import CorruptError
 from offloader.ledgers.base import LedgerInfo, LedgerSource, newest, newest_listed
 from offloader.manifest.state import ManifestState, SegmentRecord
 
@@ -311,7 +311,7 @@ def find_gaps(
         seen: ledgers that had entries once -> the last one, ``None``: not known; they may not be listed any more.
 
     Raises:
-        Corrupt: the source lists entries in a gap: nothing is decided.
+        CorruptError: the source lists entries in a gap: nothing is decided.
     """
     ends = _LedgerEnds(state, ledgers, seen or {})
     reached = state.prefix_end()
@@ -449,7 +449,7 @@ def _require_absent(state: ManifestState, ledgers: Sequence[LedgerInfo], first: 
         begins, ends = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
         may_grow = info.ledger_id == first.ledger_id and not info.closed
         if info.ledger_id not in state.deleted_ledgers and (may_grow or first <= ends >= begins <= end):
-            raise Corrupt(
+            raise CorruptError(
                 f"stream {state.stream}: {first} up to {end} isn't offloaded, and ledger {info.ledger_id} is still "
                 "listed in this range",
                 hint="nothing was committed after the gap: repair the hot tier",
@@ -531,7 +531,7 @@ def gap_before(
         is_next: whether it comes right after ``offered``, as far as ledgers are known.
 
     Raises:
-        Corrupt: the gap isn't proven; the source doesn't return entries it lists.
+        CorruptError: the gap isn't proven; the source doesn't return entries it lists.
     """
     begin, after = read.batch.first, offered
     if offered is None or is_next:
@@ -548,7 +548,7 @@ def gap_before(
     assert after is not None
     gap = proven_gap(after, begin, read.ledgers)
     if gap is None:
-        raise Corrupt(
+        raise CorruptError(
             f"stream {stream}: the hot tier continues at {begin} after {after}, but it still lists entries in between",
             hint="nothing was committed after the gap: repair the hot tier",
         )
@@ -569,11 +569,11 @@ def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | Non
     return list(lost), None
 
 
-def blocked_at(stream: str, gap: Gap) -> Corrupt:
+def blocked_at(stream: str, gap: Gap) -> CorruptError:
     """Error with which a stream stops at a gap that isn't to be recorded."""
     confirm = "let the source confirm them (doctor names the missing permission) and start again"
     remedy = confirm if gap.reason == GapReason.UNCONFIRMED else "restore the hot tier"
-    return Corrupt(
+    return CorruptError(
         f"stream {stream}: entries {gap.first} up to {_end_of(gap)} are missing: {gap.reason}",
         hint=f"nothing was committed after them: {remedy}, or set on_gap = record to continue without them",
     )
@@ -586,7 +586,7 @@ def require_recording(stream: str, gap: Gap, policy: str) -> None:
         policy: the setting ``on_gap``.
 
     Raises:
-        Corrupt: the policy is to block.
+        CorruptError: the policy is to block.
     """
     reason = GapReason.of(gap)
     if policy == "block" and reason.may_block:

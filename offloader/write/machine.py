@@ -11,19 +11,19 @@ from formats.entries import EntryBatch, Position
 from formats.manifest import Failed
 from formats.summary import SegmentSummary
 from offloader.errors import (
-    AccessDenied,
-    BucketMissing,
-    Closed,
-    Corrupt,
-    Fenced,
-    NotFound,
+    AccessDeniedError,
+    BucketMissingError,
+    ClosedError,
+    CorruptError,
+    FencedError,
+    NotFoundError,
     OffloaderError,
-    SourceMismatch,
-    StoreUnavailable,
+    SourceMismatchError,
+    StoreUnavailableError,
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, newest, newest_listed
 from offloader.manifest.log import ManifestLog, checked
-from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
+from offloader.manifest.state import EditRefusedError, ManifestState, StreamPaused
 from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Alarm, Backoff, SerialTask, Timer
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools
@@ -51,7 +51,7 @@ LOOK_FIRST_S = 5.0
 #: Longest poll interval. A poll is three requests.
 LOOK_MAX_S = 60.0
 #: Permanent errors: waiting callers of an offload get them immediately. The stream itself keeps retrying.
-_HOPELESS = (AccessDenied, BucketMissing)
+_HOPELESS = (AccessDeniedError, BucketMissingError)
 #: Longest sleep of a waiting caller between reads of the clock.
 _WAIT_S_MAX = 1.0
 #: Poll interval for entries reported by the source.
@@ -161,9 +161,10 @@ class StreamOffload:
             The committed end, ``None`` when the stream has no entries.
 
         Raises:
-            StoreUnavailable: not committed within ``timeout_s``.
+            StoreUnavailableError: not committed within ``timeout_s``.
             StreamPaused: the stream is paused.
-            Fenced, Closed and other errors that stopped the stream; AccessDenied, BucketMissing: an unusable store.
+            FencedError, ClosedError and other errors that stopped the stream; AccessDeniedError, BucketMissingError: an
+            unusable store.
         """
         wait_s = self._tools.settings.drain_seconds_max if timeout_s is None else timeout_s
         deadline_s = self._tools.clock.monotonic_s() + wait_s
@@ -174,13 +175,13 @@ class StreamOffload:
         with self._shared.changed:
             while self._shared.committed is None or self._shared.committed < target:
                 if self._shared.is_ended:
-                    raise self._shared.error or Closed(f"stream {self.stream} was stopped")
+                    raise self._shared.error or ClosedError(f"stream {self.stream} was stopped")
                 if isinstance(self._shared.error, _HOPELESS):
                     raise self._shared.error
                 if self._shared.rests:
                     raise StreamPaused(self.stream)
                 if (left_s := deadline_s - self._tools.clock.monotonic_s()) <= 0:
-                    raise StoreUnavailable(
+                    raise StoreUnavailableError(
                         f"stream {self.stream}: {target} isn't offloaded after {wait_s:g} s, committed is "
                         f"{self._shared.committed or 'nothing'}"
                         + (f"; last error: {self._shared.error}" if self._shared.error else ""),
@@ -230,7 +231,7 @@ class StreamOffload:
         returns to the process's budget."""
         self.forget()
         self._ownership.stop()
-        self._halt(Closed(f"stream {self._log.stream} was stopped"), Event.STOP)
+        self._halt(ClosedError(f"stream {self._log.stream} was stopped"), Event.STOP)
         self._shared.buffer.leave()
 
     def reopen(self) -> None:
@@ -301,21 +302,21 @@ class StreamOffload:
             for phases, move in self._moves:
                 if self._shared.phase in phases:
                     move()
-        except Fenced as error:
+        except FencedError as error:
             self._lose(error)
         except StreamPaused:
             self._step_task.schedule()  # the view is up to date by now: the next step pauses
-        except (EditRefused, Corrupt, SourceMismatch) as error:
+        except (EditRefusedError, CorruptError, SourceMismatchError) as error:
             # The manifest or the hot tier is damaged or a different one: a retry would read the same bytes.
             self._halt(error, Event.DAMAGED)
-            if isinstance(error, EditRefused):
+            if isinstance(error, EditRefusedError):
                 self._on_refused(self)
         except OffloaderError as error:
             self._retry_later(error)
         except BaseException as error:
             # For any error (memory, disk, a bug): report and retry; a stream never stalls silently.
             _log.exception("stream %s: a step failed", self._log.stream)
-            self._retry_later(StoreUnavailable(f"stream {self._log.stream}: {type(error).__name__}: {error}"))
+            self._retry_later(StoreUnavailableError(f"stream {self._log.stream}: {type(error).__name__}: {error}"))
             if not isinstance(error, Exception):
                 raise
 
@@ -337,7 +338,7 @@ class StreamOffload:
         if self._looking != self._shared.looks_done:
             try:
                 self._log.load()
-            except NotFound:
+            except NotFoundError:
                 return False  # nothing of it was ever offloaded
         return self._log.is_loaded and self._log.state.paused
 
@@ -358,7 +359,7 @@ class StreamOffload:
         if begins:
             _log.info("stream %s is paused", shared.stream)
         for segment in dropped:
-            segment.handle.abandon(Closed("the stream is paused"), abort=True)
+            segment.handle.abandon(ClosedError("the stream is paused"), abort=True)
         shared.buffer.stop_waiting()
 
     def _resume(self) -> None:
@@ -483,8 +484,8 @@ class StreamOffload:
         if segment.assigned:
             self._ownership.given_up.append(Failed(segment.handle.uuid, str(error)))
         for other in segments:
-            other.handle.abandon(Closed("the segment before it failed"), abort=True)
-        raise StoreUnavailable(
+            other.handle.abandon(ClosedError("the segment before it failed"), abort=True)
+        raise StoreUnavailableError(
             f"stream {self._shared.stream}: segment {segment.handle.uuid} failed: {error}"
         ) from error
 
@@ -548,12 +549,14 @@ class StreamOffload:
             elif shared.queue.is_leaving:
                 return held_bytes
         for other in dropped:
-            other.handle.abandon(Closed("its memory is needed elsewhere; its entries will be read again"), abort=True)
+            other.handle.abandon(
+                ClosedError("its memory is needed elsewhere; its entries will be read again"), abort=True
+            )
         if segment is not None and not dropped:
             segment.handle.close()
         return held_bytes
 
-    def _lose(self, error: Fenced) -> None:
+    def _lose(self, error: FencedError) -> None:
         """Fenced: stop without deletions, and poll until the successor is inactive."""
         # Before waking waiters: a caller that learns of the loss may reopen the stream immediately.
         self._ownership.lose()
@@ -585,8 +588,8 @@ class StreamOffload:
             self._shared.error = error
             segments = self._shared.queue.clear(self._shared.queue.offered)
             self._shared.changed.notify_all()
-        if not isinstance(error, Closed):
-            if isinstance(error, Fenced):
+        if not isinstance(error, ClosedError):
+            if isinstance(error, FencedError):
                 self._shared.progress.tell("fenced_total")
             _log.error("stream %s stopped: %s", self._log.stream, error)
         self._catch_up.stop()

@@ -19,12 +19,19 @@ from formats.entries import Position
 from formats.keys import Testimony, data_key, index_key
 from formats.metadata.messages import OffloadContext
 from formats.summary import SegmentSummary
-from offloader.errors import Closed, Fenced, InvalidCall, OffloaderError, SourceMismatch, StoreUnavailable
+from offloader.errors import (
+    ClosedError,
+    FencedError,
+    InvalidCallError,
+    OffloaderError,
+    SourceMismatchError,
+    StoreUnavailableError,
+)
 from offloader.ledgers.base import LedgerSource, Subscription
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import stream_name
 from offloader.manifest.segment_table import AT_ROOT, is_at_root
-from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
+from offloader.manifest.state import EditRefusedError, ManifestState, StreamPaused
 from offloader.monitor import Observation
 from offloader.read.reader import ReadHandle, read_offloaded
 from offloader.runtime.clock import Clock, SystemClock
@@ -71,7 +78,7 @@ class LedgerOffloader:
         writer_url: where this process accepts a request to hand a stream over; recorded with its epochs.
 
     Raises:
-        InvalidCall: ``settings.limits`` aren't those that the store was opened with.
+        InvalidCallError: ``settings.limits`` aren't those that the store was opened with.
     """
 
     def __init__(
@@ -166,7 +173,7 @@ class LedgerOffloader:
             testimony: metadata in the data object about the record that assigned it; called when it is sent.
 
         Raises:
-            InvalidCall: the uuid was used before, or the driver metadata names another place.
+            InvalidCallError: the uuid was used before, or the driver metadata names another place.
         """
         self._require_here(driver_metadata)
         self._claim(uuid)
@@ -257,14 +264,14 @@ class LedgerOffloader:
         The caller has recorded that they are unneeded: no check here.
 
         Raises (in the future):
-            StoreUnavailable: the store kept one of them.
+            StoreUnavailableError: the store kept one of them.
         """
         folder = "" if is_at_root(driver_metadata) else stream_name(stream)
         self._require_here({name: value for name, value in driver_metadata.items() if name not in AT_ROOT})
 
         def delete() -> None:
             if kept := self.store.delete([data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)]):
-                raise StoreUnavailable(f"{kept[0].key} in {self.store.url} couldn't be deleted: {kept[0].reason}")
+                raise StoreUnavailableError(f"{kept[0].key} in {self.store.url} couldn't be deleted: {kept[0].reason}")
 
         return self._later(delete)
 
@@ -401,7 +408,7 @@ class LedgerOffloader:
     def _claim(self, uuid: UUID) -> None:
         with self._lock:
             if uuid in self._names:
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"segment {uuid} exists already", hint="each segment and each attempt has its own uuid"
                 )
             self._names[uuid] = None
@@ -411,7 +418,7 @@ class LedgerOffloader:
     def _require_here(self, driver_metadata: Mapping[str, str]) -> None:
         given, own = dict(driver_metadata), dict(self.store.driver_metadata)
         if given and given != own:
-            raise InvalidCall(f"this offloader's store is {own}, the driver metadata names {given}")
+            raise InvalidCallError(f"this offloader's store is {own}, the driver metadata names {given}")
 
 
 _ledgers_log = logging.getLogger("offloader.ledgers")
@@ -449,7 +456,7 @@ class LedgerTrigger:
         self._wanted: Future[HistoryResult] | None = None
         self._lock = threading.Lock()
         #: Why it stopped by itself: another writer took the stream, or the hot tier isn't the stream's.
-        self.stopped_by: Fenced | SourceMismatch | None = None
+        self.stopped_by: FencedError | SourceMismatchError | None = None
 
     def start(self) -> None:
         """Start polling."""
@@ -478,7 +485,7 @@ class LedgerTrigger:
             timeout_s: limit of the wait, for callers that can't wait for all of a history; the run continues after it.
 
         Raises:
-            Closed: it was stopped during the wait. StoreUnavailable: it isn't done within ``timeout_s``.
+            ClosedError: it was stopped during the wait. StoreUnavailableError: it isn't done within ``timeout_s``.
         """
         if timeout_s is None:
             return self._all_ran()
@@ -488,7 +495,7 @@ class LedgerTrigger:
         wanted.add_done_callback(lambda _: is_done.set())
         self._task.schedule()
         if not self._clock.wait(is_done, timeout_s):
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"the closed ledgers weren't committed within {timeout_s:.3g} s; offloading continues",
                 hint="call again later",
             )
@@ -497,7 +504,7 @@ class LedgerTrigger:
     def _all_ran(self) -> HistoryResult:
         with self._one_run:
             if self._next_look.is_stopped and self.stopped_by is None:
-                raise Closed("the ledger method of this stream was stopped")
+                raise ClosedError("the ledger method of this stream was stopped")
             return self._ran(0, OFF)
 
     def _run_wanted(self) -> None:
@@ -529,7 +536,7 @@ class LedgerTrigger:
                     return
                 for error in self._ran(**limits).errors:
                     self._tell(error)
-        except (Fenced, SourceMismatch) as error:
+        except (FencedError, SourceMismatchError) as error:
             _ledgers_log.warning("%s; the ledger method of this stream ends", error)
             self.stopped_by = error
             self.stop()
@@ -629,13 +636,13 @@ class MethodOffload:
                 return offload.offload(until, timeout_s=timeout_s)
             except StreamPaused:
                 raise
-            except EditRefused:
+            except EditRefusedError:
                 # The manifest differs from this stream's view: restart from the manifest.
                 return self._restarted(offload).offload(until, timeout_s=timeout_s)
         if trigger is None and self.method != "none":
-            raise StoreUnavailable(f"stream {self._stream} is being started", hint="call again")
+            raise StoreUnavailableError(f"stream {self._stream} is being started", hint="call again")
         if trigger is None:
-            raise InvalidCall(f"stream {self._stream} isn't offloaded: its method is none")
+            raise InvalidCallError(f"stream {self._stream} isn't offloaded: its method is none")
         result = trigger.offload()
         if result.errors:
             raise result.errors[0]
@@ -684,7 +691,7 @@ class MethodOffload:
 
     def _restart(self, stopped: StreamOffload) -> None:
         try:
-            with suppress(Closed):
+            with suppress(ClosedError):
                 self._restarted(stopped)
         except Exception as error:  # also of memory, or a bug: no error ends the attempts
             _log.warning("stream %s isn't offloaded: %s", self._stream, error)
@@ -699,7 +706,7 @@ class MethodOffload:
                 _log.warning("stream %s is restarted: the manifest refused its record", self._stream)
                 self._offload = self._offloader.offload_stream(self._source, self._stream, on_refused=self._refused)
             if self._offload is None:
-                raise Closed(f"stream {self._stream} was stopped")
+                raise ClosedError(f"stream {self._stream} was stopped")
             return self._offload
 
 
@@ -707,12 +714,12 @@ def manual_method(state: ManifestState, file: SettingsFile | None) -> str:
     """Offload method from a settings file or else the manifest: ``streaming`` or ``ledger``.
 
     Raises:
-        InvalidCall: it isn't.
+        InvalidCallError: it isn't.
     """
     found = None if file is None else file.values_of(state.stream)["offload.method"]
     method, source = (state.method, "its manifest") if found is None else (str(found.value), found.source)
     if method == "none":
-        raise InvalidCall(
+        raise InvalidCallError(
             f"stream {state.stream} isn't offloaded: its method is none ({source})", hint="set another method first"
         )
     return method

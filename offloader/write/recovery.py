@@ -18,7 +18,7 @@ from formats.entries import Position
 from formats.manifest import Edit, Failed, Recover, Rewrite, Rewritten
 from formats.summary import Layout
 from offloader.coverage import GapReason, without
-from offloader.errors import Corrupt, Unsupported
+from offloader.errors import CorruptError, UnsupportedError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.ledger_table import fills_in
 from offloader.manifest.log import ManifestLog
@@ -78,8 +78,8 @@ def recover_lost(
         commit: of the same log.
 
     Raises:
-        Closed: ``is_stopped`` returned True.
-        StoreUnavailable, OutcomeUnknown, Fenced: call again.
+        ClosedError: ``is_stopped`` returned True.
+        StoreUnavailableError, OutcomeUnknownError, FencedError: call again.
     """
     left = [
         Failed(each.uuid, INTERRUPTED)
@@ -106,7 +106,7 @@ def recover_lost(
         try:
             with working_at(Priority.BACKFILL):
                 summary = write_segment([piece], Layout.V2, upload, settings, is_stopped=is_stopped)
-        except (Corrupt, Unsupported) as error:
+        except (CorruptError, UnsupportedError) as error:
             _log.warning("stream %s: %s up to %s remain a gap: %s", log.stream, part.first, part.last, error)
             commit([Failed(uuid, str(error))])
             continue

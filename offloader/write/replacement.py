@@ -40,11 +40,11 @@ from formats.manifest import Edit, Failed, Replace, Rewrite, Rewritten
 from formats.metadata.messages import PulsarLedger
 from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.coverage import Run, joined
-from offloader.errors import Corrupt, ErrorKind, OffloaderError
+from offloader.errors import CorruptError, ErrorKind, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, newest_of, require_takeable
+from offloader.manifest.state import EditRefusedError, ManifestState, SegmentRecord, newest_of, require_takeable
 from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
 from offloader.read.fetch import ReaderThreads as Parallel
@@ -112,7 +112,7 @@ def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, 
     """Facts about a ledger from the manifest and the index of its last segment.
 
     Raises:
-        Corrupt, ObjectMissing, ObjectChanged: the index is damaged.
+        CorruptError, ObjectMissingError, ObjectChangedError: the index is damaged.
     """
     objects = objects_of(state.stream, segment, fetcher.store, fetcher.settings.relocate)
     segment_map = fetcher.index(objects)
@@ -122,7 +122,7 @@ def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, 
         try:
             known = PulsarLedger.decode(metadata)
         except FormatError as error:
-            raise Corrupt(f"{objects.index_key}: {error}") from error
+            raise CorruptError(f"{objects.index_key}: {error}") from error
     last = state.closed_ledgers.get(ledger_id)
     return LedgerInfo(
         ledger_id=ledger_id,
@@ -193,12 +193,12 @@ class SegmentReplacement:
             beside_owner: also if the owner was active recently.
 
         Raises:
-            EditRefused: the stream is on hold.
-            Fenced: an active owner has the stream.
+            EditRefusedError: the stream is on hold.
+            FencedError: an active owner has the stream.
         """
         state, tools = self._log.state, self._tools
         if state.held:
-            raise EditRefused(
+            raise EditRefusedError(
                 f"stream {self._log.stream} is on hold: none of its segments are replaced", hint="lift the hold first"
             )
         now_ms, after_s = tools.clock.now_ms(), tools.settings.takeover_after_seconds
@@ -224,8 +224,8 @@ class SegmentReplacement:
             on_changed: called when another writer changed the stream: plan again.
 
         Raises:
-            EditRefused: other writers changed the stream repeatedly.
-            Fenced, StoreUnavailable, OutcomeUnknown, Closed: the run ends; the next one continues.
+            EditRefusedError: other writers changed the stream repeatedly.
+            FencedError, StoreUnavailableError, OutcomeUnknownError, ClosedError: the run ends; the next one continues.
         """
         replans = 0
         while (group := next_group(self._log.state)) is not None:
@@ -233,7 +233,7 @@ class SegmentReplacement:
             uuids = [uuid for uuid, _ in named]
             try:
                 by = self._replace(group, named)
-            except EditRefused:
+            except EditRefusedError:
                 # Retention retired a segment, or another record was written in the meantime.
                 replans += 1
                 if replans > REPLANS_MAX:
@@ -279,7 +279,7 @@ class SegmentReplacement:
         found = list(parallel.in_order(partial(self._digests, after, planned) for _, planned in named))
         for (uuid, planned), (_, expected), digests in zip(named, sent, found, strict=True):
             if digests != expected:
-                raise Corrupt(
+                raise CorruptError(
                     f"stream {log.stream}: segment {uuid} has other content than {planned.begin}..{planned.end}",
                     hint="nothing was replaced",
                 )

@@ -17,7 +17,7 @@ from formats.extension import Codec
 from formats.segment import FinishedSegment, LedgerFacts, Part, SegmentBuilder
 from formats.summary import Layout, SegmentSummary
 from offloader.coverage import KnownEnds, follows
-from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
+from offloader.errors import ClosedError, InvalidCallError, LimitReachedError, OffloaderError
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings
 from offloader.write.quota import StreamQuota, part_bytes_for
@@ -89,18 +89,20 @@ class PendingEntries:
         """Check whether entries from ``first`` on, none larger than ``payload_bytes_max``, are acceptable.
 
         Raises:
-            InvalidCall: ``first`` doesn't follow the last accepted entry.
-            LimitReached: an entry above a limit; names the setting.
+            InvalidCallError: ``first`` doesn't follow the last accepted entry.
+            LimitReachedError: an entry above a limit; names the setting.
         """
         for setting, limit_bytes in self._limits.items():
             if payload_bytes_max > limit_bytes:
-                raise LimitReached(
+                raise LimitReachedError(
                     f"segment {self._segment}: an entry of {payload_bytes_max} bytes at {first} or later is above "
                     f"the limit of {limit_bytes} set by {setting}"
                 )
         before = self.last or self._after
         if before is not None and not follows(before, first, self._closed_ledgers):
-            raise InvalidCall(f"segment {self._segment}: {first} doesn't follow {before}", hint="nothing was accepted")
+            raise InvalidCallError(
+                f"segment {self._segment}: {first} doesn't follow {before}", hint="nothing was accepted"
+            )
 
     def add_entry(self, entry: Entry, wire_bytes: int) -> None:
         """Accept one entry and take ownership of its payload."""
@@ -302,9 +304,9 @@ class OffloadHandle:
         """Take a copy of one entry, or return False when the buffer is full.
 
         Raises:
-            Closed: the handle was closed, or its upload failed.
-            InvalidCall: the entry doesn't follow the last one; the segment is unchanged.
-            LimitReached: the entry is larger than ``entry_bytes_max``.
+            ClosedError: the handle was closed, or its upload failed.
+            InvalidCallError: the entry doesn't follow the last one; the segment is unchanged.
+            LimitReachedError: the entry is larger than ``entry_bytes_max``.
         """
         ledger_id, entry_id, payload, _ = entry
         size_bytes = len(payload) + ENTRY_HEADER_BYTES
@@ -351,7 +353,9 @@ class OffloadHandle:
         if len(batch) == 0:
             return 0
         if int(batch.entry_ids[-1] - batch.entry_ids[0]) != len(batch) - 1:
-            raise InvalidCall(f"a batch of ledger {batch.ledger_id} has gaps between {batch.first} and {batch.last}")
+            raise InvalidCallError(
+                f"a batch of ledger {batch.ledger_id} has gaps between {batch.first} and {batch.last}"
+            )
         if len(batch) == 1:
             # Treat a batch of one as an entry, which waits for others: a batch costs more than its content, here and in
             # the encoder.
@@ -402,9 +406,9 @@ class OffloadHandle:
 
     def _require_takes(self, first: Position, size_max: int) -> None:
         if not self._open:
-            raise Closed(f"segment {self.uuid} is closed: {first} was offered")
+            raise ClosedError(f"segment {self.uuid} is closed: {first} was offered")
         if self._failure is not None:
-            raise Closed(f"segment {self.uuid} failed: {self._failure}") from self._failure
+            raise ClosedError(f"segment {self.uuid} failed: {self._failure}") from self._failure
         self._intake.check(first, size_max)
 
     def _held(self) -> int:

@@ -13,7 +13,7 @@ from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, EntryBatch, Pos
 from formats.manifest import Assign, Edit, Failed, Gap, Offloaded, Recover, Replace
 from formats.summary import Layout, SegmentSummary
 from offloader.coverage import KnownEnds, follows
-from offloader.errors import Closed, OffloaderError, OutcomeUnknown
+from offloader.errors import ClosedError, OffloaderError, OutcomeUnknownError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import SegmentSums
@@ -95,7 +95,7 @@ class SegmentQueue:
             fit = entries_that_fit(rest, segment.handle.wire_bytes, self._settings)
             try:
                 count = segment.handle.offer_batch(rest.slice(0, fit) if fit < len(rest) else rest, own=True)
-            except Closed:
+            except ClosedError:
                 continue  # it grew too old, or failed, since the line above: the next segment takes these
             finally:
                 # Opened for an entry that didn't fit, or couldn't be taken: it is never assigned or sent. A segment
@@ -337,8 +337,8 @@ class Commits:
         """Commit ``edits``, then call ``then`` with the new view.
 
         Raises:
-            OutcomeUnknown: call ``finish`` until it returns; nothing else may be committed before.
-            Fenced, EditRefused, StoreUnavailable: nothing was committed, and the edits are dropped.
+            OutcomeUnknownError: call ``finish`` until it returns; nothing else may be committed before.
+            FencedError, EditRefusedError, StoreUnavailableError: nothing was committed, and the edits are dropped.
         """
         assert self._pending is None, "an earlier commit is unfinished"
         self._pending = (edits, then)
@@ -352,7 +352,7 @@ class Commits:
         try:
             state = self._log.commit(edits)
         except OffloaderError as error:
-            if not isinstance(error, OutcomeUnknown):
+            if not isinstance(error, OutcomeUnknownError):
                 self._pending = None
             raise
         self._pending = None
@@ -417,7 +417,7 @@ class StreamStatus:
     @property
     def was_closed(self) -> bool:
         """Whether it stopped on request."""
-        return self.mode is Mode.STOPPED and self.error_kind == Closed.__name__
+        return self.mode is Mode.STOPPED and self.error_kind == ClosedError.__name__
 
 
 @dataclass(slots=True)

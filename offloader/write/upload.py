@@ -22,16 +22,16 @@ from formats.keys import Testimony, data_key, index_key, object_metadata
 from formats.segment import Part, SegmentBuilder
 from formats.summary import Layout, SegmentSummary
 from offloader.errors import (
-    Closed,
-    Corrupt,
-    InvalidCall,
-    NotFound,
-    ObjectChanged,
-    ObjectMissing,
+    ClosedError,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    ObjectChangedError,
+    ObjectMissingError,
     OffloaderError,
-    OutcomeUnknown,
-    PreconditionFailed,
-    Unsupported,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    UnsupportedError,
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.parallel_map import both
@@ -92,11 +92,11 @@ class SegmentUpload:
         """Send a data object that is one part as a single PUT.
 
         Raises:
-            OutcomeUnknown: the store neither confirms nor shows the object.
+            OutcomeUnknownError: the store neither confirms nor shows the object.
         """
         try:
             self.store.put(self.data_key, part.body, mode=OVERWRITE, metadata=self._told(), crc32c=part.crc32c)
-        except OutcomeUnknown:
+        except OutcomeUnknownError:
             info = self._look()
             if info is None or info.size_bytes != part.size_bytes:
                 raise
@@ -105,7 +105,7 @@ class SegmentUpload:
         """Complete the upload of the parts sent.
 
         Raises:
-            OutcomeUnknown: the store neither confirms nor shows the object.
+            OutcomeUnknownError: the store neither confirms nor shows the object.
         """
         with self._lock:
             upload_id, parts = self._upload_id, [self._parts[number] for number in sorted(self._parts)]
@@ -113,7 +113,7 @@ class SegmentUpload:
         for attempt in range(COMPLETE_ATTEMPTS_MAX):
             try:
                 self._completed = self.store.complete_upload(self.data_key, upload_id, parts)
-            except OutcomeUnknown:
+            except OutcomeUnknownError:
                 # Without this check, a repeated completion would find no upload and look like a failure.
                 self._completed = self._look()
                 if self._completed is None and attempt == COMPLETE_ATTEMPTS_MAX - 1:
@@ -126,13 +126,13 @@ class SegmentUpload:
         lacks it.
 
         Raises:
-            Corrupt: its length differs from the bytes sent, or it doesn't exist.
-            OutcomeUnknown: the store is unreachable.
+            CorruptError: its length differs from the bytes sent, or it doesn't exist.
+            OutcomeUnknownError: the store is unreachable.
         """
         info = self._completed or self._look()
         if info is None or info.size_bytes != data_bytes:
             found = "nothing" if info is None else f"{info.size_bytes} bytes"
-            raise Corrupt(
+            raise CorruptError(
                 f"{self.data_key} in {self.store.url}: {data_bytes} bytes were sent, but the store has {found}"
             )
         return info
@@ -141,14 +141,14 @@ class SegmentUpload:
         """Create the index object.
 
         Raises:
-            Corrupt: another index exists.
+            CorruptError: another index exists.
         """
         try:
             self.store.put(self.index_key, index, mode=CREATE, metadata=self.index_metadata, crc32c=crc32c(index))
-        except PreconditionFailed as error:
+        except PreconditionFailedError as error:
             existing, _ = self.store.get(self.index_key)
             if existing != index:
-                raise Corrupt(
+                raise CorruptError(
                     f"{self.index_key} in {self.store.url} exists, but isn't the index of this data"
                 ) from error
 
@@ -163,7 +163,7 @@ class SegmentUpload:
     def _begin(self) -> str:
         with self._lock:
             if self._aborted:
-                raise Closed(f"the upload of {self.data_key} was aborted")
+                raise ClosedError(f"the upload of {self.data_key} was aborted")
             if self._upload_id is None:
                 self._began = True
                 self._upload_id = self.store.begin_upload(self.data_key, metadata=self._told())
@@ -174,15 +174,15 @@ class SegmentUpload:
         return {**self.data_metadata, **({} if testimony is None else testimony.as_metadata())}
 
     def _look(self) -> ObjectInfo | None:
-        """The data object, after all of it was sent; ``OutcomeUnknown``: it is unknown whether it exists."""
+        """The data object, after all of it was sent; ``OutcomeUnknownError``: it is unknown whether it exists."""
         for left in reversed(range(LOOKS_MAX)):
             try:
                 return self.store.head(self.data_key)
-            except NotFound:
+            except NotFoundError:
                 return None
             except OffloaderError as error:
                 if not left or not error.retryable:
-                    raise OutcomeUnknown(
+                    raise OutcomeUnknownError(
                         f"{self.data_key} was sent to {self.store.url}, but its state is unknown: {error.message}",
                         hint="check whether the object exists before repeating the upload",
                     ) from error
@@ -307,8 +307,8 @@ def verify_objects(
         at_root: whether they are where Pulsar puts them, see ``SegmentRecord.object_keys``.
 
     Raises:
-        ObjectMissing: one of them doesn't exist.
-        ObjectChanged: one of them has another length.
+        ObjectMissingError: one of them doesn't exist.
+        ObjectChangedError: one of them has another length.
     """
     ledger_id = summary.begin.ledger_id if summary.layout is Layout.V1 else None
     folder = "" if at_root else stream
@@ -317,10 +317,10 @@ def verify_objects(
     def check(key: str, size_bytes: int) -> None:
         try:
             found = store.head(key).size_bytes
-        except NotFound as cause:
-            raise ObjectMissing(f"{key} of segment {uuid} of {stream} isn't in {store.url}") from cause
+        except NotFoundError as cause:
+            raise ObjectMissingError(f"{key} of segment {uuid} of {stream} isn't in {store.url}") from cause
         if found != size_bytes:
-            raise ObjectChanged(f"{key} in {store.url} has {found} bytes, but {size_bytes} were recorded")
+            raise ObjectChangedError(f"{key} in {store.url} has {found} bytes, but {size_bytes} were recorded")
 
     both(
         partial(check, keys[0], summary.data_bytes),
@@ -375,14 +375,14 @@ def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: Offloa
     counted.
 
     Raises:
-        InvalidCall: the ledger is open or empty; ``Unsupported``: it has a gap.
-        Corrupt: the source returned fewer, more or other entries than the ledger has; the store keeps at most the
+        InvalidCallError: the ledger is open or empty; ``UnsupportedError``: it has a gap.
+        CorruptError: the source returned fewer, more or other entries than the ledger has; the store keeps at most the
             remains of an aborted upload.
     """
     info = ledger.info
     if not info.closed or info.entries == 0:
         state = "open" if not info.closed else "empty"
-        raise InvalidCall(f"ledger {info.ledger_id} is {state} and can't be offloaded", hint="close it first")
+        raise InvalidCallError(f"ledger {info.ledger_id} is {state} and can't be offloaded", hint="close it first")
     return write_segment([LedgerPiece(ledger, 0, info.last_entry_id)], Layout.V1, upload, settings)
 
 
@@ -408,9 +408,9 @@ def write_segment(
         memory: as for ``SegmentBuilder``.
 
     Raises:
-        Unsupported: a ledger has a gap.
-        Corrupt: the source returned other entries than the pieces.
-        Closed: ``is_stopped`` returned True.
+        UnsupportedError: a ledger has a gap.
+        CorruptError: the source returned other entries than the pieces.
+        ClosedError: ``is_stopped`` returned True.
     """
     builder = SegmentBuilder(
         layout=layout,
@@ -425,7 +425,7 @@ def write_segment(
         for piece in pieces:
             for batch in _batches(piece):
                 if is_stopped():
-                    raise Closed(f"the upload of {upload.data_key} was stopped")
+                    raise ClosedError(f"the upload of {upload.data_key} was stopped")
                 for part in builder.append(batch):
                     multipart = True
                     ahead.send(part)
@@ -462,7 +462,7 @@ def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
         beyond = batch is not None and info.closed and batch.last.entry_id >= info.entries
         if batch is None or beyond or batch.first.entry_id < expected:
             found = "nothing" if batch is None else f"{batch.first}..{batch.last}"
-            raise Corrupt(
+            raise CorruptError(
                 f"ledger {info.ledger_id} has {info.entries} entries, but at {expected} the source returns {found}"
             )
         _require_no_gap(batch, expected)
@@ -476,7 +476,7 @@ def _require_no_gap(batch: EntryBatch, expected: int) -> None:
     if missing is None and batch.last.entry_id - batch.first.entry_id != len(batch) - 1:
         missing = int(batch.entry_ids[np.flatnonzero(np.diff(batch.entry_ids) != 1)[0]]) + 1
     if missing is not None:
-        raise Unsupported(
+        raise UnsupportedError(
             f"ledger {batch.ledger_id} has a gap at entry {missing} and can't be offloaded as a whole",
             hint="only the streaming method records gaps",
         )
@@ -487,7 +487,7 @@ def _require_whole(pieces: Sequence[LedgerPiece], summary: SegmentSummary) -> No
     end = Position(pieces[-1].ledger.info.ledger_id, pieces[-1].last_entry_id)
     entries = sum(piece.last_entry_id - piece.first_entry_id + 1 for piece in pieces)
     if (summary.begin, summary.end, summary.entries) != (begin, end, entries):
-        raise Corrupt(
+        raise CorruptError(
             f"{summary.begin}..{summary.end} ({summary.entries} entries) was uploaded, {begin}..{end} "
             f"({entries}) was requested"
         )

@@ -14,7 +14,7 @@ import pytest
 from offloader.cli.doctor import WIDTH_MAX, report_lines
 from offloader.cli.main import main
 from offloader.doctor import Finding, Outcome, check_store, fine, run_checks, store_answers
-from offloader.errors import AccessDenied, ErrorKind, StoreUnavailable, Unsupported
+from offloader.errors import AccessDeniedError, ErrorKind, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import ManifestLog
@@ -77,7 +77,7 @@ def test_a_store_with_which_all_is_well(s3_place: S3Place) -> None:
 )
 def test_denied_request_is_reported_with_the_missing_permission(verb: str, check: str, permission: str) -> None:
     store = memory()
-    store.set_faults([Fault(call=1, calls=1, verb=verb, error=AccessDenied)])
+    store.set_faults([Fault(call=1, calls=1, verb=verb, error=AccessDeniedError)])
     finding = found(store)[check]
     assert (finding.outcome, finding.kind, finding.hint) == (Outcome.PROBLEM, ErrorKind.DENIED, f"allow {permission}")
 
@@ -116,7 +116,7 @@ class Overwriting(FaultyStore):
 def test_broken_store_promise_is_a_problem_unless_there_is_one_writer() -> None:
     broken = Overwriting(MemoryStore(f"doctor-{next(_names)}", "", SystemClock()))
     finding = found(broken)["store conditional puts"]
-    assert (finding.outcome, finding.kind) == (Outcome.PROBLEM, Unsupported.kind)
+    assert (finding.outcome, finding.kind) == (Outcome.PROBLEM, UnsupportedError.kind)
     finding = found(broken, single_writer=True)["store conditional puts"]
     assert finding.outcome is Outcome.WARNING
 
@@ -134,7 +134,7 @@ def test_clocks_that_differ_are_a_problem() -> None:
 def test_failing_check_does_not_block_other_checks() -> None:
     def failing(hint: str) -> Iterator[Finding]:
         yield from ()
-        raise StoreUnavailable("no answer", hint=hint)
+        raise StoreUnavailableError("no answer", hint=hint)
 
     checks = {"broker": failing("is it running?"), "store": failing(""), "disk": [fine("disk", "large")]}
     assert [(each.check, each.outcome, each.hint) for each in run_checks(checks.items())] == [

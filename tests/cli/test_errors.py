@@ -61,7 +61,7 @@ def test_error_is_one_line_and_a_hint_with_exit_code_of_its_kind(kind: type[Offl
 
 def test_an_error_without_hint_prints_none() -> None:
     stream = io.StringIO()
-    report(offloader.errors.NotFound("no stream a/b"), stream)
+    report(offloader.errors.NotFoundError("no stream a/b"), stream)
     assert stream.getvalue() == "offloader: no stream a/b\n"
 
 
@@ -81,7 +81,7 @@ def test_exit_codes_are_distinct_and_stay_clear_of_the_shells() -> None:
 
 @pytest.mark.process
 def test_a_failing_verb_prints_two_lines_and_nothing_on_standard_output() -> None:
-    done = run("fail", "ObjectMissing", "--hint", "offloader verify a/b")
+    done = run("fail", "ObjectMissingError", "--hint", "offloader verify a/b")
     assert (done.returncode, done.stdout) == (6, "")
     assert done.stderr == "offloader: stream a/b: segment 7 is gone\nhint: offloader verify a/b\n"
 

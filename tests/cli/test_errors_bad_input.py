@@ -21,13 +21,13 @@ from formats.entries import Entry, EntryBatch, Position
 from formats.keys import boundary_key, catalog_key, record_key
 from offloader.cli.main import main
 from offloader.errors import (
-    Closed,
-    Corrupt,
+    ClosedError,
+    CorruptError,
     ErrorKind,
-    Fenced,
-    InvalidCall,
-    LimitReached,
-    Unsupported,
+    FencedError,
+    InvalidCallError,
+    LimitReachedError,
+    UnsupportedError,
 )
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.library import Store
@@ -146,7 +146,9 @@ def test_wrong_offer_is_refused_and_leaves_the_segment_unchanged(
     place: Place, handle: OffloadHandle, wrong: str
 ) -> None:
     before = place.objects()
-    with pytest.raises(LimitReached if "limit" in wrong else InvalidCall, match=r"entry_size_max|doesn't follow"):
+    with pytest.raises(
+        LimitReachedError if "limit" in wrong else InvalidCallError, match=r"entry_size_max|doesn't follow"
+    ):
         OFFERS[wrong](handle)
     assert handle.last_offered() == Position(7, 2)
     assert place.objects() == before
@@ -169,7 +171,7 @@ STORE_TAKERS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("name", STORE_TAKERS)
 @pytest.mark.parametrize("store", ["s3://key:secret@bucket/root", Path("/data/store")], ids=["URL", "path"])
 def test_url_in_place_of_a_store_is_refused_with_the_call_that_opens_it(name: str, store: object) -> None:
-    with pytest.raises(InvalidCall, match="not an open store") as refused:
+    with pytest.raises(InvalidCallError, match="not an open store") as refused:
         STORE_TAKERS[name](store)
     assert "offloader.open_store(" in str(refused.value)
     assert "secret" not in str(refused.value)
@@ -177,14 +179,14 @@ def test_url_in_place_of_a_store_is_refused_with_the_call_that_opens_it(name: st
 
 def test_closed_handle_and_reader_refuse_calls(place: Place, handle: OffloadHandle) -> None:
     handle.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         handle.offer_entry(Entry(7, 3, b"3"))
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         handle.offer_batch(_batch(7, 3, 2))
     assert not handle.can_offer(1)
     reader = open_reader(place.store, STREAM)
     reader.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         reader.read(Position(1, 0), Position(1, 0))
 
 
@@ -193,7 +195,7 @@ def test_an_entry_above_the_limit_is_not_appended_nor_is_any_of_its_batch(place:
     hot = place.hot()
     small = Settings.of({"offload": {"entry_bytes_max": 1000}})
     with open_managed_ledger(STREAM, ledgers=place.ledgers, store=place.store, settings=small) as topic:
-        with pytest.raises(LimitReached, match="entry_size_max") as refused:
+        with pytest.raises(LimitReachedError, match="entry_size_max") as refused:
             topic.append_batch([b"fine", bytes(1001)])
         assert refused.value.hint == "nothing of the batch was appended"
         assert topic.append(b"the next").entry_id == 0
@@ -211,10 +213,10 @@ def test_second_writer_fences_the_first(place: Place, command: Command) -> None:
     first.append(b"waiting")
     committed = stored_entries(place.store, STREAM)
     code, error = command.refused("stream", "offload", STREAM)
-    assert (code, error["error"]) == (ErrorKind.FENCED.value, "Fenced")
+    assert (code, error["error"]) == (ErrorKind.FENCED.value, "FencedError")
     assert stored_entries(place.store, STREAM) == committed
     with place.open() as second:
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             first.append(b"too late")
         second.append(b"two")
         second.offload(timeout_s=WAIT_S)
@@ -261,14 +263,14 @@ def test_every_wrong_setting_is_reported_with_file_and_key_before_any_work(place
         ["stream", "compact", STREAM, "--beside-owner"],
     ):
         code, error = command.refused(*arguments, "--config", str(config))
-        assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "InvalidCall")
+        assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "InvalidCallError")
         assert error["message"].startswith(f"{config}: ")
         problems = error["message"].removeprefix(f"{config}: ").split("; ")
         assert len(problems) == len(BAD_KEYS)
         assert all(problem.startswith(key) for problem, key in zip(problems, BAD_KEYS, strict=True))
-    with pytest.raises(InvalidCall, match="blok_bytes"):
+    with pytest.raises(InvalidCallError, match="blok_bytes"):
         open_managed_ledger(STREAM, ledgers=place.ledgers, store=place.store, settings=config)
-    with pytest.raises(InvalidCall, match=r"offload\.x: no such setting; y: no such section"):
+    with pytest.raises(InvalidCallError, match=r"offload\.x: no such setting; y: no such section"):
         Settings.of({"offload": {"x": 1}, "y": {}})
     assert (place.objects(), place.hot()) == (before, hot)
 
@@ -320,9 +322,9 @@ def _requires_repair(place: Place, command: Command, named: str) -> None:
         damage = 1 + sum(row["damage"] for row in others)
         assert (totals["ok"], totals["damage"], totals["notes"]) == (False, damage, 1 + len(others) - damage)
         assert {row["problem"] for row in others} <= {"manifest", "lost records", "orphan"}, "every object is there"
-    with pytest.raises(Corrupt, match=named):
+    with pytest.raises(CorruptError, match=named):
         open_reader(place.store, STREAM)
-    with pytest.raises(Corrupt, match=named):
+    with pytest.raises(CorruptError, match=named):
         place.open()
     assert place.objects() == before
     assert place.hot() == hot
@@ -359,12 +361,12 @@ def test_a_store_without_conditional_creates_is_not_written_to(
 
     def require_refused(*arguments: str) -> None:
         code, error = command.refused(*arguments, *where)
-        assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "Unsupported")
+        assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "UnsupportedError")
         assert "can't be written safely" in error["message"]
         assert "single_writer" in error["hint"]
 
     require_refused("stream", "offload", STREAM)
-    with pytest.raises(Unsupported, match="can't be written safely"):
+    with pytest.raises(UnsupportedError, match="can't be written safely"):
         open_managed_ledger(STREAM, ledgers=place.ledgers, store=store)
     assert all_keys(store) == []
     assert place.hot() == hot

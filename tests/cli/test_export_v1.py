@@ -19,7 +19,7 @@ from formats.manifest import Gap, LedgersDeleted
 from formats.metadata.messages import OffloadContext, PulsarLedger
 from formats.summary import Layout, SegmentSummary
 from offloader.coverage import GapReason
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import read_offloaded
 from offloader.store.base import ObjectStore
@@ -173,11 +173,11 @@ def test_what_could_not_be_read_back_is_not_there_for_the_next_run(
     export: Export, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(*_: object) -> bytes:
-        raise StoreUnavailable("the bucket doesn't answer")
+        raise StoreUnavailableError("the bucket doesn't answer")
 
     with monkeypatch.context() as patched:
         patched.setattr(export_v1.LedgerExport, "_digest", unreadable)
-        assert export([export.recorded(3)]).code == StoreUnavailable.kind.value
+        assert export([export.recorded(3)]).code == StoreUnavailableError.kind.value
     assert [row["state"] for row in export([export.recorded(3)], "--json").rows] == ["written"]
 
 

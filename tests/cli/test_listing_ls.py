@@ -114,7 +114,7 @@ def test_damaged_manifest_is_one_error_row_and_exit_code_6(
     done = offloader("ls", "--store", store.url, "--json")
     assert done.code == 6
     assert [row["stream"].split()[0] for row in done.rows] == ["alpha", "beta", "gamma"]
-    assert done.rows[0]["error"] == "Corrupt"
+    assert done.rows[0]["error"] == "CorruptError"
     assert "record 2" in done.rows[0]["stream"]
 
 

@@ -42,5 +42,5 @@ def test_stream_without_a_catalogue_entry_is_named(command: str, url: str, offlo
 def test_limit_and_prefix_of_ls_count_it(url: str, offloader: Offloader) -> None:
     assert [row["stream"] for row in offloader("ls", "--store", url, "--limit", "1", "--json").rows] == ["kept"]
     only = offloader("ls", "--prefix", "lo", "--store", url, "--json")
-    assert [row["error"] for row in only.rows] == ["Corrupt"]
+    assert [row["error"] for row in only.rows] == ["CorruptError"]
     assert offloader("ls", "kept", "--store", url).code == 0

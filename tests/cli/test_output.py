@@ -17,7 +17,7 @@ from formats.entries import Position
 from offloader.cli import all_columns
 from offloader.cli.options import open_chosen_store, position_of
 from offloader.cli.output import TABLE_ROWS_MAX, WIDTH, Column, bytes_text, json_line, print_rows, program_name
-from offloader.errors import InvalidCall, OffloaderError
+from offloader.errors import InvalidCallError, OffloaderError
 
 COLUMNS = [Column("first", "FIRST"), Column("size_bytes", "SIZE", bytes_text, right=True), Column("n", "N", right=True)]
 ROWS = [
@@ -107,7 +107,7 @@ def test_program_name_is_the_command_to_type(tmp_path: Path, monkeypatch: pytest
 
 
 def test_without_a_store_the_option_and_the_variable_are_named() -> None:
-    with pytest.raises(InvalidCall, match="no store was given") as caught:
+    with pytest.raises(InvalidCallError, match="no store was given") as caught:
         open_chosen_store("")
     assert "--store" in caught.value.hint
     assert "OFFLOADER_STORE" in caught.value.hint
@@ -131,7 +131,7 @@ def test_a_store_is_opened_for_reading_unless_asked_otherwise(tmp_path: Path) ->
 def test_a_position_is_parsed_or_refused_with_the_options_name() -> None:
     assert position_of("7:12", option="--from") == Position(7, 12)
     for text in ("7", "7:", "a:b", "7:12:1", "", os.linesep):
-        with pytest.raises(InvalidCall, match="--from: a position is written LEDGER:ENTRY"):
+        with pytest.raises(InvalidCallError, match="--from: a position is written LEDGER:ENTRY"):
             position_of(text, option="--from")
 
 

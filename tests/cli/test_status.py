@@ -24,7 +24,7 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Assign
 from offloader.cli.status import watch
-from offloader.errors import Corrupt, StoreUnavailable
+from offloader.errors import CorruptError, StoreUnavailableError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.settings import Settings
@@ -271,7 +271,7 @@ def test_watch_refreshes_after_each_interval_until_stopped() -> None:
 
 
 def test_watching_survives_an_unreachable_store(capsys: pytest.CaptureFixture[str]) -> None:
-    stop, answers = threading.Event(), [StoreUnavailable("the store is away"), None]
+    stop, answers = threading.Event(), [StoreUnavailableError("the store is away"), None]
 
     def show() -> None:
         answer = answers.pop(0)
@@ -285,9 +285,9 @@ def test_watching_survives_an_unreachable_store(capsys: pytest.CaptureFixture[st
 
 def test_watching_ends_with_an_error_that_lasts() -> None:
     def show() -> None:
-        raise Corrupt("the file is damaged")
+        raise CorruptError("the file is damaged")
 
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         watch(show, 1.0, clock=ManualClock(), stop=threading.Event())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.spark import options as spark_options
 from offloader.spark.options import CONTENTS, SourceOptions
 from offloader.spark.source import OffloaderDataSource
@@ -39,7 +39,7 @@ def _words(name: str, read: Callable[[str, str], object]) -> list[str]:
     """What an option may be that is one of some words, as its refusal names them."""
     try:
         read(name, "?")
-    except InvalidCall as refused:
+    except InvalidCallError as refused:
         _, found, words = refused.message.partition(" is not one of ")
         return words.split(", ") if found else []
     return []
@@ -59,7 +59,7 @@ def _kind(name: str, read: Callable[[str, str], object]) -> str:
     for sample, kind in samples.items():
         try:
             found = read(name, sample)
-        except InvalidCall:
+        except InvalidCallError:
             continue
         return "list of texts" if isinstance(found, tuple) and kind == "text" else kind
     raise AssertionError(f"option {name} takes none of {', '.join(samples)}")

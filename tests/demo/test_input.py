@@ -32,7 +32,7 @@ from offloader.demo.input import (
     table_to_json,
     time_ms_of,
 )
-from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
+from offloader.errors import ErrorKind, InvalidCallError, NotFoundError, OffloaderError
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def refused(path: Path, **options: Any) -> str:
 
 
 def test_options_of_files_need_a_file() -> None:
-    with pytest.raises(InvalidCall, match="require --input"):
+    with pytest.raises(InvalidCallError, match="require --input"):
         open_input("", time_field="t")
 
 
@@ -286,7 +286,7 @@ def test_binary_file_is_refused_with_the_reason(tmp_path: Path, name: str, conte
     path = tmp_path / name
     path.write_bytes(content)
     assert why in refused(path)
-    with pytest.raises(InvalidCall) as caught:
+    with pytest.raises(InvalidCallError) as caught:
         survey(open_input(str(path)))
     assert "ndjson, json, csv, parquet, lines, plain, .gz or .zst" in caught.value.hint
 
@@ -372,11 +372,11 @@ def test_a_damaged_parquet_page_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_files_directories_and_unknown_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="doesn't exist"):
+    with pytest.raises(NotFoundError, match="doesn't exist"):
         open_input(str(tmp_path / "nothing.csv"))
-    with pytest.raises(InvalidCall, match="not a regular file"):
+    with pytest.raises(InvalidCallError, match="not a regular file"):
         open_input(str(tmp_path))
-    with pytest.raises(InvalidCall, match="'xml' is unknown"):
+    with pytest.raises(InvalidCallError, match="'xml' is unknown"):
         open_input(str(tmp_path), file_format="xml")
 
 
@@ -389,7 +389,7 @@ def test_the_format_can_be_given(tmp_path: Path) -> None:
 def test_refusals_are_the_callers_to_fix(tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     path.write_bytes(b"{")
-    with pytest.raises(InvalidCall) as caught:
+    with pytest.raises(InvalidCallError) as caught:
         survey(open_input(str(path)))
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
     assert "nothing was imported" in caught.value.hint

@@ -10,9 +10,9 @@ import pytest
 from formats.keys import stream_prefix
 from offloader.demo.run import STREAM, DemoRequest, DemoResult, demo_settings
 from offloader.errors import (
-    Corrupt,
-    InvalidCall,
-    ObjectMissing,
+    CorruptError,
+    InvalidCallError,
+    ObjectMissingError,
     OffloaderError,
 )
 from offloader.inspect.saving import READERS
@@ -90,7 +90,9 @@ def test_different_input_into_existing_data_is_refused_with_a_hint(tmp_path: Pat
     run(tmp_path / "demo", input_path=str(input_file))
     files = files_in(tmp_path / "demo")
     other = write_events(tmp_path / "other.ndjson", 100)
-    with pytest.raises(InvalidCall, match=r"30,000 events of .*events.ndjson.*other.ndjson is another input") as caught:
+    with pytest.raises(
+        InvalidCallError, match=r"30,000 events of .*events.ndjson.*other.ndjson is another input"
+    ) as caught:
         run(tmp_path / "demo", input_path=str(other))
     assert "--clean" in caught.value.hint
     assert files_in(tmp_path / "demo") == files
@@ -127,7 +129,7 @@ def test_clean_keeps_everything_when_the_input_is_broken(tmp_path: Path, input_f
     files = files_in(tmp_path / "demo")
     broken = tmp_path / "broken.ndjson"
     broken.write_bytes(b"{}\n{\n")
-    with pytest.raises(InvalidCall, match="line 2"):
+    with pytest.raises(InvalidCallError, match="line 2"):
         run(tmp_path / "demo", input_path=str(broken), clean=True)
     assert files_in(tmp_path / "demo") == files
 
@@ -135,7 +137,7 @@ def test_clean_keeps_everything_when_the_input_is_broken(tmp_path: Path, input_f
 def test_a_broken_input_leaves_nothing_behind(tmp_path: Path) -> None:
     broken = tmp_path / "broken.ndjson"
     broken.write_bytes(b"\n".join([*events(20_000), b"{"]))
-    with pytest.raises(InvalidCall, match="line 20001"):
+    with pytest.raises(InvalidCallError, match="line 20001"):
         run(tmp_path / "demo", input_path=str(broken))
     assert not (tmp_path / "demo").exists()
 
@@ -153,13 +155,13 @@ def test_a_damaged_object_is_found(tmp_path: Path, input_file: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(OffloaderError) as caught:
         run(tmp_path, input_path=str(input_file))
-    assert caught.value.exit_code == Corrupt("").exit_code
+    assert caught.value.exit_code == CorruptError("").exit_code
 
 
 def test_a_missing_object_is_found(tmp_path: Path, input_file: Path) -> None:
     result = run(tmp_path, input_path=str(input_file))
     data_object(result).unlink()
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectMissingError):
         run(tmp_path, input_path=str(input_file))
 
 
@@ -167,7 +169,7 @@ def test_foreign_notes_are_refused(tmp_path: Path, input_file: Path) -> None:
     ledgers = EmbeddedLedgers(str(DemoRequest(directory=str(tmp_path)).ledgers_path))
     ledgers.open_stream(STREAM).append([b"x"], notes={"demo.input": b"{}", "demo.events": b"1"})
     ledgers.close()
-    with pytest.raises(Corrupt, match="notes can't be read"):
+    with pytest.raises(CorruptError, match="notes can't be read"):
         run(tmp_path, input_path=str(input_file))
 
 

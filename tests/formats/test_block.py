@@ -9,7 +9,7 @@ import pytest
 
 from formats.block import decode_block, decode_block_header, decode_run, encode_plain_header, padding
 from formats.entries import EntryBatch
-from formats.errors import BadMagic, FormatError, Inconsistent, LimitExceeded, Truncated, located
+from formats.errors import BadMagicError, FormatError, InconsistentError, LimitExceededError, TruncatedError, located
 from formats.extension import Codec
 from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, encode_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
@@ -51,12 +51,12 @@ def test_golden_headers_in_both_directions(layout: Layout, ledger_id: int | None
         assert (decoded.layout, decoded.header_bytes, decoded.block_bytes) == (layout, 128, 1_048_576)
         assert (decoded.first_entry_id, decoded.ledger_id, decoded.extension) == (3333, ledger_id, None)
     for length in range(128):
-        with pytest.raises(Truncated):
+        with pytest.raises(TruncatedError):
             decode_block_header(header[:length])
 
 
 def test_zero_bytes_are_no_header() -> None:
-    with pytest.raises(BadMagic, match="data block header magic word not match"):
+    with pytest.raises(BadMagicError, match="data block header magic word not match"):
         decode_block_header(bytes(128))
 
 
@@ -68,7 +68,7 @@ def test_zero_bytes_are_no_header() -> None:
 def test_contradicting_lengths_are_inconsistent(at: int, value: int) -> None:
     header = bytearray(V2_HEADER)
     header[at : at + 8] = value.to_bytes(8, "big")
-    with pytest.raises(Inconsistent, match="block header in thing at byte 9"):
+    with pytest.raises(InconsistentError, match="block header in thing at byte 9"):
         decode_block_header(header, object_name="thing", offset=9)
 
 
@@ -96,17 +96,17 @@ def test_a_block_decodes_from_every_kind_of_buffer_and_with_trailing_bytes(
 def test_a_block_cut_at_any_byte_is_truncated(layout: Layout, codec: Codec, extension: bool) -> None:
     block = one_block(layout, codec, extension)
     for length in range(len(block)):
-        with pytest.raises(Truncated):
+        with pytest.raises(TruncatedError):
             decode_block(block[:length], ledger_id=7, **LIMITS)
 
 
 @pytest.mark.parametrize(("layout", "codec", "extension"), KINDS)
 def test_limits_are_checked(layout: Layout, codec: Codec, extension: bool) -> None:
     block = one_block(layout, codec, extension)
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceededError):
         decode_block(block, block_bytes_max=len(block) - 1, decompressed_bytes_max=1 << 20)
     run_bytes = BATCHES[0].wire_bytes
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceededError):
         decode_block(block, block_bytes_max=1 << 20, decompressed_bytes_max=run_bytes - 1)
     assert len(decode_block(block, block_bytes_max=len(block), decompressed_bytes_max=run_bytes)) == 4
 
@@ -114,9 +114,9 @@ def test_limits_are_checked(layout: Layout, codec: Codec, extension: bool) -> No
 def test_a_block_of_another_ledger_or_header_length_is_inconsistent() -> None:
     block = one_block(Layout.V2, Codec.NONE, True)
     assert decode_block(block, **LIMITS).ledger_id == 7
-    with pytest.raises(Inconsistent, match="ledger of the block"):
+    with pytest.raises(InconsistentError, match="ledger of the block"):
         decode_block(block, ledger_id=8, **LIMITS)
-    with pytest.raises(Inconsistent, match="header length"):
+    with pytest.raises(InconsistentError, match="header length"):
         decode_block(block, header_bytes=256, **LIMITS)
     assert decode_block(one_block(Layout.V1, Codec.NONE, True), **LIMITS).ledger_id == -1
 
@@ -193,7 +193,7 @@ def test_a_damaged_length_is_not_taken_for_padding(layout: Layout) -> None:
     for at in (128, 128 + 17):
         damaged = bytearray(data)
         damaged[at] ^= 0x80
-        with pytest.raises(Inconsistent, match="entry length"):
+        with pytest.raises(InconsistentError, match="entry length"):
             decode_block(damaged, ledger_id=7, **LIMITS)
 
 
@@ -201,7 +201,7 @@ def test_plain_entries_must_begin_at_the_header_and_ascend() -> None:
     header = encode_plain_header(Layout.V2, 128 + 39 + 4, 5, 7)
     for ids, problem in (((6, 7, 8), "first entry"), ((5, 5, 6), "don't ascend"), ((5, 7, 6), "don't ascend")):
         run = b"".join(plain_run(entry_id, [b"x"]) for entry_id in ids)
-        with pytest.raises(Inconsistent, match=problem):
+        with pytest.raises(InconsistentError, match=problem):
             decode_block(header + run + padding(4), **LIMITS)
     run = b"".join(plain_run(entry_id, [b"x"]) for entry_id in (5, 7, 9))
     assert decode_block(header + run + padding(4), **LIMITS).entry_ids.tolist() == [5, 7, 9]

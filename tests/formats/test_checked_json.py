@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from formats.checked_json import opened, sealed
-from formats.errors import FormatError, Truncated
+from formats.errors import FormatError, TruncatedError
 
 BODY = {"format": 1, "a": "b"}
 
@@ -22,5 +22,5 @@ def test_beginning_of_a_document_is_refused(length: int) -> None:
 
 def test_checksum_without_a_document_is_too_short() -> None:
     suffix = sealed(BODY)[-len(',"crc32c":"00000000"}') :]
-    with pytest.raises(Truncated, match="too short"):
+    with pytest.raises(TruncatedError, match="too short"):
         opened(suffix, 1)

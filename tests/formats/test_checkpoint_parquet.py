@@ -12,7 +12,7 @@ import pytest
 
 from formats.checkpoint import LedgerColumns, decode_ledgers, encode_ledgers
 from formats.checkpoint_parquet import NUMBER_COLUMNS, SegmentColumns, decode_columns, encode_columns
-from formats.errors import Inconsistent
+from formats.errors import InconsistentError
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.segment_table import columns_of
 from offloader.manifest.state import ManifestState
@@ -44,7 +44,7 @@ def test_parquet_without_recorded_ranges_decodes_to_the_same_columns() -> None:
 @pytest.mark.parametrize("ranges", [b"{}", b"[]", b"nonsense", b'{"status": [1, 2]}'])
 def test_ranges_that_fit_no_columns_are_inconsistent(ranges: bytes) -> None:
     body = encode_columns(segment_columns(), {b"offloader.ranges": ranges})
-    with pytest.raises(Inconsistent, match="not a table of segments"):
+    with pytest.raises(InconsistentError, match="not a table of segments"):
         decode_columns(body)
 
 
@@ -54,7 +54,7 @@ def test_a_number_outside_of_the_range_that_the_file_names_is_damage() -> None:
     ranges["entries"] = [0, 3]
     ranges["begin_entry_id"][1] -= 1
     body = encode_columns(columns, {b"offloader.ranges": json.dumps(ranges).encode()})
-    with pytest.raises(Inconsistent, match="outside of"):
+    with pytest.raises(InconsistentError, match="outside of"):
         decode_columns(body)
 
 
@@ -72,7 +72,7 @@ def test_column_of_another_type_is_named_with_both_types(kind: str) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(table.set_column(place, field, table.column(name).cast(pa.int32())), sink)
     decode = decode_columns if kind == "segments" else decode_ledgers
-    with pytest.raises(Inconsistent) as raised:
+    with pytest.raises(InconsistentError) as raised:
         decode(sink.getvalue().to_pybytes())
     expected, found = str(raised.value).split(", found ")
     assert f"{name}: int64 not null" in expected
@@ -91,4 +91,4 @@ def test_every_error_of_arrow_means_an_unreadable_file(kind: type[Exception], mo
         decode_columns(body)
     except Exception as caught:
         raised = caught
-    assert isinstance(raised, Inconsistent)
+    assert isinstance(raised, InconsistentError)

@@ -17,10 +17,10 @@ import pytest
 from formats.checked_json import sealed
 from formats.checkpoint import Checkpoint, RowRange, RunRef, decode_checkpoint, encode_checkpoint, run_name
 from formats.checkpoint_parquet import SegmentColumns, decode_columns, encode_columns
-from formats.errors import FormatError, LimitExceeded
+from formats.errors import FormatError, LimitExceededError
 from formats.keys import STREAM_BYTES_MAX
 from formats.manifest import Boundary, CatalogEntry, Pause, decode_record
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.manifest.compaction import plan_checkpoint
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.segment_table import columns_of
@@ -97,7 +97,7 @@ def test_a_small_object_does_not_become_hundreds_of_megabytes(name: str, decode:
     assert len(data) < 32 * 1024
     grown, said = decoded_in_a_process(decode, data)
     assert grown < DECODED_BYTES_MAX, f"{len(data)} bytes took {grown}: {said}"
-    assert said.startswith("LimitExceeded"), said
+    assert said.startswith("LimitExceededError"), said
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_oversized_document_is_refused_before_it_is_parsed(decode: Callable[[byt
         empty = len(sealed({"format": 1, "surplus": ""}))
         with pytest.raises(FormatError, match=f"^{said}") as raised:
             decode(sealed({"format": 1, "surplus": "x" * (size - empty)}))
-        assert isinstance(raised.value, LimitExceeded) is (size > most), raised.value
+        assert isinstance(raised.value, LimitExceededError) is (size > most), raised.value
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_edits_that_no_record_can_hold_are_refused_and_nothing_is_committed() ->
     log.commit(segment_edits(0))
     before = log.state.record_id
     reason = "x" * (17 * 1024 * 1024)
-    with pytest.raises(InvalidCall, match="don't fit into one record"):
+    with pytest.raises(InvalidCallError, match="don't fit into one record"):
         log.commit([Pause(reason)])
     assert load_manifest(log.store, "orders").record_id == before
     log.commit(segment_edits(1))

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from formats.block import decode_block, decode_block_header, encode_plain_header
 from formats.checksum import crc32c
-from formats.errors import BadMagic, ChecksumMismatch, FormatError, Inconsistent, Truncated, UnsupportedVersion, located
+from formats.errors import (
+    BadMagicError,
+    ChecksumMismatchError,
+    FormatError,
+    InconsistentError,
+    TruncatedError,
+    UnsupportedVersionError,
+    located,
+)
 from formats.extension import (
     FLAG_INDEXED,
     FLAG_TIMES_INCOMPLETE,
@@ -62,16 +70,16 @@ def test_entry_tables_in_both_directions(lengths: list[int], times: list[int], e
         assert table.publish_times_ms.tolist() == times
     for cut in (*range(len(data)), len(data) + 1):
         piece = (data + b"\0")[:cut]
-        with pytest.raises(ChecksumMismatch):
+        with pytest.raises(ChecksumMismatchError):
             decode_entry_table(piece, entries=len(lengths), table_crc32c=crc32c(data))
-        with pytest.raises((Truncated, Inconsistent)):
+        with pytest.raises((TruncatedError, InconsistentError)):
             decode_entry_table(piece, entries=len(lengths), table_crc32c=crc32c(piece))
 
 
 @pytest.mark.parametrize("start", ["03 00 0000", "08 00 0000", "00 03 0000", "00 10 0000", "00 00 0001"])
 def test_widths_that_no_writer_makes_are_refused(start: str) -> None:
     data = bytes.fromhex(start) + bytes(12 + 30)
-    with pytest.raises(Inconsistent, match="entry table in thing at byte 5"), located("thing", 5):
+    with pytest.raises(InconsistentError, match="entry table in thing at byte 5"), located("thing", 5):
         decode_entry_table(data, entries=2, table_crc32c=crc32c(data))
 
 
@@ -129,7 +137,7 @@ def test_a_block_header_in_both_directions() -> None:
     assert decode_block_extension(data) == EXTENSION
     assert decode_block_extension(np.frombuffer(PLAIN, dtype=np.uint8)) is None
     for length in range(40, 128):
-        with pytest.raises(Truncated):
+        with pytest.raises(TruncatedError):
             decode_block_extension(data[:length])
     decoded = decode_block_header(data.tobytes() + b"whatever follows")
     assert (decoded.extension, decoded.ledger_id, decoded.first_entry_id) == (EXTENSION, 7, 10)
@@ -138,19 +146,19 @@ def test_a_block_header_in_both_directions() -> None:
 @pytest.mark.parametrize(
     ("at", "value", "kind"),
     [
-        (36, b"XXXX", BadMagic),
-        (40, b"\2", UnsupportedVersion),
-        (41, b"\2", UnsupportedVersion),
-        (42, b"\0\4", UnsupportedVersion),
-        (92, b"\1", UnsupportedVersion),
-        (123, b"\1", UnsupportedVersion),
-        (44, bytes(4), Inconsistent),
-        (44, b"\xff\xff\xff\xff", Inconsistent),
-        (48, bytes(8), Inconsistent),
-        (56, b"\xff\xff\xff\xff", Inconsistent),
-        (68, b"\xff\xff\xff\xff", Inconsistent),
-        (41, b"\0", Inconsistent),
-        (4, (64).to_bytes(8, "big"), Inconsistent),
+        (36, b"XXXX", BadMagicError),
+        (40, b"\2", UnsupportedVersionError),
+        (41, b"\2", UnsupportedVersionError),
+        (42, b"\0\4", UnsupportedVersionError),
+        (92, b"\1", UnsupportedVersionError),
+        (123, b"\1", UnsupportedVersionError),
+        (44, bytes(4), InconsistentError),
+        (44, b"\xff\xff\xff\xff", InconsistentError),
+        (48, bytes(8), InconsistentError),
+        (56, b"\xff\xff\xff\xff", InconsistentError),
+        (68, b"\xff\xff\xff\xff", InconsistentError),
+        (41, b"\0", InconsistentError),
+        (4, (64).to_bytes(8, "big"), InconsistentError),
     ],
     ids=[
         "another magic", "newer version", "unknown codec", "unknown flag", "reserved byte", "last reserved byte",
@@ -172,7 +180,9 @@ def test_a_table_that_contradicts_the_entry_headers_is_refused() -> None:
     block = bytearray(data[:at] + table)
     block[72:76] = crc32c(table).to_bytes(4, "big")
     block[124:128] = crc32c(bytes(block[:124])).to_bytes(4, "big")
-    with pytest.raises(Inconsistent, match="entry header at byte 128: expected entry 0 of 2 bytes, found entry 0 of 1"):
+    with pytest.raises(
+        InconsistentError, match="entry header at byte 128: expected entry 0 of 2 bytes, found entry 0 of 1"
+    ):
         decode_block(block, **LIMITS)
 
 
@@ -183,7 +193,7 @@ def test_table_whose_lengths_do_not_fill_the_payload_is_refused() -> None:
     block = bytearray(data[:at] + table)
     block[72:76] = crc32c(table).to_bytes(4, "big")
     block[124:128] = crc32c(bytes(block[:124])).to_bytes(4, "big")
-    with pytest.raises(Inconsistent, match="lengths that make 27 bytes, found 28"):
+    with pytest.raises(InconsistentError, match="lengths that make 27 bytes, found 28"):
         decode_block(block, **LIMITS)
 
 
@@ -200,10 +210,10 @@ def test_index_rows_in_both_directions(count: int) -> None:
         assert found_ledger == 9
         assert found.tolist() == rows(count).tolist()
     for cut in range(len(data)):
-        with pytest.raises((Truncated, Inconsistent)):
+        with pytest.raises((TruncatedError, InconsistentError)):
             decode_index_rows(data[:cut], ledger_id=9, rows=count)
     for ledger_id, expected in ((8, count), (9, count + 1)):
-        with pytest.raises(Inconsistent):
+        with pytest.raises(InconsistentError):
             decode_index_rows(data, ledger_id=ledger_id, rows=expected)
-    with pytest.raises(UnsupportedVersion):
+    with pytest.raises(UnsupportedVersionError):
         decode_index_rows(b"\2" + data[1:], ledger_id=9, rows=count)

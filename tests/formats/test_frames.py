@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from formats.checksum import crc32c
 from formats.entries import EntryBatch
 from formats.errors import (
-    BadMagic,
-    ChecksumMismatch,
+    BadMagicError,
+    ChecksumMismatchError,
     FormatError,
-    Inconsistent,
-    LimitExceeded,
-    Truncated,
-    UnsupportedVersion,
+    InconsistentError,
+    LimitExceededError,
+    TruncatedError,
+    UnsupportedVersionError,
 )
 from formats.frames import (
     END_MARK_BYTES,
@@ -85,7 +85,7 @@ def test_a_piece_is_no_larger_than_asked_for_unless_one_entry_is() -> None:
 
 def test_batches_out_of_order_or_of_another_ledger_are_refused() -> None:
     for second in (SOME.slice(0, 1), EntryBatch.build(8, 500, [b"x"])):
-        with pytest.raises(Inconsistent, match="out of order"):
+        with pytest.raises(InconsistentError, match="out of order"):
             whole(SOME, second)
 
 
@@ -104,23 +104,23 @@ def test_a_body_that_was_cut_anywhere_or_has_more_after_its_end_is_incomplete() 
     for stop in range(len(body)):
         with pytest.raises(FormatError):
             decode_frames(body[:stop], ledger_id=LEDGER)
-    with pytest.raises(Truncated, match="no end mark"):
+    with pytest.raises(TruncatedError, match="no end mark"):
         decode_frames(body + b"\0" * 20, ledger_id=LEDGER)
 
 
 @pytest.mark.parametrize(
     ("run", "kind"),
     [
-        (struct.pack(">iq", 1, 5) + b"a" + struct.pack(">iq", 1, 5) + b"b", Inconsistent),  # the same id
-        (struct.pack(">iq", 1, 5) + b"a" + struct.pack(">iq", 1, 4) + b"b", Inconsistent),  # going back
-        (struct.pack(">iq", 1, -1) + b"a", Inconsistent),
-        (struct.pack(">iq", 9, 5) + b"a", Truncated),
-        (struct.pack(">iq", 2**31 - 1, 5) + b"a", Truncated),
-        (struct.pack(">iq", -2, 5), Inconsistent),
-        (b"\0\0\0", Truncated),
-        (struct.pack(">iq", 0, 5) + bytes.fromhex("fedcdeadfedcdeadfedcdead"), Inconsistent),  # a block's padding
-        (bytes.fromhex("fedcdead") * 3, Inconsistent),
-        (whole(SOME), Inconsistent),  # an end mark in the middle
+        (struct.pack(">iq", 1, 5) + b"a" + struct.pack(">iq", 1, 5) + b"b", InconsistentError),  # the same id
+        (struct.pack(">iq", 1, 5) + b"a" + struct.pack(">iq", 1, 4) + b"b", InconsistentError),  # going back
+        (struct.pack(">iq", 1, -1) + b"a", InconsistentError),
+        (struct.pack(">iq", 9, 5) + b"a", TruncatedError),
+        (struct.pack(">iq", 2**31 - 1, 5) + b"a", TruncatedError),
+        (struct.pack(">iq", -2, 5), InconsistentError),
+        (b"\0\0\0", TruncatedError),
+        (struct.pack(">iq", 0, 5) + bytes.fromhex("fedcdeadfedcdeadfedcdead"), InconsistentError),  # a block's padding
+        (bytes.fromhex("fedcdead") * 3, InconsistentError),
+        (whole(SOME), InconsistentError),  # an end mark in the middle
     ],
 )
 def test_wrong_frames_behind_a_right_checksum_are_refused(run: bytes, kind: type[FormatError]) -> None:
@@ -130,12 +130,12 @@ def test_wrong_frames_behind_a_right_checksum_are_refused(run: bytes, kind: type
 
 def test_a_wrong_checksum_and_too_many_bytes_are_named() -> None:
     body = whole(SOME)
-    with pytest.raises(ChecksumMismatch):
+    with pytest.raises(ChecksumMismatchError):
         decode_frames(body[:-1] + bytes([body[-1] ^ 1]), ledger_id=LEDGER)
     largest = whole(EntryBatch.build(LEDGER, 0, [bytes(FRAMES_BYTES_MAX - 12 - END_MARK_BYTES)]))
     assert len(largest) == FRAMES_BYTES_MAX
     assert len(decode_frames(largest, ledger_id=LEDGER)) == 1
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceededError):
         decode_frames(bytes(FRAMES_BYTES_MAX + 1), ledger_id=LEDGER)
 
 
@@ -172,20 +172,20 @@ def resealed(data: bytes, offset: int, value: bytes) -> bytes:
 def test_a_header_that_contradicts_the_frames_is_refused() -> None:
     data = bytes(encode_fill(SOME))
     for offset, value in ((16, 2), (24, 401), (32, 0)):
-        with pytest.raises(Inconsistent, match="header of a fill"):
+        with pytest.raises(InconsistentError, match="header of a fill"):
             decode_fill(resealed(data, offset, value.to_bytes(8, "big")))
-    with pytest.raises(Inconsistent, match="header of a fill"):
+    with pytest.raises(InconsistentError, match="header of a fill"):
         decode_fill(resealed(data, 40, (4).to_bytes(4, "big")))
-    with pytest.raises(UnsupportedVersion):
+    with pytest.raises(UnsupportedVersionError):
         decode_fill(resealed(data, 4, (2).to_bytes(4, "big")))
-    with pytest.raises(BadMagic):
+    with pytest.raises(BadMagicError):
         decode_fill(resealed(data, 0, b"OFFL"))
-    with pytest.raises(Inconsistent):
+    with pytest.raises(InconsistentError):
         decode_fill(data[:FILL_HEADER_BYTES] + whole())
 
 
 def test_a_fill_that_could_not_be_read_is_not_written() -> None:
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceededError):
         encode_fill(EntryBatch.build(LEDGER, 0, [bytes(FRAMES_BYTES_MAX - END_MARK_BYTES - 11)]))
     largest = EntryBatch.build(LEDGER, 0, [bytes(FRAMES_BYTES_MAX - END_MARK_BYTES - 12)])
     assert len(decode_fill(bytes(encode_fill(largest)))) == 1

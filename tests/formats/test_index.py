@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from formats.entries import Position
-from formats.errors import BadMagic, FormatError, Inconsistent, Truncated
+from formats.errors import BadMagicError, FormatError, InconsistentError, TruncatedError
 from formats.index import INDEX_ENTRY, IndexGroup, InOrder, ObjectIndex, decode_index, encode_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import LedgerFacts, SegmentMap
@@ -71,13 +71,13 @@ def test_golden_indexes_in_both_directions_whole_cut_and_with_trailing_bytes(ind
         assert encode_index(decoded) == data
         SegmentMap.parse(data + tail)
     for length in range(len(data)):
-        with pytest.raises(Truncated):
+        with pytest.raises(TruncatedError):
             SegmentMap.parse(data[:length])
 
 
 @pytest.mark.parametrize("data", [bytes(128), b"\xff" * 128, bytes.fromhex("fbdbabcb") + bytes(100)])
 def test_other_bytes_than_an_index_are_refused(data: bytes) -> None:
-    with pytest.raises(BadMagic, match="index in thing at byte 0"):
+    with pytest.raises(BadMagicError, match="index in thing at byte 0"):
         SegmentMap.parse(data, object_name="thing")
 
 
@@ -102,14 +102,14 @@ def test_an_index_length_that_lies_is_refused(number: int, value: int) -> None:
     if number and lie == 24:
         assert len(SegmentMap.parse(changed(4, lie, number=number)).ledgers) == 0
         return
-    with pytest.raises((Truncated, Inconsistent)):
+    with pytest.raises((TruncatedError, InconsistentError)):
         SegmentMap.parse(changed(4, lie, number=number) + bytes(8))
 
 
 @pytest.mark.parametrize("value", [2, 4, 2**31 - 1, 2**31, 2**32 - 1])
 @pytest.mark.parametrize(("number", "at"), [(0, 24), (0, 28), (1, 32), (1, 36), (2, 32), (2, 36)])
 def test_wrong_counts_are_refused(number: int, at: int, value: int) -> None:
-    with pytest.raises((Truncated, Inconsistent)):
+    with pytest.raises((TruncatedError, InconsistentError)):
         SegmentMap.parse(changed(at, value, number=number))
 
 
@@ -126,13 +126,13 @@ def test_numbers_that_contradict_each_other_are_refused(at: int, value: int) -> 
         # Twice the same first entry: Pulsar's V1 writer makes an empty block before an entry that doesn't fit.
         assert SegmentMap.parse(changed(at, value, 8)).blocks.first_entry_id.tolist() == [0, 0, 2000]
         return
-    with pytest.raises(Inconsistent):
+    with pytest.raises(InconsistentError):
         SegmentMap.parse(changed(at, value, 8))
 
 
 def test_ledger_in_two_groups_is_refused() -> None:
     twice = ObjectIndex(Layout.V2, 512, 128, (group(1, LEDGER_1, (0, 1, 0)), group(1, LEDGER_1, (9, 1, 256))))
-    with pytest.raises(Inconsistent, match="one group per ledger"):
+    with pytest.raises(InconsistentError, match="one group per ledger"):
         SegmentMap.parse(encode_index(twice))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import keys
-from formats.errors import FormatError, Inconsistent, UnsupportedVersion
+from formats.errors import FormatError, InconsistentError, UnsupportedVersionError
 from formats.keys import ObjectOwner, object_owner
 
 UUID_A = UUID("11111111-1111-4111-8000-0000000003e9")
@@ -45,7 +45,7 @@ def test_stream_names_encode_and_decode(stream: str, encoded: str) -> None:
     ],
 )  # fmt: skip
 def test_names_that_a_stream_may_not_have_are_refused_in_one_clear_line(stream: str) -> None:
-    with pytest.raises(Inconsistent) as caught:
+    with pytest.raises(InconsistentError) as caught:
         keys.encode_stream(stream)
     text = str(caught.value)
     assert "can't be used" in text
@@ -56,7 +56,7 @@ def test_names_that_a_stream_may_not_have_are_refused_in_one_clear_line(stream: 
 
 @pytest.mark.parametrize("encoded", ["a%2fb", "%41", "a%2", "a b", "%ff", "a/%2e", "a//b", "manifest", "_a", ""])
 def test_only_the_one_encoding_of_a_name_decodes(encoded: str) -> None:
-    with pytest.raises(Inconsistent):
+    with pytest.raises(InconsistentError):
         keys.decode_stream(encoded)
 
 
@@ -117,7 +117,7 @@ def test_manifest_keys() -> None:
 
 
 def test_a_key_outside_the_catalogue_names_no_stream() -> None:
-    with pytest.raises(Inconsistent):
+    with pytest.raises(InconsistentError):
         keys.stream_of_catalog_key("catalog/x")
 
 
@@ -144,7 +144,7 @@ def test_the_uuid_of_known_bits_never_changes() -> None:
 
 @pytest.mark.parametrize("bits", [-1, 2**64])
 def test_random_bits_of_a_uuid_are_64(bits: int) -> None:
-    with pytest.raises(Inconsistent):
+    with pytest.raises(InconsistentError):
         keys.new_segment_uuid(INCARNATION, bits)
 
 
@@ -173,6 +173,6 @@ def test_an_object_without_our_marker_has_no_owner(damaged: dict[str, str]) -> N
 @pytest.mark.parametrize("found", [None, "", "0", "3", "1.0", " 1", "01"])
 def test_an_object_of_another_format_version_is_refused(found: str | None) -> None:
     metadata = {} if found is None else {"S3ManagedLedgerOffloaderFormatVersion": found}
-    with pytest.raises(UnsupportedVersion, match="invalid object version in thing"):
+    with pytest.raises(UnsupportedVersionError, match="invalid object version in thing"):
         keys.check_object_version(metadata, "thing")
     assert keys.check_object_version({"S3ManagedLedgerOffloaderFormatVersion": "1"}, "thing") == 1

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from formats.checksum import crc32c
 from formats.entries import Position
-from formats.errors import ChecksumMismatch, FormatError, Inconsistent, Truncated, UnsupportedVersion
+from formats.errors import (
+    ChecksumMismatchError,
+    FormatError,
+    InconsistentError,
+    TruncatedError,
+    UnsupportedVersionError,
+)
 from formats.manifest import (
     EDIT_KINDS,
     Adopt,
@@ -177,7 +183,7 @@ def test_truncation_at_every_byte_is_refused() -> None:
     data = encode_record(RECORD)
 
     for length in range(len(data)):
-        with pytest.raises((Truncated, ChecksumMismatch)):
+        with pytest.raises((TruncatedError, ChecksumMismatchError)):
             decode_record(data[:length])
 
 
@@ -203,22 +209,22 @@ def _resealed(change: dict[str, object]) -> bytes:
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
-        ({"format": 2}, UnsupportedVersion),
-        ({"format": True}, UnsupportedVersion),
-        ({"edits": [{"edit": "teleport"}]}, UnsupportedVersion),
-        ({"edits": [{"edit": "open_epoch", "epoch": 1, "colour": "red"}]}, UnsupportedVersion),
-        ({"edits": [{"edit": "open_epoch"}]}, Inconsistent),
-        ({"edits": [{"edit": "open_epoch", "epoch": "1"}]}, Inconsistent),
-        ({"edits": [{"edit": "open_epoch", "epoch": True}]}, Inconsistent),
-        ({"edits": [{"edit": "open_epoch", "epoch": 2**63}]}, Inconsistent),
-        ({"edits": [{"edit": "truncate", "head": [1]}]}, Inconsistent),
-        ({"edits": [{"edit": "truncate", "head": None}]}, Inconsistent),
-        ({"edits": [{"edit": "retire", "uuids": ["no uuid"]}]}, Inconsistent),
-        ({"edits": ["open_epoch"]}, Inconsistent),
-        ({"edits": {}}, Inconsistent),
-        ({"writer": "me"}, Inconsistent),
-        ({"record_id": 1.5}, Inconsistent),
-        ({"extra": 1}, UnsupportedVersion),
+        ({"format": 2}, UnsupportedVersionError),
+        ({"format": True}, UnsupportedVersionError),
+        ({"edits": [{"edit": "teleport"}]}, UnsupportedVersionError),
+        ({"edits": [{"edit": "open_epoch", "epoch": 1, "colour": "red"}]}, UnsupportedVersionError),
+        ({"edits": [{"edit": "open_epoch"}]}, InconsistentError),
+        ({"edits": [{"edit": "open_epoch", "epoch": "1"}]}, InconsistentError),
+        ({"edits": [{"edit": "open_epoch", "epoch": True}]}, InconsistentError),
+        ({"edits": [{"edit": "open_epoch", "epoch": 2**63}]}, InconsistentError),
+        ({"edits": [{"edit": "truncate", "head": [1]}]}, InconsistentError),
+        ({"edits": [{"edit": "truncate", "head": None}]}, InconsistentError),
+        ({"edits": [{"edit": "retire", "uuids": ["no uuid"]}]}, InconsistentError),
+        ({"edits": ["open_epoch"]}, InconsistentError),
+        ({"edits": {}}, InconsistentError),
+        ({"writer": "me"}, InconsistentError),
+        ({"record_id": 1.5}, InconsistentError),
+        ({"extra": 1}, UnsupportedVersionError),
     ],
 )
 def test_invalid_record_is_refused_by_name(change: dict[str, object], kind: type[FormatError]) -> None:
@@ -227,7 +233,7 @@ def test_invalid_record_is_refused_by_name(change: dict[str, object], kind: type
 
 
 def test_an_error_names_object_and_field() -> None:
-    with pytest.raises(Inconsistent, match=r"field epoch in manifest/1\.json: expected int, found 'x'"):
+    with pytest.raises(InconsistentError, match=r"field epoch in manifest/1\.json: expected int, found 'x'"):
         decode_record(_resealed({"edits": [{"edit": "open_epoch", "epoch": "x"}]}), object_name="manifest/1.json")
 
 
@@ -246,7 +252,7 @@ def test_boundary_and_catalogue_entry_round_trip_and_detect_damage() -> None:
 
     assert Boundary.decode(boundary.encode()) == boundary
     assert CatalogEntry.decode(entry.encode()) == entry
-    with pytest.raises(ChecksumMismatch):
+    with pytest.raises(ChecksumMismatchError):
         Boundary.decode(boundary.encode().replace(b"101", b"102"))
     with pytest.raises(FormatError):
         Boundary.decode(entry.encode())

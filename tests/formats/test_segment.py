@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from formats.block import decode_block_header, walk
 from formats.checksum import crc32c
 from formats.entries import EntryBatch, Position
-from formats.errors import Inconsistent, LimitExceeded
+from formats.errors import InconsistentError, LimitExceededError
 from formats.extension import ROW, Codec, encode_entry_table, encode_index_rows
 from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, decode_index, encode_index, seal_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
@@ -255,7 +255,7 @@ def test_entries_out_of_order_are_refused_and_change_nothing(bad: EntryBatch) ->
     builder = SegmentBuilder(block_bytes=200, part_bytes=100)
     builder.append(batch(7, 0, [b"x" * 30] * 10))
     before = state(builder)
-    with pytest.raises(Inconsistent, match="out of order"):
+    with pytest.raises(InconsistentError, match="out of order"):
         builder.append(bad)
     assert state(builder) == before
     assert builder.append(batch(7, 10, [])) == []
@@ -266,24 +266,24 @@ def test_entries_out_of_order_are_refused_and_change_nothing(bad: EntryBatch) ->
 @pytest.mark.parametrize("bad", [batch(7, 3, [b"x"]), batch(8, 0, [b"x"])], ids=["gap", "another ledger"])
 def test_v1_takes_one_whole_ledger_only(bad: EntryBatch) -> None:
     builder = SegmentBuilder(layout=Layout.V1, block_bytes=200, part_bytes=100)
-    with pytest.raises(Inconsistent, match="one whole ledger"):
+    with pytest.raises(InconsistentError, match="one whole ledger"):
         builder.append(batch(7, 1, [b"x"]))
     builder.append(batch(7, 0, [b"x"] * 2))
     before = state(builder)
-    with pytest.raises(Inconsistent, match="one whole ledger"):
+    with pytest.raises(InconsistentError, match="one whole ledger"):
         builder.append(bad)
     assert state(builder) == before
 
 
 def test_a_segment_without_entries_or_finished_twice_is_refused() -> None:
     builder = SegmentBuilder(block_bytes=200, part_bytes=100)
-    with pytest.raises(Inconsistent):
+    with pytest.raises(InconsistentError):
         builder.finish()
     builder.append(batch(7, 0, [b""]))
     builder.finish()
-    with pytest.raises(Inconsistent):
+    with pytest.raises(InconsistentError):
         builder.finish()
-    with pytest.raises(Inconsistent, match="finished"):
+    with pytest.raises(InconsistentError, match="finished"):
         builder.append(batch(7, 1, [b""]))
 
 
@@ -304,12 +304,12 @@ def test_builder_copies_appended_memory() -> None:
 
 @pytest.mark.parametrize(("block_bytes", "part_bytes"), [(0, 10), (144, 10), (1000, 0)])
 def test_impossible_sizes_are_refused(block_bytes: int, part_bytes: int) -> None:
-    with pytest.raises(Inconsistent):
+    with pytest.raises(InconsistentError):
         SegmentBuilder(block_bytes=block_bytes, part_bytes=part_bytes)
 
 
 def test_compression_without_the_extension_is_refused() -> None:
-    with pytest.raises(Inconsistent, match="compression needs the extension"):
+    with pytest.raises(InconsistentError, match="compression needs the extension"):
         SegmentBuilder(block_bytes=1000, part_bytes=1000, codec=Codec.ZSTD, extension=False)
 
 
@@ -358,7 +358,7 @@ def test_index_of_more_entries_than_their_bytes_hold_is_refused() -> None:
     index, _ = equal_entries(1000, 12 * 1000)
     assert SegmentMap.parse(index).blocks.entries.tolist() == [1000]
     index, _ = equal_entries(2**32 - 1, 12 * 1000)
-    with pytest.raises(Inconsistent):
+    with pytest.raises(InconsistentError):
         SegmentMap.parse(index)
 
 
@@ -366,7 +366,7 @@ def test_entry_table_of_a_block_above_the_limit_is_refused() -> None:
     index, table = equal_entries(1000, 12 * 1000)
     found = SegmentMap.parse(index)
     assert len(found.decode_entry_table(0, table, decompressed_bytes_max=12 * 1000).lengths) == 1000
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceededError):
         found.decode_entry_table(0, table, decompressed_bytes_max=12 * 1000 - 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from formats.errors import ChecksumMismatch, FormatError, Inconsistent, Truncated
+from formats.errors import ChecksumMismatchError, FormatError, InconsistentError, TruncatedError
 from formats.extension import Codec
 from formats.index import IndexGroup, ObjectIndex, decode_index, encode_index
 from formats.segment import FinishedSegment, LedgerFacts, SegmentMap
@@ -63,7 +63,7 @@ def test_each_part_of_a_block_has_its_own_checksum(layout: Layout, codec: Codec)
     for at, what in ((60, "block header"), (130, "block payload"), (table_at + 3, "entry table")):
         block = bytearray(data)
         block[at] ^= 1
-        with pytest.raises(ChecksumMismatch, match=what):
+        with pytest.raises(ChecksumMismatchError, match=what):
             found.decode(0, block, **LIMITS)
 
 
@@ -89,7 +89,7 @@ def test_index_without_its_extension_is_detected_at_the_first_block(layout: Layo
     index = encode_index(ObjectIndex(layout, own.data_bytes, own.header_bytes, (stripped,)))
     found = SegmentMap.parse(index, ledger_id=7)
     assert not found.has_extension
-    with pytest.raises(Inconsistent, match="index has lost its extension"):
+    with pytest.raises(InconsistentError, match="index has lost its extension"):
         found.decode(0, block_bytes(found, data, 0), **LIMITS)
 
 
@@ -100,7 +100,7 @@ def test_a_block_of_another_object_is_not_taken_for_the_indexed_one(layout: Layo
     other, _ = build([batch(7, 0, [b"two"])], layout=layout)
     found = SegmentMap.parse(finished.index)
     assert len(one) == len(other)
-    with pytest.raises(Inconsistent, match="contradicts the index"):
+    with pytest.raises(InconsistentError, match="contradicts the index"):
         found.decode(0, other, **LIMITS)
 
 
@@ -114,7 +114,7 @@ def test_an_object_cut_anywhere_is_truncated(layout: Layout, codec: Codec) -> No
         number = int((found.blocks.offset + found.blocks.length <= length).sum())
         for whole in range(number):
             found.decode(whole, block_bytes(found, cut, whole), **LIMITS)
-        with pytest.raises(Truncated):
+        with pytest.raises(TruncatedError):
             found.decode(number, block_bytes(found, cut, number), **LIMITS)
 
 
@@ -122,7 +122,7 @@ def test_an_object_cut_anywhere_is_truncated(layout: Layout, codec: Codec) -> No
 def test_an_index_cut_anywhere_is_truncated_and_trailing_bytes_are_ignored(layout: Layout) -> None:
     _, finished = segment(layout, Codec.NONE)
     for length in range(len(finished.index)):
-        with pytest.raises(Truncated):
+        with pytest.raises(TruncatedError):
             SegmentMap.parse(finished.index[:length])
     for tail in (b"\0", finished.index, bytes(1000)):
         SegmentMap.parse(finished.index + tail)

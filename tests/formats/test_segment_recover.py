@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch
-from formats.errors import FormatError, Inconsistent, LimitExceeded, Truncated
+from formats.errors import FormatError, InconsistentError, LimitExceededError, TruncatedError
 from formats.extension import Codec
 from formats.segment import FinishedSegment, LedgerFacts, SegmentBuilder, SegmentRecovery
 from formats.summary import Layout
@@ -86,20 +86,20 @@ def test_an_object_that_ends_within_a_block_or_is_empty_is_no_segment() -> None:
     data, _, facts = written([[50] * 20])
     short = recovery()
     short.feed(data[:-1])
-    with pytest.raises(Truncated, match="data object"):
+    with pytest.raises(TruncatedError, match="data object"):
         short.finish(facts)
-    with pytest.raises(Truncated, match="0 blocks and 0 bytes"):
+    with pytest.raises(TruncatedError, match="0 blocks and 0 bytes"):
         recovery().finish()
 
 
 def test_foreign_oversized_and_unordered_blocks_are_refused() -> None:
     plain, _, _ = written([[50] * 20], extension=False)
-    with pytest.raises(Inconsistent, match="without it"):
+    with pytest.raises(InconsistentError, match="without it"):
         recovery().feed(plain)
     data, _, _ = written([[50] * 20])
-    with pytest.raises(Inconsistent, match="expected V1"):
+    with pytest.raises(InconsistentError, match="expected V1"):
         recovery(layout=Layout.V1, ledger_id=3).feed(data)
-    with pytest.raises(LimitExceeded, match="block is too large"):
+    with pytest.raises(LimitExceededError, match="block is too large"):
         recovery(block_bytes_max=500).feed(data)
-    with pytest.raises(Inconsistent, match="out of order"):
+    with pytest.raises(InconsistentError, match="out of order"):
         recovery().feed(data + data)

@@ -13,7 +13,7 @@ import pytest
 from formats.entries import Position
 from formats.keys import data_key, new_segment_uuid
 from formats.manifest import Assign, Failed, Hold
-from offloader.errors import InvalidCall, NotFound, StoreUnavailable
+from offloader.errors import InvalidCallError, NotFoundError, StoreUnavailableError
 from offloader.gc import delete_stream as removal
 from offloader.gc.delete_stream import removal_of, remove_stream
 from offloader.gc.sweep import cleanup_all, cleanup_stream
@@ -21,8 +21,8 @@ from offloader.manifest.boundary import listed
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import expire_records
-from offloader.manifest.protection import TIME_KEY, ClockSkew, DeletionStopped, set_global_hold, take_lease
-from offloader.manifest.state import EditRefused
+from offloader.manifest.protection import TIME_KEY, ClockSkewError, DeletionStoppedError, set_global_hold, take_lease
+from offloader.manifest.state import EditRefusedError
 from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
@@ -82,7 +82,7 @@ def leaves_nothing(store: ObjectStore) -> None:
     assert set(remaining(store)) == kept
     assert store.list_uploads(f"{STREAM}/") == []
     assert len(load_manifest(store, "other").offloaded()) == 1
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         removal_of(store, STREAM, now_ms=0)
 
 
@@ -114,10 +114,10 @@ def test_objects_that_a_gateway_denies_for_a_moment_keep_their_manifest(verb: st
     """A 404 without a reason, in answer to a listing, is no word of another process that deletes the same stream."""
     bench = Bench()
     before = 1 if verb == "list" else 0  # of the leases
-    fault = Fault(call=before + 1, verb=verb, key_part=f"{STREAM}/", but="/manifest/", error=NotFound)
+    fault = Fault(call=before + 1, verb=verb, key_part=f"{STREAM}/", but="/manifest/", error=NotFoundError)
     bench.store.set_faults([fault])
     for _ in range(3):
-        with contextlib.suppress(StoreUnavailable, NotFound):
+        with contextlib.suppress(StoreUnavailableError, NotFoundError):
             remove_stream(bench.store, STREAM, clock=bench.clock, settings=AT_ONCE.manifest)
         bench.clock.advance(60)
     assert remaining(bench.memory) == []
@@ -126,16 +126,16 @@ def test_objects_that_a_gateway_denies_for_a_moment_keep_their_manifest(verb: st
 def test_stream_under_a_lease_or_hold_is_not_deleted() -> None:
     bench = Bench()
     lease = take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana@host")
-    with pytest.raises(InvalidCall, match="read by ana@host"):
+    with pytest.raises(InvalidCallError, match="read by ana@host"):
         remove_stream(bench.store, STREAM, clock=bench.clock)
     lease.end()
     log = bench.log()
     log.commit_as_maintainer([Hold(True, "court")])
-    with pytest.raises(EditRefused, match="on hold"):
+    with pytest.raises(EditRefusedError, match="on hold"):
         remove_stream(bench.store, STREAM, clock=bench.clock)
     log.commit_as_maintainer([Hold(False, "")])
     set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         remove_stream(bench.store, STREAM, clock=bench.clock)
     assert len(bench.state.offloaded()) == 4
     assert not bench.state.stream_deleted
@@ -169,7 +169,7 @@ def test_stalled_deleter_takes_nothing_of_recreated_stream() -> None:
                 return super()._next(verb, key)
 
         store = Stalled(bench.memory)
-        with contextlib.suppress(NotFound, StoreUnavailable, InvalidCall, ClockSkew):
+        with contextlib.suppress(NotFoundError, StoreUnavailableError, InvalidCallError, ClockSkewError):
             remove_stream(store, STREAM, clock=bench.clock, ignore_leases=True)
         if not again:
             assert stalled_in_time > 5
@@ -244,7 +244,7 @@ def test_global_hold_stops_a_running_deletion(monkeypatch: pytest.MonkeyPatch) -
         stopped = False
         try:
             remove_stream(store, STREAM, clock=bench.clock)
-        except DeletionStopped:
+        except DeletionStoppedError:
             stopped = True
         deletes = [key for verb, key in store.calls[call - 1 :] if verb == "delete" and key != TIME_KEY]
         assert len(deletes) <= 1, f"{call}: {deletes}"

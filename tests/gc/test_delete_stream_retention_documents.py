@@ -20,7 +20,7 @@ from formats.documents import (
 )
 from formats.entries import Position
 from formats.keys import catalog_key
-from offloader.errors import NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place, Reason
 from offloader.gc.reconcile import StoreReconciliation
@@ -128,7 +128,7 @@ def test_stalled_deleter_never_takes_registry_of_recreated_stream() -> None:
         def anew(memory: MemoryStore = memory, clock: ManualClock = clock, made: list[set[str]] = made) -> None:
             for _ in range(2):
                 clock.advance(DAY_S + 1)
-                with contextlib.suppress(NotFound):
+                with contextlib.suppress(NotFoundError):
                     remove_stream(memory, STREAM, clock=clock, ignore_leases=True)
             made.append(begun(memory, clock))
 
@@ -228,7 +228,7 @@ def test_a_topic_keeps_its_registry_where_a_stream_of_that_name_was_deleted() ->
     # And the other way round: its partitions go, and a stream of that name is there again.
     for _ in range(2):
         for stream in PARTITIONS:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(NotFoundError):
                 remove_stream(memory, stream, clock=clock)
         clock.advance(DAY_S + 1)
     ManifestLog(memory, TOPIC, clock=clock).open_epoch()
@@ -260,7 +260,7 @@ def test_concurrently_replaced_topic_entry_stays() -> None:
     bench = lived()
     for _ in range(2):
         for stream in PARTITIONS:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(NotFoundError):
                 remove_stream(bench.memory, stream, clock=bench.clock, ignore_leases=True)
         bench.clock.advance(DAY_S + 1)
 
@@ -283,14 +283,14 @@ def test_store_failure_is_reported() -> None:
     bench = lived()
     for _ in range(2):
         for stream in PARTITIONS:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(NotFoundError):
                 remove_stream(bench.memory, stream, clock=bench.clock, ignore_leases=True)
         bench.clock.advance(DAY_S + 1)
     store = FaultyStore(bench.memory)
     store.set_faults([Fault(call=1, calls=10**6, verb="put", key_part="/retention/")])
-    with pytest.raises(AssertionError, match="StoreUnavailable"):
+    with pytest.raises(AssertionError, match="StoreUnavailableError"):
         reconcile(store, bench.clock)
-    assert issubclass(StoreUnavailable, OffloaderError)
+    assert issubclass(StoreUnavailableError, OffloaderError)
 
 
 def test_late_documents_of_unknown_names_go_when_old() -> None:

@@ -13,13 +13,13 @@ from formats.frames import encode_fill
 from formats.keys import boundary_key, fill_key, manifest_prefix, new_segment_uuid, record_key
 from formats.manifest import Gap, LedgerClosed
 from offloader.coverage import GapReason
-from offloader.errors import Corrupt
+from offloader.errors import CorruptError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.orphans import Outcome, Reason
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_all, cleanup_stream, read_batches, undo_retirements
 from offloader.inspect.verify import check_fills, describe_damage, find_unexpected
-from offloader.manifest.boundary import LostRecords, listed
+from offloader.manifest.boundary import LostRecordsError, listed
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.protection import TIME_KEY
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
@@ -180,7 +180,7 @@ def test_a_fill_that_tells_of_a_lost_record_stops_every_deletion() -> None:
     bench.writer.log.commit([LedgerClosed(99, -1)])
     bench.clock.advance(2 * DAY_S)
     before = bench.fills()
-    with pytest.raises(LostRecords, match="refers to record 9999"):
+    with pytest.raises(LostRecordsError, match="refers to record 9999"):
         bench.orphans()
     assert bench.fills() == before
     assert "lost records" in {each.problem.value for each in find_unexpected(bench.store, bench.state)}
@@ -252,7 +252,7 @@ def break_manifest(bench: Bench, *, records: bool) -> None:
         body = bytearray(bench.store.get(key)[0])
         body[20] ^= 1
         bench.store.put(key, body, mode=OVERWRITE)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         load_manifest(bench.store, STREAM)
 
 
@@ -267,7 +267,7 @@ def test_a_rebuilt_manifest_has_its_fills_and_gaps_again() -> None:
     before = bench.state
     orphan = bench.left_over()
     break_manifest(bench, records=False)
-    damage = list(describe_damage(bench.store, STREAM, Corrupt("damaged")))
+    damage = list(describe_damage(bench.store, STREAM, CorruptError("damaged")))
     assert {each.key for each in damage if each.problem.value == "orphan"} == {orphan}
     done = rebuilt(bench)
     after = bench.state

@@ -15,14 +15,14 @@ from formats.documents import GLOBAL_HOLD_KEY, Lease, Subscribers, document_key,
 from formats.entries import Position
 from formats.keys import boundary_key, data_key, index_key, manifest_prefix, new_segment_uuid, record_key
 from formats.manifest import Assign, Failed, Hold, LedgersDeleted, Purged, Retire, Rewrite
-from offloader.errors import Corrupt, Fenced, NotFound, StoreUnavailable
+from offloader.errors import CorruptError, FencedError, NotFoundError, StoreUnavailableError
 from offloader.gc.orphans import Outcome, Place, Reason
 from offloader.gc.reconcile import Reconciliation
-from offloader.manifest.boundary import LostRecords
+from offloader.manifest.boundary import LostRecordsError
 from offloader.manifest.catalog import create_entry
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream
-from offloader.manifest.protection import ClockSkew, lift_global_hold, set_global_hold
+from offloader.manifest.protection import ClockSkewError, lift_global_hold, set_global_hold
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import ManifestState
 from offloader.settings import ManifestSettings
@@ -132,7 +132,7 @@ def test_age_is_measured_by_the_earlier_clock_and_skew_stops_deletion() -> None:
     for drift_s in (-3600, 3600, 400 * DAY_S):
         wrong = ManualClock(bucket.clock.now_ms() + 1000 * drift_s)
         run = Reconciliation(bucket.store, STREAM, clock=wrong, settings=settings, delete=True)
-        with pytest.raises(ClockSkew, match="nothing is deleted"):
+        with pytest.raises(ClockSkewError, match="nothing is deleted"):
             list(run.leftovers())
     assert set(orphans) <= bucket.keys()
     bucket.clock.advance(50)
@@ -244,7 +244,7 @@ def test_next_run_finishes_after_a_crash_at_any_request_and_loses_nothing(how: s
         bucket.store.set_faults([Fault(call=call, after=how == "after", torn=how == "torn")])
         try:
             bucket.reconcile()
-        except StoreUnavailable:
+        except StoreUnavailableError:
             bucket.check_readable()
         else:
             # The scratch objects of the clock may be left behind without anybody's noticing; the last request may not.
@@ -321,7 +321,7 @@ def everywhere(make, act, check) -> None:  # type: ignore[no-untyped-def]
         store = Acting(bucket.inner, at, lambda bucket=bucket: act(bucket))
         try:
             bucket.reconcile(store=store, age_hours=0)
-        except StoreUnavailable:
+        except StoreUnavailableError:
             assert store.has_acted
         if not store.has_acted:
             assert at > 8
@@ -412,7 +412,7 @@ def test_stalled_writer_is_fenced_and_its_objects_are_deleted() -> None:
 
     bucket.begin_upload(uuid)
     assert load_manifest(bucket.inner, STREAM).epoch == 2
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         stalled.log.commit([bucket.complete(uuid)])
 
     assert {each.reason for each in bucket.reconcile()} == {Reason.YOUNG}
@@ -491,7 +491,7 @@ def test_objects_of_deleted_incarnation_go_before_its_manifest() -> None:
     bucket.commit()
     delete_stream(bucket.inner, STREAM, clock=bucket.clock, delete_objects=lambda _: None)
     bucket.clock.advance(DAY_S)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         delete_stream(store, STREAM, clock=bucket.clock, delete_objects=lambda _: None)
     assert store.calls[-1][0] == "delete"
     bucket.writer = StreamWriter(bucket.inner, STREAM)
@@ -526,7 +526,7 @@ def test_objects_left_out_by_a_rebuild_stay() -> None:
     key = record_key(STREAM, old, 2)
     bucket.inner.put(key, bucket.inner.get(key)[0][:-1], mode=OVERWRITE)
     bucket.clock.advance(DAY_S)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         bucket.reconcile()
     rebuild_manifest(bucket.inner, STREAM, head=None, clock=bucket.clock)
     bucket.clock.advance(DAY_S)
@@ -546,10 +546,10 @@ def test_stream_without_readable_catalogue_entry_is_left_alone() -> None:
     incarnation = bucket.writer.log.state.incarnation
     bucket.clock.advance(DAY_S)
     bucket.inner.delete([f"_catalog/{STREAM}"])
-    with pytest.raises(NotFound, match="no catalogue entry"):
+    with pytest.raises(NotFoundError, match="no catalogue entry"):
         bucket.reconcile()
     bucket.inner.put(f"_catalog/{STREAM}", b"?")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         bucket.reconcile()
     bucket.inner.put(f"_catalog/{STREAM}", b"")
     # Let go of, and its manifest isn't deleted: nobody knows what that is.
@@ -570,7 +570,7 @@ def test_entry_without_records_over_a_segment_is_corrupt_and_deletes_nothing() -
     bucket.clock.advance(DAY_S)
     run = Reconciliation(bucket.store, stream, clock=bucket.clock, delete=True)
     # A segment without any record: the records were lost, unless nobody ever wrote one. Nothing is deleted on a guess.
-    with pytest.raises(LostRecords):
+    with pytest.raises(LostRecordsError):
         list(run.leftovers())
     bucket.inner.head(key)
 
@@ -579,7 +579,7 @@ def test_store_failure_while_listing_uploads_is_an_error_and_deletes_nothing() -
     bucket = Bucket()
     bucket.offload(2)
     bucket.store.set_faults([Fault(call=1, verb="list_uploads", calls=99)])
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         bucket.reconcile()
     bucket.check_readable()
 

@@ -12,7 +12,7 @@ import pytest
 from formats.documents import awaited_key
 from formats.keys import catalog_key, manifest_prefix, record_key
 from formats.manifest import LedgersDeleted, Retire
-from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.errors import OffloaderError, StoreUnavailableError
 from offloader.gc.orphans import Outcome, Reason
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
@@ -20,7 +20,7 @@ from offloader.gc.sweep import CleanupReport, cleanup_stream
 from offloader.manifest.catalog import VOID
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.protection import set_global_hold, set_hold
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefusedError
 from offloader.settings import ManifestSettings
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
@@ -99,7 +99,7 @@ def test_round_overtaken_at_every_plan_fails_with_refused_edit() -> None:
         plans.append(plan)
         bench.log().commit_as_maintainer([Retire((plan.doomed[0].segments[0].uuid,))])
 
-    with pytest.raises(EditRefused, match="is retired, not offloaded"):
+    with pytest.raises(EditRefusedError, match="is retired, not offloaded"):
         bench.run(on_plan=overtake)
     assert [len(plan.doomed[0].segments) for plan in plans] == [7, 6, 5, 4, 3]
     bench.check()
@@ -119,7 +119,7 @@ def test_reader_list_of_recreated_stream_is_not_taken_for_garbage() -> None:
     assert next(found).reason is Reason.FOREIGN
     StreamWriter(bench.memory, STREAM, clock=bench.clock)
     bench.memory.put(left, b"the new one's")
-    with pytest.raises(StoreUnavailable, match="was deleted or created again during the search"):
+    with pytest.raises(StoreUnavailableError, match="was deleted or created again during the search"):
         list(found)
     assert bench.memory.get(left)[0] == b"the new one's"
 

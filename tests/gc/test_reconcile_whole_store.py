@@ -9,7 +9,7 @@ import pytest
 
 from formats.documents import GLOBAL_HOLD_KEY, intent_key, lease_key
 from formats.keys import boundary_key, data_key, manifest_prefix, new_segment_uuid, record_key, stream_prefix
-from offloader.errors import Corrupt, NotFound, OffloaderError
+from offloader.errors import CorruptError, NotFoundError, OffloaderError
 from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.manifest.boundary import create_boundary, listed
@@ -102,7 +102,7 @@ def test_late_record_of_a_deleted_forgotten_stream_is_deleted() -> None:
     stalled = ManifestLog(bucket.inner, STREAM, clock=bucket.clock)
     incarnation = stalled.load().incarnation
     for _ in range(3):
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFoundError):
             delete_stream(bucket.inner, STREAM, clock=bucket.clock, delete_objects=lambda _: None)
         bucket.clock.advance(DAY_S + HOUR_S)
         forget_name(bucket.inner, STREAM, clock=bucket.clock, now_ms=bucket.clock.now_ms())
@@ -133,7 +133,7 @@ def test_boundary_recreated_by_a_stalled_deletion_is_deleted() -> None:
     stalled = ManifestLog(bucket.inner, STREAM, clock=bucket.clock)
     incarnation = stalled.load().incarnation
     for _ in range(3):
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFoundError):
             delete_stream(bucket.inner, STREAM, clock=bucket.clock, delete_objects=lambda _: None)
         bucket.clock.advance(DAY_S + HOUR_S)
         forget_name(bucket.inner, STREAM, clock=bucket.clock, now_ms=bucket.clock.now_ms())
@@ -220,7 +220,7 @@ def test_broken_stream_is_reported_and_others_are_reconciled() -> None:
 
     assert {each.key for each in found if each.outcome is Outcome.DELETED} == set(orphans)
     assert set(world.failures) == {broken.stream, away.stream}
-    assert isinstance(world.failures[broken.stream], Corrupt)
+    assert isinstance(world.failures[broken.stream], CorruptError)
     bucket.inner.head(left)
 
 

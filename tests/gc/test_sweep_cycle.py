@@ -11,13 +11,13 @@ import pytest
 from formats.documents import awaited_key
 from formats.entries import Position
 from formats.manifest import Adopt, Hold, LedgersDeleted
-from offloader.errors import NotFound, OffloaderError, StoreUnavailable, Trimmed
+from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError, TrimmedError
 from offloader.gc.plan import Action, CleanupPlan
-from offloader.gc.sweep import LargeDelete, cleanup_all, cleanup_stream, read_batches
+from offloader.gc.sweep import LargeDeleteError, cleanup_all, cleanup_stream, read_batches
 from offloader.manifest.protection import (
-    ClockSkew,
+    ClockSkewError,
     DeletionClock,
-    DeletionStopped,
+    DeletionStoppedError,
     lift_global_hold,
     set_global_hold,
     take_lease,
@@ -99,7 +99,7 @@ def test_deleting_more_than_half_of_a_stream_needs_confirmation() -> None:
     bench.truncate(4)  # half of what is left
     assert bench.run().swept.retired == 1
     bench.truncate(4, 10)
-    with pytest.raises(LargeDelete, match="more than half") as raised:
+    with pytest.raises(LargeDeleteError, match="more than half") as raised:
         bench.run()
     assert "--allow-large" in raised.value.hint
     assert len(bench.state.offloaded()) == 1
@@ -112,7 +112,7 @@ def test_due_segments_are_purged_although_next_step_is_too_large() -> None:
     bench.run()
     bench.truncate(4)
     bench.hours(25)
-    with pytest.raises(LargeDelete):
+    with pytest.raises(LargeDeleteError):
         bench.run()
     assert bench.stored() == bench.named()
     assert len(bench.state.offloaded()) == 3
@@ -206,13 +206,13 @@ def test_global_hold_keeps_everything() -> None:
     bench.run()
     bench.hours(25)
     set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         bench.run()
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         list(cleanup_all(bench.store, clock=bench.clock))
     assert bench.run(dry_run=True).plan is not None
     bench.memory.put("_hold", b"not ours to read")
-    with pytest.raises(DeletionStopped, match="can't be read"):
+    with pytest.raises(DeletionStoppedError, match="can't be read"):
         bench.run()
     lift_global_hold(bench.memory)
     assert bench.run().swept.purged == 2
@@ -225,7 +225,7 @@ def test_clocks_that_can_t_be_trusted_stop_deletion() -> None:
     bench.hours(25)
     for skew_ms in (-100_000, 100_000, 48 * 3600 * 1000, -48 * 3600 * 1000):
         wrong = ManualClock(bench.clock.now_ms() + skew_ms)
-        with pytest.raises(ClockSkew, match="nothing is deleted"):
+        with pytest.raises(ClockSkewError, match="nothing is deleted"):
             cleanup_stream(bench.memory, STREAM, clock=wrong, settings=bench.settings)
     assert len(bench.stored()) == 8
 
@@ -240,7 +240,7 @@ def test_clock_jump_stops_deletion_although_store_clock_agrees(jump_s: int) -> N
     bench.run(deletion_clock=times)
     bench.clock.set_now_ms(bench.clock.now_ms() + jump_s * 1000)  # the store's clock is the same one
     for _ in range(2):
-        with pytest.raises(ClockSkew, match="jumped by"):
+        with pytest.raises(ClockSkewError, match="jumped by"):
             bench.run(deletion_clock=times)
     assert len(bench.stored()) == 8
 
@@ -249,7 +249,7 @@ def test_backward_clock_is_detected_by_earlier_records() -> None:
     bench = Bench()
     bench.truncate(3)
     bench.clock.set_now_ms(bench.clock.now_ms() - 120_000)
-    with pytest.raises(ClockSkew, match="behind existing records"):
+    with pytest.raises(ClockSkewError, match="behind existing records"):
         bench.run()
 
 
@@ -363,7 +363,7 @@ def test_a_reader_of_a_plan_with_a_retired_segment_is_refused() -> None:
     record = bench.state.record_id
     bench.truncate(3)
     bench.run()
-    with pytest.raises(Trimmed, match="2 segments of manifest record"):
+    with pytest.raises(TrimmedError, match="2 segments of manifest record"):
         load_manifest_at(bench.memory, STREAM, record)
 
 
@@ -464,11 +464,11 @@ def test_failing_stream_does_not_block_cleanup_of_others() -> None:
     bench.store.set_faults([Fault(call=1, key_part="a/manifest", calls=10**6)])
     reports = {report.stream: report for report in cleanup_all(bench.store, clock=bench.clock)}
     assert sorted(reports) == ["a", STREAM, "z"]
-    assert isinstance(reports["a"].error, StoreUnavailable)
+    assert isinstance(reports["a"].error, StoreUnavailableError)
     assert (reports["z"].error, reports["z"].swept.retired) == (None, 1)
 
 
 def test_cleanup_of_an_unknown_stream_raises_not_found() -> None:
     bench = Bench(ledgers=1)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         cleanup_stream(bench.memory, "nobody", clock=bench.clock)

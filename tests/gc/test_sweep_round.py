@@ -13,7 +13,7 @@ from formats.documents import AwaitedReaders, DeletionRecord, Subscribers, await
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, data_key, index_key, new_segment_uuid, record_key, record_number
 from formats.manifest import Adopt, LedgerClosed, LedgersDeleted
-from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.errors import OffloaderError, StoreUnavailableError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.plan import RetiredFacts, retired_facts, retired_groups
 from offloader.gc.sweep import (
@@ -28,7 +28,7 @@ from offloader.manifest.boundary import DELETE_KEYS_MAX, change_boundary
 from offloader.manifest.catalog import VOID
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.maintenance import expire_records
-from offloader.manifest.protection import DeletionStopped, set_global_hold, take_lease
+from offloader.manifest.protection import DeletionStoppedError, set_global_hold, take_lease
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.settings import Settings
@@ -48,14 +48,14 @@ def stop(bench: Bench) -> None:
 def test_idle_round_reports_the_global_hold() -> None:
     bench = Bench()
     stop(bench)
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         bench.run()
 
 
 def test_global_hold_after_the_plan_prevents_the_first_step() -> None:
     bench = Bench()
     bench.truncate(3)
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         bench.run(on_plan=lambda _: stop(bench))
     assert len(bench.state.segments.retired()) == 0
 
@@ -64,14 +64,14 @@ def test_round_over_no_streams_reports_the_global_hold() -> None:
     bench = Bench(ledgers=0)
     stop(bench)
     bench.memory.delete([catalog_key(STREAM)])
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         list(cleanup_all(bench.memory, clock=bench.clock))
 
 
 def test_global_hold_ends_a_round_and_is_no_error_of_a_stream() -> None:
     bench = Bench()
     bench.truncate(3)
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         list(cleanup_all(bench.memory, clock=bench.clock, on_plan=lambda _: stop(bench)))
 
 
@@ -88,7 +88,7 @@ def test_global_hold_after_the_last_stream_keeps_voids_of_names() -> None:
     key = void(bench)
     reports = cleanup_all(bench.memory, clock=bench.clock, on_plan=lambda _: stop(bench))
     assert next(reports).error is None
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         next(reports)
     assert bench.memory.get(key)[0] == VOID
 
@@ -171,7 +171,7 @@ def adopted(bench: Bench) -> UUID:
 def test_global_hold_after_the_plan_prevents_a_release() -> None:
     bench = Bench(ledgers=0)
     theirs = adopted(bench)
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         bench.run(on_plan=lambda _: stop(bench))
     assert theirs in bench.state.segments
     assert not list(read_batches(bench.memory, STREAM, done=False))
@@ -312,7 +312,7 @@ class Dying(StoreWrapper):
             if self._after:
                 call()
         if self._is_dead:
-            raise StoreUnavailable("the process is dead")
+            raise StoreUnavailableError("the process is dead")
         return call()
 
 
@@ -334,11 +334,11 @@ def test_purge_repeated_long_after_its_first_attempt_is_finished_by_the_next_rou
     bench.run()
     bench.hours(25)
     bench.store.set_faults([Fault(call=1, verb="put", key_part="/manifest/")])
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         bench.run()  # noted what it would delete, and ended
     bench.hours(25)
     bench.store.set_faults([Fault(call=1, verb="put", key_part="/boundary")])
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         bench.run()  # recorded the purge, and ended
     bench.store.set_faults([])
     bench.run()
@@ -351,7 +351,7 @@ def test_purge_that_was_never_recorded_is_not_done_after_a_rebuild() -> None:
     bench.run()
     bench.hours(25)
     bench.store.set_faults([Fault(call=1, verb="put", key_part="/manifest/")])
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         bench.run()  # noted what it would delete, and ended
     bench.store.set_faults([])
     undo_retirements(bench.log())

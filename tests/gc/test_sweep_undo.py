@@ -10,12 +10,12 @@ import pytest
 from formats.entries import Position
 from formats.keys import record_number
 from formats.manifest import Gap, LedgersDeleted
-from offloader.errors import InvalidCall, OutcomeUnknown
+from offloader.errors import InvalidCallError, OutcomeUnknownError
 from offloader.gc.sweep import Undone, undo_retirements
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import expire_records
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefusedError
 from offloader.read.reader import open_stream_reader
 from offloader.settings import ManifestSettings
 from offloader.store.base import Body, ObjectInfo
@@ -62,7 +62,7 @@ def test_partial_undo_must_leave_no_gap_up_to_the_head() -> None:
     bench = Bench()
     bench.truncate(4)
     bench.run()
-    with pytest.raises(InvalidCall, match="can't be restored"):
+    with pytest.raises(InvalidCallError, match="can't be restored"):
         undo(bench, segments=[bench.writer.uuids[0]])
     assert undo(bench, segments=[bench.writer.uuids[2]]).head == Position(3, 0)
     assert bench.state.first_position() == Position(3, 0)
@@ -73,7 +73,7 @@ def test_the_position_can_be_chosen_and_is_checked() -> None:
     bench.truncate(3)
     bench.run()
     for wrong in (Position(3, 1), Position(0, 0)):
-        with pytest.raises((EditRefused, InvalidCall)):
+        with pytest.raises((EditRefusedError, InvalidCallError)):
             undo(bench, head=wrong)
     assert undo(bench, head=Position(1, 7)).head == Position(1, 7)
     assert open_stream_reader(bench.memory, STREAM).first_position == Position(1, 7)
@@ -86,10 +86,10 @@ def test_purged_segment_cannot_be_undone() -> None:
     bench.hours(25)
     bench.truncate(3)
     bench.run()
-    with pytest.raises(InvalidCall, match="it was purged, or never retired"):
+    with pytest.raises(InvalidCallError, match="it was purged, or never retired"):
         undo(bench, segments=[bench.writer.uuids[0]])
     assert undo(bench).head == Position(2, 0)
-    with pytest.raises(InvalidCall, match="nothing is retired"):
+    with pytest.raises(InvalidCallError, match="nothing is retired"):
         undo(bench)
 
 
@@ -128,7 +128,7 @@ def test_truncation_during_an_undo_leaves_no_gap_behind_the_head() -> None:
     )
     schedule.until("undo", "put", "manifest/")
     bench.truncate(4, 5)
-    with pytest.raises(EditRefused, match="ledger 3 is still marked as deleted"):
+    with pytest.raises(EditRefusedError, match="ledger 3 is still marked as deleted"):
         schedule.finish("undo")
     assert bench.state.head == Position(4, 5)
     assert undo(bench).head == Position(1, 0), "planned anew, the newer truncation is taken back as well"
@@ -199,7 +199,7 @@ def test_an_undo_is_reported_although_its_record_was_folded_and_deleted_before_t
                 expire_records(bench.memory, bench.state, clock=bench.clock, settings=ManifestSettings())
             return super().put(key, body, **more)
 
-    lost_answer = Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknown)
+    lost_answer = Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknownError)
     log = ManifestLog(Stalls(bench.memory, [lost_answer]), STREAM, clock=bench.clock)
     result: Undone | Exception
     try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from formats.documents import GroupState
-from offloader.errors import InvalidCall, LimitReached
+from offloader.errors import InvalidCallError, LimitReachedError
 from offloader.groups import reader_groups
 from offloader.groups.assignment import is_checkpoint_due
 from offloader.groups.group_service import GroupOutcome, ReaderGroups
@@ -40,7 +40,7 @@ class BookkeptGroups(ReaderGroups):
     def reach_checkpoint(self, name: str, checkpoint: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         for stream, cut in ((stream_name(of), cut) for of, cut in cuts.items()):
             if cut.offsets and (problem := self._stream(stream).cuts().problem(cut)):
-                raise InvalidCall(f"stream {stream}: {problem}")
+                raise InvalidCallError(f"stream {stream}: {problem}")
         rows = self._rows(cuts)
         change = self._change(name, lambda group: reader_groups.reached(group, checkpoint, reader, rows))
         return self._without_expired(change)
@@ -56,7 +56,7 @@ class BookkeptGroups(ReaderGroups):
             reader_groups.require_group(group)
             group = replace(group, store_ms=now_ms)
             group = reader_groups.renewed(group, now_ms=now_ms, renew_ms=renew_ms)
-            with suppress(LimitReached):
+            with suppress(LimitReachedError):
                 if is_checkpoint_due(group) and group.readers:
                     checkpoint = f"automatic-{group.version.revision}"
                     return reader_groups.started_checkpoint(

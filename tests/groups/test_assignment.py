@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from formats.documents import GroupState, PartitionRow, Version
 from formats.entries import Position
-from offloader.errors import InvalidCall, NotFound, ReaderExpired
+from offloader.errors import InvalidCallError, NotFoundError, ReaderExpiredError
 from offloader.groups.assignment import (
     Held,
     has_surplus,
@@ -118,7 +118,7 @@ def test_silent_reader_expires_while_others_write() -> None:
         group.step("b", after_ms=10 * SECOND_MS)
     assert group.shares() == {"b": 5}
     assert len([row for row in group.group.assignments if row.position == Position(1, 4)]) == 5
-    with pytest.raises(ReaderExpired, match="silent for more than 30 s"):
+    with pytest.raises(ReaderExpiredError, match="silent for more than 30 s"):
         group.step("a")
 
 
@@ -152,7 +152,7 @@ def test_new_session_of_a_name_takes_its_partitions_at_the_persisted_positions()
     assert len(held(group.group, "a")) == 5
     assert not old & set(held(group.group, "a"))
     assert {row.position for row in group.group.assignments} == {Position(1, 4)}
-    with pytest.raises(ReaderExpired, match="joined again by another process"):
+    with pytest.raises(ReaderExpiredError, match="joined again by another process"):
         group.step("a", 9)
     group.write(left(group.now(), "a", "a's", None))
     assert len(held(group.group, "a")) == 5, "the earlier session can't leave for the new one"
@@ -206,14 +206,14 @@ def test_deleted_group_ends_its_readers() -> None:
     group = Versions()
     group.join("a")
     group.write(deleted(group.now()))
-    with pytest.raises(NotFound, match="doesn't exist"):
+    with pytest.raises(NotFoundError, match="doesn't exist"):
         group.step("a")
     assert left(group.now(), "a", "a's", {}) == group.now()
 
 
 @pytest.mark.parametrize("name", ["", " a", "a\n", "x" * 256])
 def test_names_of_readers_print_on_one_line(name: str) -> None:
-    with pytest.raises(InvalidCall, match="is not a valid reader name"):
+    with pytest.raises(InvalidCallError, match="is not a valid reader name"):
         require_reader_name(name)
 
 

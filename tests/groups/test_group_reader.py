@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offloader.errors import Closed, InvalidCall, NotFound, ReaderExpired
+from offloader.errors import ClosedError, InvalidCallError, NotFoundError, ReaderExpiredError
 from offloader.groups.group_reader import Checkpoint
 from offloader.groups.reader_groups import RetentionType
 from tests.groups.group_bench import GroupBench
@@ -50,7 +50,7 @@ def test_partitions_of_a_reader_that_leaves_go_to_the_others_where_it_stopped() 
     bench.turn(one)
     assert bench.share("one") == 4
     assert sorted(bench.delivered) == bench.expected()
-    with pytest.raises(Closed, match="left its group"):
+    with pytest.raises(ClosedError, match="left its group"):
         next(two)
 
 
@@ -92,9 +92,9 @@ def test_dead_reader_is_released_at_its_last_checkpoint_and_blocks_none() -> Non
     assert bench.share("one") == 4
     assert bench.state().checkpoints[-1].behind == ()
     assert sorted(bench.delivered) == bench.expected()
-    with pytest.raises(ReaderExpired, match="silent for more than 30 s"):
+    with pytest.raises(ReaderExpiredError, match="silent for more than 30 s"):
         next(two)
-    with pytest.raises(ReaderExpired):
+    with pytest.raises(ReaderExpiredError):
         next(two)
 
 
@@ -105,7 +105,7 @@ def test_second_reader_of_a_name_fences_the_first() -> None:
     bench.turn(first)
     second = bench.group.join("one")
     bench.clock.advance(3)
-    with pytest.raises(ReaderExpired, match="joined again by another process"):
+    with pytest.raises(ReaderExpiredError, match="joined again by another process"):
         next(first)
     assert bench.share("one") == len(second.streams) == 2
     assert len(bench.turn(second)["one"].entries) == 20
@@ -185,14 +185,14 @@ def test_manual_group_publishes_a_kept_checkpoint_only() -> None:
     bench.turn(one)
     bench.group.initiate_checkpoint("kept")
     bench.group.initiate_checkpoint("passing", keep=False)
-    with pytest.raises(InvalidCall, match="waits for one"):
+    with pytest.raises(InvalidCallError, match="waits for one"):
         bench.group.update_truncation_checkpoint("kept")
     bench.clock.advance(3)
     assert bench.turn(one)["one"].checkpoints == ["kept", "passing"]
-    with pytest.raises(InvalidCall, match="checkpoint passing of reader group rg was not kept"):
+    with pytest.raises(InvalidCallError, match="checkpoint passing of reader group rg was not kept"):
         bench.group.update_truncation_checkpoint("passing")
     assert bench.cut() is None
     bench.group.update_truncation_checkpoint("kept")
     assert bench.cut() == {"0.0": "1:10"}
-    with pytest.raises(NotFound, match="no checkpoint other"):
+    with pytest.raises(NotFoundError, match="no checkpoint other"):
         bench.group.update_truncation_checkpoint("other")

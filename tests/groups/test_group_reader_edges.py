@@ -10,7 +10,14 @@ import pytest
 from formats.documents import group_key
 from formats.entries import Position
 from formats.manifest import Truncate
-from offloader.errors import Corrupt, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Trimmed
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StoreUnavailableError,
+    TrimmedError,
+)
 from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
@@ -52,16 +59,16 @@ def test_failed_write_of_the_group_delivers_no_entry_twice(call: int, after: boo
     bench = GroupBench(partitions=3, through=lambda store: FaultyStore(store, clock=ManualClock()))
     assert isinstance(bench.store, FaultyStore)
     one = bench.group.join("one")
-    error = OutcomeUnknown if after else StoreUnavailable
+    error = OutcomeUnknownError if after else StoreUnavailableError
     bench.store.set_faults([Fault(call=call, verb="put", key_part="_groups/", after=after, error=error, calls=3)])
     readers = [one]
     for turn in range(20):
         for reader in readers:
-            with suppress(StoreUnavailable, OutcomeUnknown):
+            with suppress(StoreUnavailableError, OutcomeUnknownError):
                 bench.turn(reader)
         bench.clock.advance(4)
         if turn == 3:
-            with suppress(StoreUnavailable, OutcomeUnknown):
+            with suppress(StoreUnavailableError, OutcomeUnknownError):
                 readers.append(bench.group.join("two"))
     assert sorted(bench.delivered) == bench.expected()
     assert bench.cut() == {f"{number}.0": "1:10" for number in range(3)}
@@ -98,7 +105,7 @@ def test_kept_checkpoint_before_the_head_is_dropped_when_a_later_one_is_passed()
     bench.clock.advance(3)
     bench.turn(one)
     assert [row.name for row in bench.state().checkpoints] == ["second", "third"]
-    with pytest.raises(NotFound, match="no checkpoint first"):
+    with pytest.raises(NotFoundError, match="no checkpoint first"):
         bench.group.update_truncation_checkpoint("first")
 
 
@@ -199,9 +206,9 @@ def test_damaged_document_ends_no_reader_once_it_is_put_back() -> None:
     good, _ = bench.memory.get(group_key("rg"))
     bench.memory.put(group_key("rg"), good[:-9] + b"?" * 9, mode=OVERWRITE)
     bench.clock.advance(10)
-    with pytest.raises(Corrupt, match="_groups/rg"):
+    with pytest.raises(CorruptError, match="_groups/rg"):
         next(one)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         bench.group.join("two")
     bench.memory.put(group_key("rg"), good, mode=OVERWRITE)
     bench.append(0, 2)
@@ -216,7 +223,7 @@ def test_deleted_document_is_a_group_that_does_not_exist() -> None:
     bench.turn(one)
     bench.memory.delete([group_key("rg")])
     bench.clock.advance(10)
-    with pytest.raises(NotFound, match="reader group rg doesn't exist"):
+    with pytest.raises(NotFoundError, match="reader group rg doesn't exist"):
         next(one)
     one.close()
     bench.groups.create("rg", GroupConfig([TOPIC]))
@@ -236,7 +243,7 @@ def test_entries_deleted_before_they_were_read_are_an_error_once() -> None:
     log.load()
     log.commit_as_maintainer([Truncate(Position(1, 15))])
     bench.clock.advance(10)
-    with pytest.raises(Trimmed, match="1:15") as caught:
+    with pytest.raises(TrimmedError, match="1:15") as caught:
         bench.turn(one)
     assert caught.value.first_available == Position(1, 15)
     assert [str(position) for _, position in bench.turn(one)["one"].entries] == [f"1:{n}" for n in range(15, 20)]
@@ -261,17 +268,17 @@ def test_stop_ends_the_iteration() -> None:
 
 
 def test_times_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InvalidCall, match="expiry_ms of a reader group is 15000, at least 20000"):
+    with pytest.raises(InvalidCallError, match="expiry_ms of a reader group is 15000, at least 20000"):
         GroupConfig([TOPIC], expiry_ms=15_000)
-    with pytest.raises(InvalidCall, match="heartbeat_ms of a reader group is 0"):
+    with pytest.raises(InvalidCallError, match="heartbeat_ms of a reader group is 0"):
         GroupConfig([TOPIC], heartbeat_ms=0)
-    with pytest.raises(InvalidCall, match="automatic_checkpoint_ms of a reader group is -1"):
+    with pytest.raises(InvalidCallError, match="automatic_checkpoint_ms of a reader group is -1"):
         GroupConfig([TOPIC], automatic_checkpoint_ms=-1)
 
 
 def test_unknown_groups_and_names_of_readers_are_refused() -> None:
     bench = GroupBench(partitions=1)
-    with pytest.raises(NotFound, match="reader group other doesn't exist"):
+    with pytest.raises(NotFoundError, match="reader group other doesn't exist"):
         bench.groups.open("other")
-    with pytest.raises(InvalidCall, match="is not a valid reader name"):
+    with pytest.raises(InvalidCallError, match="is not a valid reader name"):
         bench.group.join(" one")

@@ -8,7 +8,14 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Truncate
-from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.errors import (
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
+    OffloaderError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from offloader.groups.group_service import ReaderGroups
 from offloader.groups.reader_groups import (
     CHECKPOINTS_MAX,
@@ -46,7 +53,7 @@ def test_publish_is_pending_from_the_last_pass_until_every_stream_has_it() -> No
     outcome = bench.pass_all("c1")
     assert bench.cuts() == {ONE: "0.0=1:12", TWO: None}
     assert not is_published(outcome.group)
-    assert [(row.stream, type(error)) for row, error in outcome.failed] == [(TWO, StoreUnavailable)]
+    assert [(row.stream, type(error)) for row, error in outcome.failed] == [(TWO, StoreUnavailableError)]
     bench.store.set_faults([])
     assert not is_published(bench.groups.get("rg"))
     assert is_published(bench.open().tick("rg", renew_ms=10**9).group)
@@ -56,13 +63,13 @@ def test_publish_is_pending_from_the_last_pass_until_every_stream_has_it() -> No
 def test_reader_must_report_its_position_before_it_passes_a_checkpoint() -> None:
     bench = Bench()
     bench.groups.initiate_checkpoint("rg", "c1")
-    with pytest.raises(InvalidCall, match="hasn't reported its position"):
+    with pytest.raises(InvalidCallError, match="hasn't reported its position"):
         bench.groups.pass_checkpoint("rg", "c1", "r1")
-    with pytest.raises(NotFound, match="no checkpoint c9"):
+    with pytest.raises(NotFoundError, match="no checkpoint c9"):
         bench.groups.pass_checkpoint("rg", "c9", "r1")
-    with pytest.raises(InvalidCall, match="doesn't read stream a/three"):
+    with pytest.raises(InvalidCallError, match="doesn't read stream a/three"):
         bench.groups.reach_checkpoint("rg", "c1", "r1", {"a/three": Cut()})
-    with pytest.raises(InvalidCall, match="beyond the tail 1:30"):
+    with pytest.raises(InvalidCallError, match="beyond the tail 1:30"):
         bench.groups.reach_checkpoint("rg", "c1", "r1", {ONE: at(31)})
 
 
@@ -160,18 +167,18 @@ def test_publish_commands_are_refused_for_automatic_groups(retention: RetentionT
         lambda: bench.groups.update_truncation_cuts("rg", {ONE: at(3)}),
     ]
     for act in acts:
-        with pytest.raises(Unsupported, match="only manual groups"):
+        with pytest.raises(UnsupportedError, match="only manual groups"):
             act()
 
 
 def test_an_unfinished_or_unknown_checkpoint_is_not_published() -> None:
     bench = Bench(RetentionType.MANUAL)
     bench.groups.initiate_checkpoint("rg", "c1")
-    with pytest.raises(InvalidCall, match="waits for r1, r2"):
+    with pytest.raises(InvalidCallError, match="waits for r1, r2"):
         bench.groups.update_truncation_checkpoint("rg", "c1")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         bench.groups.update_truncation_checkpoint("rg", "c2")
-    with pytest.raises(InvalidCall, match="doesn't read stream a/three"):
+    with pytest.raises(InvalidCallError, match="doesn't read stream a/three"):
         bench.groups.update_truncation_cuts("rg", {"a/three": at(1)})
 
 
@@ -199,7 +206,7 @@ def test_becoming_a_subscriber_and_ceasing_to_be_one_register_and_remove() -> No
     assert started == at(10)
     bench.groups.update("rg", 1, GroupConfig([TWO], RetentionType.AUTOMATIC))
     assert bench.cuts() == {TWO: None}
-    with pytest.raises(InvalidCall, match="generation is 2, not 1"):
+    with pytest.raises(InvalidCallError, match="generation is 2, not 1"):
         bench.groups.update("rg", 1, GroupConfig([ONE]))
     bench.groups.update("rg", 2, GroupConfig([TWO], RetentionType.NONE))
     assert bench.cuts() == {}
@@ -224,7 +231,7 @@ def test_recreated_group_continues_the_generation_of_the_deleted_one() -> None:
     bench.store.set_faults([Fault(call=1, verb="put", key_part="two/retention/", calls=100)])
     assert len(bench.groups.delete("rg").failed) == 1
     assert bench.cuts() == {TWO: None}
-    with pytest.raises(NotFound, match="reader group rg doesn't exist"):
+    with pytest.raises(NotFoundError, match="reader group rg doesn't exist"):
         bench.groups.get("rg")
     bench.store.set_faults([])
     assert bench.groups.names() == []
@@ -260,7 +267,7 @@ def test_a_crash_at_any_call_is_completed_by_the_next_one(verb: str, after: bool
         for _ in range(3):
             try:
                 story(bench.open())
-            except InvalidCall:
+            except InvalidCallError:
                 break  # it was changed already: a cut of the second stream isn't its business any more
             except OffloaderError:
                 continue
@@ -276,25 +283,25 @@ def test_a_crash_at_any_call_is_completed_by_the_next_one(verb: str, after: bool
 def test_a_group_and_its_checkpoints_have_limits() -> None:
     bench = Bench(outstanding_checkpoints_max=3)
     bench.groups.initiate_checkpoint("rg", "c0")
-    with pytest.raises(InvalidCall, match="has a checkpoint c0 already"):
+    with pytest.raises(InvalidCallError, match="has a checkpoint c0 already"):
         bench.groups.initiate_checkpoint("rg", "c0")
     bench.groups.initiate_checkpoint("rg", "c1")
     bench.groups.initiate_checkpoint("rg", "c2")
-    with pytest.raises(LimitReached, match="3 checkpoints wait"):
+    with pytest.raises(LimitReachedError, match="3 checkpoints wait"):
         bench.groups.initiate_checkpoint("rg", "c3")
     for number in range(CHECKPOINTS_MAX):
         name = f"c{number}"
         if number > 2:
             bench.groups.initiate_checkpoint("rg", name)
         bench.reach(name, {}, {})
-    with pytest.raises(LimitReached, match=f"keeps {CHECKPOINTS_MAX}"):
+    with pytest.raises(LimitReachedError, match=f"keeps {CHECKPOINTS_MAX}"):
         bench.groups.initiate_checkpoint("rg", "one more")
-    with pytest.raises(LimitReached, match="at most 1000"):
+    with pytest.raises(LimitReachedError, match="at most 1000"):
         GroupConfig([f"s{n}" for n in range(GROUP_STREAMS_MAX + 1)])
     bench.groups.create("idle", GroupConfig([ONE]))
-    with pytest.raises(InvalidCall, match="has no readers"):
+    with pytest.raises(InvalidCallError, match="has no readers"):
         bench.groups.initiate_checkpoint("idle", "c")
-    with pytest.raises(InvalidCall, match=r"can't start at 0\.0=1:99"):
+    with pytest.raises(InvalidCallError, match=r"can't start at 0\.0=1:99"):
         bench.groups.create("late", GroupConfig([ONE], RetentionType.MANUAL, starts={ONE: at(99)}))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.groups.group_service import ReaderGroups
 from offloader.groups.reader_groups import GroupConfig, RetentionType, config_of
 from offloader.manifest.log import ManifestLog
@@ -25,10 +25,10 @@ _names = count()
 SCOPE = "tenant/namespace"
 #: Upstream's statuses, and what this library raises instead.
 RAISED: dict[str, type[OffloaderError]] = {
-    "STREAM_NOT_FOUND": NotFound,
-    "RG_NOT_FOUND": NotFound,
-    "SCOPE_NOT_FOUND": NotFound,
-    "INVALID_RG_NAME": InvalidCall,
+    "STREAM_NOT_FOUND": NotFoundError,
+    "RG_NOT_FOUND": NotFoundError,
+    "SCOPE_NOT_FOUND": NotFoundError,
+    "INVALID_RG_NAME": InvalidCallError,
 }
 
 
@@ -141,7 +141,7 @@ def test_reader_group_config_case(case: Case) -> None:
     if case["expect"] == "ok":
         configured()
     else:
-        with pytest.raises(InvalidCall):
+        with pytest.raises(InvalidCallError):
             configured()
 
 

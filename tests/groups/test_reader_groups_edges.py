@@ -8,7 +8,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Truncate
-from offloader.errors import LimitReached, NotFound, StoreUnavailable
+from offloader.errors import LimitReachedError, NotFoundError, StoreUnavailableError
 from offloader.groups import reader_groups
 from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.log import ManifestLog
@@ -112,7 +112,7 @@ def test_mirrored_subscribers_are_renewed_and_moved_although_there_is_no_room_fo
     told = ""
     try:
         retention.follow({**wanted, "moves": Followed(at(9), is_connected=True)}, renew_ms=200_000)
-    except LimitReached as error:
+    except LimitReachedError as error:
         told = str(error)
     assert "a new one" in told
     assert silent_ms(bench, ONE) == 0
@@ -124,7 +124,7 @@ def test_subscriber_that_is_gone_makes_room_for_a_new_one(monkeypatch: pytest.Mo
     monkeypatch.setattr(subscribers, "SUBSCRIBERS_MAX", 2)
     retention = open_retention(bench.memory, ONE, clock=bench.clock)
     retention.follow({name: Followed(at(5), is_connected=True) for name in ("old", "rg")})
-    with suppress(LimitReached):
+    with suppress(LimitReachedError):
         retention.follow({"new": Followed(at(5), is_connected=True)}, gone=["old"])
     assert retention.registry().names() == ["new", "rg"]
 
@@ -150,7 +150,7 @@ def test_reader_reaches_a_checkpoint_while_a_stream_fails_that_it_does_not_read(
     failures = []
     try:
         bench.groups.reach_checkpoint("rg", "c2", "r1", {ONE: at(9)})
-    except StoreUnavailable as error:
+    except StoreUnavailableError as error:
         failures.append(error)
     assert failures == []
     assert bench.groups.get("rg").checkpoints[-1].waiting == ("r2",)
@@ -188,7 +188,7 @@ def truncate_at(bench: Bench, stream: str, entry: int) -> None:
 def start_next(bench: Bench, by: str) -> list[str]:
     """The group's checkpoints after one more was to start, by its reader or by its period."""
     bench.clock.advance(60)
-    with suppress(LimitReached):
+    with suppress(LimitReachedError):
         if by == "reader":
             bench.groups.initiate_checkpoint("rg", "next")
         else:
@@ -233,10 +233,10 @@ def test_interrupted_deletion_of_a_group_is_completed_by_another_one() -> None:
     bench.store.set_faults([Fault(call=1, verb="put", key_part=f"{TWO}/retention/")])
     assert [row.stream for row, _ in bench.groups.delete("rg").failed] == [TWO]
     assert bench.cuts() == {TWO: None}
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         bench.open().delete("rg")
     assert bench.cuts() == {}
-    with pytest.raises(NotFound, match="reader group rg doesn't exist"):
+    with pytest.raises(NotFoundError, match="reader group rg doesn't exist"):
         bench.groups.delete("rg")
 
 

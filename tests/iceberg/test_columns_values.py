@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2
 from formats.entries import EntryBatch
 from formats.pulsar.messages import BadEntry
 from offloader import iceberg
-from offloader.errors import Corrupt, InvalidCall, Unsupported
+from offloader.errors import CorruptError, InvalidCallError, UnsupportedError
 from offloader.iceberg import upkeep
 from offloader.iceberg.columns import Values
 from offloader.read.typed_values import merged_type, typed_decoder
@@ -175,7 +175,9 @@ def test_pairs_and_primitive_values_have_columns(lake: Lake, writer: StreamWrite
 
 def test_entries_are_decoded_too_and_bad_ones_have_a_reason(lake: Lake, writer: StreamWriter) -> None:
     send(writer, encoded(OLD, {"id": 1, "name": "a"}), b"\x00")
-    with pytest.raises(Corrupt, match=r"stream shop/eu/persistent/orders, 1:1: the value can't be decoded: .* Avro"):
+    with pytest.raises(
+        CorruptError, match=r"stream shop/eu/persistent/orders, 1:1: the value can't be decoded: .* Avro"
+    ):
         export(lake, writer, "entries", values=values_of(avro(OLD)))
     assert lake.data_files() == []
     export(lake, writer, "entries", values=values_of(avro(OLD)), bad_messages=BadEntry.NULL)
@@ -192,7 +194,7 @@ def test_value_that_no_column_holds_does_not_fail_other_rows(lake: Lake, writer:
     schema = record(("id", "long"))
     send(writer, *(single_entry(Sent(value=json.dumps({"id": each}).encode())) for each in (1, 2**70, "x", 1.5, True)))
     values = values_of(MessageSchema("JSON", json.dumps(schema)))
-    with pytest.raises(Corrupt, match="the value can't be decoded"):
+    with pytest.raises(CorruptError, match="the value can't be decoded"):
         export(lake, writer, values=values)
     export(lake, writer, values=values, bad_messages=BadEntry.NULL)
     assert decoded(lake) == [{"id": 1}, None, None, None, None]
@@ -277,7 +279,7 @@ def test_incompatible_schema_is_refused_by_name_and_changes_nothing(
     before, known = lake.foreign_table().metadata_location, [avro(OLD), avro(OTHER)]
     registry: Values = VersionedDecoders({}, lambda number: typed_decoder(known[number or 0], what="it"))
     with pytest.raises(
-        Unsupported, match=r"column decoded\.id has type int32, but the schema has string: no column type holds"
+        UnsupportedError, match=r"column decoded\.id has type int32, but the schema has string: no column type holds"
     ):
         export(lake, writer, values=registry if asked else values_of(*known))
     assert lake.foreign_table().metadata_location == before
@@ -306,7 +308,7 @@ def test_schema_that_is_met_in_a_range_extends_the_table(lake: Lake, writer: Str
 def test_table_with_decoded_values_is_not_exported_to_without_a_schema(lake: Lake, writer: StreamWriter) -> None:
     send(writer, single_entry(Sent(value=encoded(OLD, {"id": 1, "name": "a"}))))
     export(lake, writer, values=values_of(avro(OLD)))
-    with pytest.raises(InvalidCall, match=r"table lake\.entries has decoded values, but no schema was given"):
+    with pytest.raises(InvalidCallError, match=r"table lake\.entries has decoded values, but no schema was given"):
         export(lake, writer)
 
 
@@ -328,7 +330,7 @@ def test_table_with_decoded_values_is_not_exported_to_without_a_schema(lake: Lak
 )
 def test_types_of_two_schemas_have_one_that_holds_both(known: pa.DataType, new: pa.DataType, found: Any) -> None:
     if isinstance(found, str):
-        with pytest.raises(Unsupported, match=found):
+        with pytest.raises(UnsupportedError, match=found):
             merged_type(known, new, "c")
     else:
         assert merged_type(known, new, "c") == found

@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.table import Table, TableProperties
 
 from formats.entries import Position
-from offloader.errors import Corrupt, InvalidCall
+from offloader.errors import CorruptError, InvalidCallError
 from offloader.iceberg import commits
 from offloader.iceberg.commits import MERGED_AT_ONCE, UPKEEP_PROPERTIES
 from offloader.iceberg.history import EXPIRED, EXPIRED_BEFORE, is_whole, newest_range
@@ -184,7 +184,7 @@ def test_table_says_how_many_snapshots_stay(lake: Lake, writer: StreamWriter, fe
     assert 9 <= len(history(lake.table())) <= 11
     with lake.table().transaction() as transaction:
         transaction.set_properties({TableProperties.MIN_SNAPSHOTS_TO_KEEP: "many"})
-    with pytest.raises(InvalidCall, match=r"property history\.expire\.min-snapshots-to-keep is 'many'"):
+    with pytest.raises(InvalidCallError, match=r"property history\.expire\.min-snapshots-to-keep is 'many'"):
         grow(lake, writer, 1)
 
 
@@ -210,5 +210,5 @@ def test_changed_property_about_expired_ranges_is_named(lake: Lake, writer: Stre
     with table.transaction() as transaction:
         transaction.set_properties({EXPIRED + writer.stream: json.dumps({**facts, "offloader.last": "x"})})
     commit_something(lake.table(), {})
-    with pytest.raises(Corrupt, match="wasn't written by an export"):
+    with pytest.raises(CorruptError, match="wasn't written by an export"):
         lake.export(writer)

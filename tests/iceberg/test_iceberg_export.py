@@ -24,7 +24,15 @@ from pyiceberg.types import StringType
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.manifest import Retire, Truncate
 from offloader import iceberg
-from offloader.errors import Corrupt, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Trimmed, Unsupported
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StoreUnavailableError,
+    TrimmedError,
+    UnsupportedError,
+)
 from offloader.iceberg import commits
 from offloader.iceberg import history as ranges
 from offloader.iceberg.columns import COLUMNS
@@ -204,7 +212,7 @@ def test_exporter_that_always_comes_second_gives_up(
 
     monkeypatch.setattr(commits, "commit_range", overtaken)
     monkeypatch.setattr(iceberg, "COMMIT_ATTEMPTS_MAX", 3)
-    with pytest.raises(StoreUnavailable, match="3 commits failed because other programs committed first"):
+    with pytest.raises(StoreUnavailableError, match="3 commits failed because other programs committed first"):
         lake.export(writer)
     assert lake.data_files() == []
 
@@ -221,7 +229,7 @@ def test_commit_whose_answer_was_lost_is_not_repeated(
 
     with monkeypatch.context() as patched:
         patched.setattr(SqlCatalog, "commit_table", deaf)
-        with pytest.raises(OutcomeUnknown, match=r"the commit of 1:0\.\.1:9 of stream .* may have happened"):
+        with pytest.raises(OutcomeUnknownError, match=r"the commit of 1:0\.\.1:9 of stream .* may have happened"):
             lake.export(writer, table)
     assert lake.export(writer).ranges == ()
     require_proven(lake, writer)
@@ -297,7 +305,7 @@ def test_rollback_whose_snapshots_expired_is_refused(lake: Lake, writer: StreamW
     ).commit()
     assert lake.export(other).end == Position(1, 9)
     kept = r"was rolled back, and the snapshots that record the export of stream .* have expired"
-    with pytest.raises(Corrupt, match=kept):
+    with pytest.raises(CorruptError, match=kept):
         lake.export(writer)
 
 
@@ -326,7 +334,7 @@ def test_table_of_another_shape_is_refused(lake: Lake, schema: pa.Schema, text: 
     catalog = iceberg._catalog(lake.catalog, lake.warehouse, {})
     catalog.create_namespace("lake")
     catalog.create_table("lake.entries", schema)
-    with pytest.raises(Unsupported, match=text):
+    with pytest.raises(UnsupportedError, match=text):
         lake.table()
 
 
@@ -341,7 +349,7 @@ def test_entries_deleted_before_their_export_are_named(lake: Lake, writer: Strea
     writer.log.commit([Truncate(Position(3, 0))])
     writer.log.commit([Retire(tuple(writer.uuids[:2]))])
     with pytest.raises(
-        Trimmed, match=r"exported up to 1:9, but the following entries were deleted: the stream now begins at 3:0"
+        TrimmedError, match=r"exported up to 1:9, but the following entries were deleted: the stream now begins at 3:0"
     ) as caught:
         lake.export(writer)
     assert "--skip-lost" in caught.value.hint
@@ -365,7 +373,7 @@ def test_stream_that_was_made_anew_is_refused(lake: Lake, writer: StreamWriter, 
     lake.export(writer)
     again = Lake(tmp_path / "again").writer(writer.stream)
     again.add([batch_of(1, 0, 10)])
-    with pytest.raises(InvalidCall, match=r"was deleted and recreated since its export to table lake\.entries"):
+    with pytest.raises(InvalidCallError, match=r"was deleted and recreated since its export to table lake\.entries"):
         lake.export(again)
 
 
@@ -417,7 +425,7 @@ def test_changed_properties_are_named(lake: Lake, writer: StreamWriter) -> None:
     assert ExportedRange.decode({"owner": "me"}) is None
     table = lake.table()
     commit_something(table, {**facts.encode(), "offloader.last": "9"})
-    with pytest.raises(Corrupt, match="a snapshot's summary wasn't written by an export"):
+    with pytest.raises(CorruptError, match="a snapshot's summary wasn't written by an export"):
         lake.export(writer)
 
 
@@ -427,7 +435,7 @@ def test_damaged_stream_commits_nothing(lake: Lake, writer: StreamWriter) -> Non
     body = bytearray(data.read_bytes())
     body[len(body) // 2] ^= 0xFF
     data.write_bytes(bytes(body))
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         lake.export(writer)
     assert history(lake.foreign_table()) == []
     assert lake.data_files() == []
@@ -436,23 +444,23 @@ def test_damaged_stream_commits_nothing(lake: Lake, writer: StreamWriter) -> Non
 @pytest.mark.parametrize(
     ("more", "kind", "text", "hint"),
     [
-        ({"name": "entries"}, InvalidCall, "table 'entries' has no namespace", "NAMESPACE.TABLE"),
-        ({"content": "values"}, InvalidCall, "unknown table content 'values'", "entries, messages"),
-        ({"catalog": "prod"}, NotFound, "no catalogue prod is configured", "pyiceberg.yaml"),
-        ({"catalog": "postgresql://me:hidden@db/x"}, InvalidCall, "URL contains a password", "pyiceberg.yaml"),
+        ({"name": "entries"}, InvalidCallError, "table 'entries' has no namespace", "NAMESPACE.TABLE"),
+        ({"content": "values"}, InvalidCallError, "unknown table content 'values'", "entries, messages"),
+        ({"catalog": "prod"}, NotFoundError, "no catalogue prod is configured", "pyiceberg.yaml"),
+        ({"catalog": "postgresql://me:hidden@db/x"}, InvalidCallError, "URL contains a password", "pyiceberg.yaml"),
         (
             {"options": {"s3.secret-access-key": "hidden"}},
-            InvalidCall,
+            InvalidCallError,
             "catalogue option s3.secret-access-key is a secret",
             "PYICEBERG_CATALOG__OFFLOADER__S3__SECRET_ACCESS_KEY",
         ),
-        ({"warehouse": ""}, InvalidCall, "no warehouse was given", "--warehouse"),
-        ({"catalog": "sqlite:////nowhere/at/all.db"}, StoreUnavailable, "unable to open database file", "runs"),
-        ({"catalog": "http://127.0.0.1:1"}, StoreUnavailable, r"can't be used: connection refused \(", "runs"),
-        ({"catalog": "nothing://x"}, InvalidCall, "can't be opened: Can't load plugin", "iceberg.md"),
+        ({"warehouse": ""}, InvalidCallError, "no warehouse was given", "--warehouse"),
+        ({"catalog": "sqlite:////nowhere/at/all.db"}, StoreUnavailableError, "unable to open database file", "runs"),
+        ({"catalog": "http://127.0.0.1:1"}, StoreUnavailableError, r"can't be used: connection refused \(", "runs"),
+        ({"catalog": "nothing://x"}, InvalidCallError, "can't be opened: Can't load plugin", "iceberg.md"),
         (
             {"warehouse": "s4://x"},
-            InvalidCall,
+            InvalidCallError,
             "can't be opened: Unrecognized filesystem type in URI: s4",
             "iceberg.md",
         ),

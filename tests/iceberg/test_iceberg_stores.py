@@ -18,7 +18,7 @@ from formats.entries import EntryBatch, Position
 from formats.manifest import Retire, Truncate
 from formats.pulsar.messages import MessageDecoder, MessageOptions
 from offloader import iceberg
-from offloader.errors import StoreUnavailable, Trimmed
+from offloader.errors import StoreUnavailableError, TrimmedError
 from offloader.iceberg import commits
 from offloader.iceberg.history import ExportedRange
 from tests.cli.reading_verbs import Offloader
@@ -81,7 +81,7 @@ def test_stream_that_cannot_be_exported_keeps_no_other_from_its_turn(
     trimmed.log.commit([Retire(tuple(trimmed.uuids[:2]))])
     other.add([batch_of(1, 0, 10)])
     done = offloader("export", "iceberg", "t/trimmed", "t/whole", *places(lake))
-    assert (done.code, done.out) == (Trimmed.kind.value, "t/whole: 10 new entries, exported up to 1:9\n")
+    assert (done.code, done.out) == (TrimmedError.kind.value, "t/whole: 10 new entries, exported up to 1:9\n")
     assert "stream t/trimmed: exported up to 1:9, but the following entries were deleted" in done.err
 
 
@@ -263,5 +263,5 @@ def test_rest_catalogue(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rest_catalogue_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iceberg, "RESPONSE_S_MAX", 0.2)
-    with silent_server() as url, pytest.raises(StoreUnavailable, match="no answer"):
+    with silent_server() as url, pytest.raises(StoreUnavailableError, match="no answer"):
         iceberg.open_table("lake.entries", catalog=url)

@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 
 from formats.entries import Position
 from formats.manifest import Retire, Truncate
-from offloader.errors import StoreUnavailable, Unsupported
+from offloader.errors import StoreUnavailableError, UnsupportedError
 from offloader.iceberg import files as data_files
 from offloader.iceberg import upkeep
 from offloader.iceberg.history import EXPIRED, ExportedRange, expired_ranges
@@ -104,7 +104,7 @@ def test_upkeep_that_always_comes_second_gives_up(
     monkeypatch.setattr(upkeep, "_forget", overtaken)
     monkeypatch.setattr(upkeep, "UPKEEP_ATTEMPTS_MAX", 2)
     for work in (lambda: join_files(lake.table(), writer.stream), lambda: expire_all(lake)):
-        with pytest.raises(StoreUnavailable, match="2 commits failed because other programs committed first"):
+        with pytest.raises(StoreUnavailableError, match="2 commits failed because other programs committed first"):
             work()
     assert lake.data_files() == before
 
@@ -131,7 +131,7 @@ def test_young_current_and_tagged_snapshots_are_kept(lake: Lake, writer: StreamW
     assert expire(table, before_ms=LATER_MS, dry_run=True).snapshots == 2
     with table.transaction() as transaction:
         transaction.set_properties({"gc.enabled": "false"})
-    with pytest.raises(Unsupported, match=r"gc\.enabled=false"):
+    with pytest.raises(UnsupportedError, match=r"gc\.enabled=false"):
         expire_all(lake)
 
 

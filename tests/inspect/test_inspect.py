@@ -26,7 +26,7 @@ from formats.frames import encode_fill
 from formats.keys import boundary_key, catalog_key, fill_key, new_segment_uuid, record_key
 from formats.segment import Codec
 from formats.summary import Layout
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.inspect.inspect import inspect_object
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.settings import ReadSettings
@@ -173,7 +173,7 @@ def test_the_manifests_objects_are_known_by_their_names(store: ObjectStore) -> N
 
 
 def test_missing_object_is_an_error(store: ObjectStore) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         inspect_object(store, "orders/nothing")
 
 

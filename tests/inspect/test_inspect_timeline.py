@@ -9,7 +9,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Gap
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.inspect.inspect import timeline_of
 from offloader.plot import Span
 from offloader.store.open import open_store
@@ -54,5 +54,5 @@ def test_a_gap_is_a_place_between_two_entries(writer: StreamWriter) -> None:
 
 
 def test_a_stream_without_a_segment_has_no_shape(writer: StreamWriter) -> None:
-    with pytest.raises(NotFound, match="no readable segment"):
+    with pytest.raises(NotFoundError, match="no readable segment"):
         timeline_of(writer.log.state)

@@ -13,7 +13,7 @@ from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Assign
 from formats.segment import Codec
 from formats.summary import Layout
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.inspect.verify import Damage, Finding, check_order, check_segment, check_segments, find_unexpected
 from offloader.manifest.log import load_manifest
 from offloader.read.fetch import Fetcher
@@ -185,7 +185,7 @@ def test_segment_being_written_is_no_finding(store: ObjectStore, writer: StreamW
 def test_unreachable_store_is_an_error_and_no_finding(store: ObjectStore, writer: StreamWriter) -> None:
     state = load_manifest(store, STREAM)
     faulty = FaultyStore(store, [Fault(call=1, calls=100, verb="head")])
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         list(check_segments(Fetcher(faulty, ReadSettings()), state, deep=False))
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import InvalidCall
-from offloader.ledgers.pushed import LedgerEnd, OutOfOrder, new_pieces
+from offloader.errors import InvalidCallError
+from offloader.ledgers.pushed import LedgerEnd, OutOfOrderError, new_pieces
 from tests.ledgers.pushing_broker import Broker
 
 STREAM = "a/b"
@@ -71,7 +71,7 @@ def test_new_entries_are_taken_and_known_ones_skipped(
 def test_missing_entries_are_reported_and_nothing_is_taken(
     end: Position | None, closed: dict[int, int], batches: list[EntryBatch], ends: list[LedgerEnd], message: str
 ) -> None:
-    with pytest.raises(OutOfOrder, match=message):
+    with pytest.raises(OutOfOrderError, match=message):
         new_pieces(STREAM, end, closed, batches, ends)
 
 
@@ -91,25 +91,25 @@ def test_missing_entries_are_reported_and_nothing_is_taken(
 def test_contradicting_push_is_refused(
     end: Position | None, closed: dict[int, int], batches: list[EntryBatch], ends: list[LedgerEnd], message: str
 ) -> None:
-    with pytest.raises(InvalidCall, match=message) as caught:
+    with pytest.raises(InvalidCallError, match=message) as caught:
         new_pieces(STREAM, end, closed, batches, ends)
-    assert not isinstance(caught.value, OutOfOrder), "waiting wouldn't mend it"
+    assert not isinstance(caught.value, OutOfOrderError), "waiting wouldn't mend it"
 
 
 def test_gaps_and_disorder_inside_a_batch_are_found() -> None:
     whole = batch(3, 0, 6)
     holed = EntryBatch(3, whole.entry_ids[[0, 1, 4, 5]], whole.payloads.take([0, 1, 4, 5]), whole.publish_times_ms[:4])
     twice = EntryBatch(3, whole.entry_ids[[0, 1, 1, 3]], whole.payloads.take([0, 1, 1, 3]), whole.publish_times_ms[:4])
-    with pytest.raises(OutOfOrder, match="3:4 was pushed right after 3:1"):
+    with pytest.raises(OutOfOrderError, match="3:4 was pushed right after 3:1"):
         new_pieces(STREAM, None, {}, [holed], [])
-    with pytest.raises(InvalidCall, match="3:1 was pushed right after 3:1"):
+    with pytest.raises(InvalidCallError, match="3:1 was pushed right after 3:1"):
         new_pieces(STREAM, None, {}, [twice], [])
 
 
 def test_ids_that_wrap_around_do_not_pass_for_consecutive() -> None:
     two = batch(1, 0, 2)
     wrapped = EntryBatch(1, np.array([2**63 - 1, -(2**63)]), two.payloads, two.publish_times_ms)
-    with pytest.raises(InvalidCall, match="one after the other"):
+    with pytest.raises(InvalidCallError, match="one after the other"):
         new_pieces(STREAM, Position(1, 2**63 - 2), {}, [wrapped], [])
 
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import OffloaderError, SourceMismatch
+from offloader.errors import OffloaderError, SourceMismatchError
 from offloader.ledgers.base import IdentifiedSource
-from offloader.ledgers.pushed import IdentifiedLedgers, LedgerEnd, OutOfOrder, PushedLedgers, PushMemory
+from offloader.ledgers.pushed import IdentifiedLedgers, LedgerEnd, OutOfOrderError, PushedLedgers, PushMemory
 from offloader.runtime.clock import SystemClock
 from offloader.service.flight.messages import pushed_batches
 from tests.ledgers.pushing_broker import Broker
@@ -38,7 +38,7 @@ def test_entries_that_no_segment_took_yet_are_compared_too() -> None:
     for taken, count in ((None, 10), (Position(1, 9), 10)):
         ledgers.push(broker.next_after(taken, count).batches, [], within_s=1.0)
     assert ledgers.push(broker.next_after(None, 15).batches, [], within_s=1.0).repeated == 15
-    with pytest.raises(SourceMismatch, match="1:12 was pushed again with other bytes"):
+    with pytest.raises(SourceMismatchError, match="1:12 was pushed again with other bytes"):
         ledgers.push(other.next_after(Position(1, 4), 20).batches, [], within_s=1.0)
     assert ledgers.news().taken == Position(1, 19)
 
@@ -55,7 +55,7 @@ def test_gap_among_entries_that_are_held_is_no_other_log(entry_ids: list[int]) -
         ledgers.push([pushed], [], within_s=1.0)
     except (OffloaderError, pa.ArrowException) as error:
         found = error
-    assert type(found) is OutOfOrder
+    assert type(found) is OutOfOrderError
     assert "entries are missing between them" in found.hint
     assert ledgers.news().taken == Position(1, 9)
 

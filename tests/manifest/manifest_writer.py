@@ -10,7 +10,7 @@ import json
 import sys
 
 from formats.manifest import LedgerClosed
-from offloader.errors import Fenced
+from offloader.errors import FencedError
 from offloader.manifest.log import ManifestLog
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
@@ -38,7 +38,7 @@ def main() -> None:
             log.commit([LedgerClosed(ledger_id, 9)])
             committed.append(ledger_id)
             print(ledger_id, flush=True)
-    except Fenced:
+    except FencedError:
         fenced = True
     print(json.dumps({"epoch": epoch, "fenced": fenced}), flush=True)
 

@@ -41,7 +41,7 @@ from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.apply import apply_edits, fold, is_applied
 from offloader.manifest.compaction import compacted
 from offloader.manifest.source_identity import known_ledgers
-from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
+from offloader.manifest.state import EditRefusedError, ManifestState, SegmentStatus
 from tests.support.manifests import summary_of
 
 INCARNATION = UUID(int=7)
@@ -85,7 +85,7 @@ def segment(uuid: UUID, begin: Position, end: Position) -> list[Edit]:
 
 
 def refused(*edits: Edit, state: ManifestState, because: str) -> None:
-    with pytest.raises(EditRefused, match=because):
+    with pytest.raises(EditRefusedError, match=because):
         after(*edits, state=state)
 
 
@@ -233,11 +233,11 @@ def test_an_epoch_follows_the_one_before() -> None:
 def test_requirements_name_the_incarnation_and_the_epoch() -> None:
     ONE.check(INCARNATION, 1)
     ONE.check(INCARNATION, None)
-    with pytest.raises(EditRefused, match="owned by epoch 1"):
+    with pytest.raises(EditRefusedError, match="owned by epoch 1"):
         ONE.check(INCARNATION, 2)
-    with pytest.raises(EditRefused, match="created again"):
+    with pytest.raises(EditRefusedError, match="created again"):
         ONE.check(UUID(int=8), 1)
-    with pytest.raises(EditRefused, match="was deleted"):
+    with pytest.raises(EditRefusedError, match="was deleted"):
         after(StreamDeleted(), state=ONE).check(INCARNATION, 1)
 
 
@@ -300,7 +300,7 @@ def test_a_record_must_be_the_next_one_of_the_same_incarnation_and_epoch() -> No
         replace(record, incarnation=UUID(int=9)),
         replace(record, epoch=5),
     ):
-        with pytest.raises(EditRefused):
+        with pytest.raises(EditRefusedError):
             fold(ONE, wrong)
 
 
@@ -473,7 +473,7 @@ def test_gap_may_lie_before_the_head_where_it_joins_the_committed_end() -> None:
 def test_totals_that_differ_from_the_fold_mean_damage() -> None:
     wrong = replace(ONE.totals(), entries=6)
     record = Record(ONE.record_id + 1, INCARNATION, 2, Writer("w", "", "n"), 77, (OpenEpoch(2),), wrong)
-    with pytest.raises(EditRefused, match="totals"):
+    with pytest.raises(EditRefusedError, match="totals"):
         fold(ONE, record)
 
 

@@ -9,7 +9,7 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Edit, Gap, GapFilled, Hold, LedgerClosed, OpenEpoch, Recover, Rewrite, Rewritten
 from formats.summary import SegmentSummary
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from tests.manifest.test_apply_replacement import after, offloaded, summary
 
 A, B, NEW, FILL = UUID(int=1), UUID(int=2), UUID(int=11), UUID(int=12)
@@ -58,18 +58,18 @@ def test_gap_that_is_recovered_whole_is_gone() -> None:
 
 @pytest.mark.parametrize("span", [(1, 9, 10), (4, 0, 3), (4, 10, 11)])
 def test_entries_outside_of_one_gap_are_refused(span: tuple[int, int, int]) -> None:
-    with pytest.raises(EditRefused, match="isn't in one gap"):
+    with pytest.raises(EditRefusedError, match="isn't in one gap"):
         after(*recovery(summary(span)), state=STATE)
 
 
 def test_segment_that_was_not_promised_is_refused() -> None:
-    with pytest.raises(EditRefused, match="wasn't announced"):
+    with pytest.raises(EditRefusedError, match="wasn't announced"):
         after(recovery(summary((2, 0, 7)))[1], state=STATE)
 
 
 def test_entries_of_a_fill_and_of_a_held_stream_stay_a_gap() -> None:
     fill = GapFilled(FILL, Position(2, 3), Position(2, 4), 2, 20, 100, 1)
-    with pytest.raises(EditRefused, match="a fill has entries"):
+    with pytest.raises(EditRefusedError, match="a fill has entries"):
         after(fill, *recovery(summary((2, 0, 7))), state=STATE)
-    with pytest.raises(EditRefused, match="on hold"):
+    with pytest.raises(EditRefusedError, match="on hold"):
         after(Hold(True, "x"), *recovery(summary((2, 0, 7))), state=STATE)

@@ -33,7 +33,7 @@ from formats.manifest import (
 from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.compaction import compacted, plan_checkpoint, restored
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 
 ENTRY_BYTES = 10
 #: The V2 segments are 1:0..1:9, 1:10..3:4 (all of ledger 2 too), 3:5..3:7.
@@ -68,7 +68,7 @@ def after(*edits: Edit, state: ManifestState) -> ManifestState:
 
 
 def refused(*edits: Edit, state: ManifestState, because: str) -> None:
-    with pytest.raises(EditRefused, match=because):
+    with pytest.raises(EditRefusedError, match=because):
         after(*edits, state=state)
 
 

@@ -9,7 +9,7 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Edit, Gap, LedgerClosed, LedgersDeleted, Purged, Restore, Retire, Truncate, UndoRetire
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from tests.support.manifests import segment_edits, uuid_of
 
 EMPTY = ManifestState(stream="s", incarnation=UUID(int=1))
@@ -73,7 +73,7 @@ def test_restore_with_a_gap_is_refused(edits: list[Edit], because: str | None) -
         # A ledger before the head: that nothing of it is held doesn't matter, none of it is readable.
         assert set(after(edits, state=truncated).deleted_ledgers) == {1, 2} - set(edits[-1].ledger_ids)  # type: ignore[attr-defined]
         return
-    with pytest.raises(EditRefused, match=because):
+    with pytest.raises(EditRefusedError, match=because):
         after(edits, state=truncated)
 
 
@@ -81,7 +81,7 @@ def test_purged_segments_and_everything_before_them_cannot_be_restored() -> None
     purged = after(*TRUNCATED, [Purged((name(2, 0),), 3)])
     rest = UndoRetire((name(1, 0), name(1, 1), name(2, 1)), 3)
     for head in (Position(1, 0), Position(2, 0), Position(2, 9)):
-        with pytest.raises(EditRefused, match="the head remains at 3:4"):
+        with pytest.raises(EditRefusedError, match="the head remains at 3:4"):
             after([rest, Restore(head, (1, 2))], state=purged)
     assert after([rest, Restore(Position(2, 10), (2,))], state=purged).first_position() == Position(2, 10)
 
@@ -92,9 +92,9 @@ def test_ledger_in_the_middle_is_restored_only_as_a_whole() -> None:
         after([UndoRetire((name(2, 0), name(2, 1)), 3), Restore(None, (2,))], state=gone).totals()
         == after(WHOLE).totals()
     )
-    with pytest.raises(EditRefused, match="entry 2:10 isn't in any offloaded segment"):
+    with pytest.raises(EditRefusedError, match="entry 2:10 isn't in any offloaded segment"):
         after([UndoRetire((name(2, 0),), 3), Restore(None, (2,))], state=gone)
-    with pytest.raises(EditRefused, match="isn't recorded as closed"):
+    with pytest.raises(EditRefusedError, match="isn't recorded as closed"):
         after([Restore(None, (9,))], state=gone)
 
 

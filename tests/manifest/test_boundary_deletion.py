@@ -10,7 +10,7 @@ from offloader.errors import OffloaderError
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream, expire_records
-from offloader.manifest.protection import DeletionStopped, set_global_hold
+from offloader.manifest.protection import DeletionStoppedError, set_global_hold
 from offloader.manifest.state import ManifestState
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -56,6 +56,6 @@ def test_global_hold_during_stream_deletion_keeps_the_records() -> None:
     def stopped(_: ManifestState) -> None:
         set_global_hold(memory, by="ana", reason="a test", now_ms=0)
 
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         delete_stream(memory, STREAM, clock=clock, delete_objects=stopped)
     assert kept <= {info.key for info in memory.list(f"{STREAM}/manifest/").objects}

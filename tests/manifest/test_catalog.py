@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from formats.keys import catalog_key, stream_prefix
-from offloader.manifest.boundary import LostRecords
+from offloader.manifest.boundary import LostRecordsError
 from offloader.manifest.catalog import create_entry
 from offloader.runtime.clock import SystemClock
 from offloader.store.memory import MemoryStore
@@ -22,7 +22,7 @@ def test_stream_is_not_created_over_segments_unless_that_is_said() -> None:
     StreamWriter(store, "a/b").add([batch_of(1, 0, 10)])
     manifest = [info.key for info in store.list(f"{stream_prefix('a/b')}manifest/").objects]
     store.delete([catalog_key("a/b"), *manifest])
-    with pytest.raises(LostRecords, match="neither a catalogue entry nor a manifest"):
+    with pytest.raises(LostRecordsError, match="neither a catalogue entry nor a manifest"):
         create_entry(store, "a/b", lambda: UUID(int=1), 0)
     entry, is_new = create_entry(store, "a/b", lambda: UUID(int=1), 0, over_segments=True)
     assert (entry.incarnation, is_new) == (UUID(int=1), True)

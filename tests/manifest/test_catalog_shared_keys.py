@@ -10,7 +10,7 @@ import pytest
 
 from formats.keys import boundary_key, catalog_key, manifest_prefix
 from formats.manifest import LedgerClosed
-from offloader.errors import Corrupt, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import CorruptError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import (
     MARK_MS_MIN,
@@ -69,7 +69,7 @@ class Bench:
             try:
                 log.open_epoch()
                 break
-            except StoreUnavailable as error:
+            except StoreUnavailableError as error:
                 assert "is being removed after a deletion" in error.message  # noqa: PT017
         log.commit([LedgerClosed(1, 9)])
         return log
@@ -144,7 +144,7 @@ def test_creator_waits_while_a_removal_may_still_arrive(kind: type[MemoryStore])
     with pytest.raises(OffloaderError, match="in flight"):
         bench.schedule.finish("D")
     assert list_streams(bench.memory) == []
-    with pytest.raises(StoreUnavailable, match="is being removed after a deletion"):
+    with pytest.raises(StoreUnavailableError, match="is being removed after a deletion"):
         ManifestLog(bench.memory, STREAM, clock=bench.clock).open_epoch()
     bench.clock.advance(MARK_S - 1)
     assert not bench.forget(), "the mark is somebody else's"
@@ -211,7 +211,7 @@ def test_final_delete_of_a_removal_is_sent_once() -> None:
             return call()
 
     store = Counting(FaultyStore(bench.memory, [Fault(call=1, verb="delete_if_match", calls=3)]))
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         bench.forget(RetryingStore(store, StoreSettings(), bench.clock))
     assert seen.count("delete_if_match") == 1
 
@@ -242,7 +242,7 @@ def test_stream_with_a_lost_entry_is_not_recreated() -> None:
     bench = Bench()
     log = bench.create()
     bench.memory.delete([KEY])
-    with pytest.raises(Corrupt, match="no catalogue entry") as refused:
+    with pytest.raises(CorruptError, match="no catalogue entry") as refused:
         ManifestLog(bench.memory, STREAM, clock=bench.clock).open_epoch()
     assert "rebuild" in refused.value.hint
     assert KEY not in set(bench.keys())
@@ -255,7 +255,7 @@ def test_leftovers_of_a_dead_incarnation_do_not_block_creation() -> None:
     late, other = UUID(int=7, version=4), UUID(int=8, version=4)
     bench.memory.put(f"{manifest_prefix(STREAM, late)}{7:020d}.json", b"{}")
     bench.memory.put(boundary_key(STREAM, other), b"{}")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         load_manifest(bench.memory, STREAM)
     bench.check_found(bench.create())
 
@@ -265,6 +265,6 @@ def test_damaged_entry_is_not_taken_for_a_void() -> None:
     bench.create()
     for damaged in (b"x" * 15, b"{}", b"gone " + b"x" * 11):
         bench.memory.put(KEY, damaged)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             read_entry(bench.memory, STREAM)
         assert not is_void_size(len(damaged)) or len(damaged) == 16

@@ -26,7 +26,7 @@ from formats.manifest import (
     OpenEpoch,
     Retire,
 )
-from offloader.errors import Corrupt, Fenced, InvalidCall, OutcomeUnknown, StoreUnavailable
+from offloader.errors import CorruptError, FencedError, InvalidCallError, OutcomeUnknownError, StoreUnavailableError
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.checkpoint import checkpoint_now, write_checkpoint
 from offloader.manifest.compaction import RUN_ROWS_MIN
@@ -185,9 +185,9 @@ def test_missing_record_in_the_middle_is_reported_and_blocks_commits() -> None:
         close(log, *range(8))
         bench.memory.delete([record_key(STREAM, log.state.incarnation, lost)])
 
-        with pytest.raises(Corrupt, match=f"record {lost} is missing, but later records exist"):
+        with pytest.raises(CorruptError, match=f"record {lost} is missing, but later records exist"):
             load_manifest(bench.memory, STREAM)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             bench.log().open_epoch()
         assert f"{lost:020d}.json" not in keys_in(bench, log)
 
@@ -244,7 +244,7 @@ def test_failing_checkpoint_leaves_its_commit_and_is_retried_later() -> None:
     log = bench.log()
     log.open_epoch()
     close(log, *range(8))
-    bench.store.set_faults([Fault(call=1, verb="put", key_part="checkpoint", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="checkpoint", error=StoreUnavailableError)])
 
     close(log, 8)
 
@@ -366,7 +366,7 @@ def test_concurrent_maintainer_records_are_in_the_next_checkpoint() -> None:
     assert log.state == load_manifest(bench.memory, STREAM)
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable, OutcomeUnknown, MemoryError])
+@pytest.mark.parametrize("error", [StoreUnavailableError, OutcomeUnknownError, MemoryError])
 def test_failing_background_checkpoint_changes_nothing_and_is_retried(error: type[Exception]) -> None:
     bench, later = Bench(), list[Callable[[], object]]()
     log = aside_log(bench, later)
@@ -438,7 +438,7 @@ def test_views_stay_readable_from_the_newest_old_checkpoint_on() -> None:
 
     for record_id in range(10, 41):
         assert load_manifest_view_at(bench.memory, log.state, record_id) == states[record_id]
-    with pytest.raises(InvalidCall, match="records below 11 were deleted"):
+    with pytest.raises(InvalidCallError, match="records below 11 were deleted"):
         load_manifest_view_at(bench.memory, log.state, 9)
 
 
@@ -459,7 +459,7 @@ def test_views_after_a_checkpoint_that_was_never_named_stay_readable() -> None:
     named = log.state.record_id
     close_each(*range(4, 8))
     bench.store.set_faults([Fault(call=1, verb="put", key_part="boundary", calls=100)])
-    with suppress(StoreUnavailable):
+    with suppress(StoreUnavailableError):
         log.checkpoint()
     bench.store.set_faults([])
     assert checkpoint_key(STREAM, log.state.incarnation, log.state.record_id) in bench.memory_keys()
@@ -472,7 +472,7 @@ def test_views_after_a_checkpoint_that_was_never_named_stay_readable() -> None:
 
     readable = {}
     for record_id in range(first_kept_id, log.state.record_id + 1):
-        with suppress(InvalidCall):
+        with suppress(InvalidCallError):
             readable[record_id] = load_manifest_view_at(bench.memory, log.state, record_id)
     assert readable == {number: state for number, state in states.items() if number >= first_kept_id}
     assert first_kept_id == named + 1
@@ -503,7 +503,7 @@ def test_a_deletion_that_breaks_off_leaves_no_gap_in_the_records() -> None:
     close(log, *range(25))
     bench.clock.advance(HOURS_24_S + 1)
     bench.store.set_faults([Fault(call=2, verb="delete", torn=True)])  # the first one is of the clock's object
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         expire_records(bench.store, log.state, clock=bench.clock, settings=bench.settings)
     left = [n for key in keys_in(bench, log) if (n := record_number(key)) is not None]
     assert 6 < len(left) < 26
@@ -557,7 +557,7 @@ def test_a_stalled_writer_that_wins_a_deleted_number_has_lost() -> None:
     bench.expire()
     assert f"{2:020d}.json" not in keys_in(bench, other)
 
-    with pytest.raises(Fenced, match="owned by epoch 2"):
+    with pytest.raises(FencedError, match="owned by epoch 2"):
         close(stalled, 1)
 
     assert f"{2:020d}.json" in keys_in(bench, other), "it won the number, which means nothing"
@@ -583,7 +583,7 @@ def test_epoch_opened_on_a_stale_view_is_unique(deleted: bool) -> None:
     assert old.open_epoch() == 3
 
     close(old, 50)
-    with pytest.raises(Fenced, match="owned by epoch 3"):
+    with pytest.raises(FencedError, match="owned by epoch 3"):
         close(other, 51)
     state = load_manifest(bench.memory, STREAM)
     assert (state.epoch, set(state.closed_ledgers)) == (3, {*range(20, 40), 50})
@@ -595,7 +595,7 @@ def test_record_committed_and_deleted_during_a_stall_is_recognised() -> None:
     log = bench.log()
     log.open_epoch()
     edits = [Assign(uuid_of(1), 2, Position(1, 0), None, 5, {})]
-    bench.store.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknown)])
+    bench.store.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknownError)])
 
     class Stalls(FaultyStore):
         def put(self, key: str, body: Body, **more: Any) -> ObjectInfo:
@@ -606,7 +606,9 @@ def test_record_committed_and_deleted_during_a_stall_is_recognised() -> None:
                 bench.expire()
             return super().put(key, body, **more)
 
-    log.store = Stalls(bench.memory, [Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknown)])
+    log.store = Stalls(
+        bench.memory, [Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknownError)]
+    )
 
     state = log.commit(edits)
 
@@ -629,7 +631,9 @@ def test_epoch_opened_and_deleted_during_a_stall_is_recognised() -> None:
                 bench.expire()
             return super().put(key, body, **more)
 
-    log.store = Stalls(bench.memory, [Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknown)])
+    log.store = Stalls(
+        bench.memory, [Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknownError)]
+    )
 
     assert log.open_epoch() == 1
     close(log, 1)

@@ -16,7 +16,7 @@ from formats.checksum import crc32c
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, checkpoint_key, manifest_prefix, record_key
 from formats.manifest import LedgerClosed
-from offloader.errors import Corrupt, OffloaderError, Unsupported
+from offloader.errors import CorruptError, OffloaderError, UnsupportedError
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.load import load_manifest_view_at, view_in_checkpoint
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -131,7 +131,7 @@ def refused(stored: Stored, error: type[OffloaderError], named: str) -> None:
 def test_damage_is_named_and_nothing_is_changed(stored: Stored, what: str, damage: str) -> None:
     key = stored.key(what)
     stored.store.put(key, DAMAGES[damage](stored.store.get(key)[0]), mode=OVERWRITE)
-    refused(stored, Corrupt, named=key.rpartition("/")[2])
+    refused(stored, CorruptError, named=key.rpartition("/")[2])
 
 
 @pytest.mark.parametrize("what", OBJECTS)
@@ -144,9 +144,9 @@ def test_records_of_a_later_release_are_refused_and_never_rebuilt(stored: Stored
         boundary = read_boundary(stored.store, STREAM, stored.state.incarnation).boundary
         changed = replace(boundary, checkpoint_crc32c=crc32c(body)).encode()
         stored.store.put(stored.key("the boundary"), changed, mode=OVERWRITE)
-    refused(stored, Unsupported, named=key.rpartition("/")[2])
+    refused(stored, UnsupportedError, named=key.rpartition("/")[2])
     before = stored.contents()
-    with pytest.raises(Unsupported, match=r"later release|format"):
+    with pytest.raises(UnsupportedError, match=r"later release|format"):
         rebuild_manifest(stored.store, STREAM, head=Position(0, 0), clock=stored.clock)
     assert stored.contents() == before
 
@@ -156,7 +156,7 @@ def test_an_edit_that_only_a_later_release_knows_is_left_to_it(stored: Stored) -
     fields = json.loads(stored.store.get(key)[0])
     del fields["crc32c"]
     stored.store.put(key, sealed({**fields, "edits": [{"edit": "teleport"}]}), mode=OVERWRITE)
-    refused(stored, Unsupported, named="teleport")
+    refused(stored, UnsupportedError, named="teleport")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_an_edit_that_only_a_later_release_knows_is_left_to_it(stored: Stored) -
 )
 def test_a_lost_object_is_an_error_and_not_an_empty_stream(stored: Stored, lost: str, named: str) -> None:
     stored.store.delete([stored.key(lost)])
-    refused(stored, Corrupt, named)
+    refused(stored, CorruptError, named)
 
 
 def test_lost_boundary_with_expired_records_is_not_an_empty_stream(stored: Stored) -> None:
@@ -177,7 +177,7 @@ def test_lost_boundary_with_expired_records_is_not_an_empty_stream(stored: Store
     expire_records(stored.store, stored.state, clock=stored.clock, settings=SETTINGS)
     assert record_key(STREAM, stored.state.incarnation, 1) not in stored.contents()
     stored.store.delete([stored.key("the boundary")])
-    refused(stored, Corrupt, "is missing, but its records exist")
+    refused(stored, CorruptError, "is missing, but its records exist")
 
 
 def test_stream_still_being_created_is_empty(stored: Stored) -> None:
@@ -202,7 +202,7 @@ def test_another_streams_object_isn_t_believed(stored: Stored) -> None:
         key = stored.key(what)
         own = stored.store.get(key)[0]
         stored.store.put(key, stored.store.get(theirs)[0], mode=OVERWRITE)
-        refused(stored, Corrupt, "doesn't follow|has CRC-32C|names stream")
+        refused(stored, CorruptError, "doesn't follow|has CRC-32C|names stream")
         stored.store.put(key, own, mode=OVERWRITE)
     assert load_manifest(stored.store, STREAM) == stored.state
 
@@ -213,20 +213,20 @@ def test_a_checkpoint_under_another_ones_name_isn_t_believed(stored: Stored) -> 
     five, ten = (checkpoint_key(STREAM, incarnation, number) for number in (5, 10))
     own = stored.store.get(ten)[0]
     stored.store.put(ten, stored.store.get(five)[0], mode=OVERWRITE)
-    with pytest.raises(Corrupt, match=r"has CRC-32C|belongs to record 5"):
+    with pytest.raises(CorruptError, match=r"has CRC-32C|belongs to record 5"):
         load_manifest_view_at(stored.store, stored.state, 12)
     boundary = read_boundary(stored.store, STREAM, incarnation).boundary
     sealed_in = replace(boundary, checkpoint_crc32c=crc32c(stored.store.get(five)[0]))
     stored.store.put(stored.key("the boundary"), sealed_in.encode(), mode=OVERWRITE)
-    refused(stored, Corrupt, "belongs to record 5")
+    refused(stored, CorruptError, "belongs to record 5")
     stored.store.put(stored.key("the boundary"), boundary.encode(), mode=OVERWRITE)
     stored.store.put(ten, own, mode=OVERWRITE)
     assert load_manifest_view_at(stored.store, stored.state, 7).record_id == 7
     stored.store.put(five, stored.store.get(ten)[0], mode=OVERWRITE)
     for record_id in (7, 3):
-        with pytest.raises(Corrupt, match=r"0005\.checkpoint\.parquet has CRC-32C"):
+        with pytest.raises(CorruptError, match=r"0005\.checkpoint\.parquet has CRC-32C"):
             load_manifest_view_at(stored.store, stored.state, record_id)
-    with pytest.raises(Corrupt, match="belongs to record 10"):
+    with pytest.raises(CorruptError, match="belongs to record 10"):
         view_in_checkpoint(stored.store, STREAM, incarnation, 5)
 
 
@@ -238,5 +238,7 @@ def test_lost_record_is_named_wherever_it_is_among_later_ones() -> None:
         log.commit([LedgerClosed(ledger_id, 9)])
     key = record_key(STREAM, log.state.incarnation, 4)
     store.delete([key])
-    with pytest.raises(Corrupt, match=r"record 4 is missing, but later records exist: record [567] certainly existed"):
+    with pytest.raises(
+        CorruptError, match=r"record 4 is missing, but later records exist: record [567] certainly existed"
+    ):
         load_manifest(store, STREAM)

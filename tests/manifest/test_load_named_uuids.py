@@ -33,7 +33,7 @@ from formats.manifest import (
 from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.compaction import plan_checkpoint
 from offloader.manifest.load import load_manifest_view, refreshed
-from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
+from offloader.manifest.state import EditRefusedError, ManifestState, SegmentStatus
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.manifests import DRIVER, summary_of, uuid_of
@@ -61,7 +61,7 @@ class Written:
         """The record, ``None`` where the manifest refuses it."""
         try:
             after = apply_edits(self.state, edits, record_id=self.state.record_id + 1)
-        except EditRefused:
+        except EditRefusedError:
             return None
         record = Record(
             record_id=self.state.record_id + 1,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from formats.keys import catalog_key
-from offloader.errors import AccessDenied, OffloaderError, StoreUnavailable
+from offloader.errors import AccessDeniedError, OffloaderError, StoreUnavailableError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.catalog import require_free_name
 from offloader.manifest.load import load_manifest
@@ -73,7 +73,7 @@ def test_first_segment_of_a_new_stream_is_assigned_after_eleven_requests(tmp_pat
     assert shortest(chain, 11) == 11
 
 
-@pytest.mark.parametrize("error", [AccessDenied, StoreUnavailable])
+@pytest.mark.parametrize("error", [AccessDeniedError, StoreUnavailableError])
 def test_names_beside_a_stream_that_exists_need_not_be_readable(
     memory: ObjectStore, error: type[OffloaderError]
 ) -> None:
@@ -123,7 +123,7 @@ def test_error_of_what_is_fetched_ahead_does_not_fail_the_opening(memory: Object
 
     def fail(view: ManifestState) -> None:
         seen.append(view)
-        raise StoreUnavailable("it doesn't answer")
+        raise StoreUnavailableError("it doesn't answer")
 
     state = load_manifest(DistantStore(memory, away_s=0), STREAM, meanwhile=fail)
     assert [view.record_id for view in seen] == [state.record_id]

@@ -14,7 +14,7 @@ from formats.checked_json import opened, sealed
 from formats.keys import record_key
 from formats.manifest import RECORD_FORMAT
 from offloader.cli.main import main
-from offloader.errors import Unsupported
+from offloader.errors import UnsupportedError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.read.partitions import open_reader
@@ -96,17 +96,17 @@ def test_unknown_record_is_refused_by_name_and_nothing_is_changed(
     key = stream.add_record(UNKNOWN[name])
     before = stream.contents()
     named = rf"unknown (edit|field).*{name}"
-    with pytest.raises(Unsupported, match=named) as caught:
+    with pytest.raises(UnsupportedError, match=named) as caught:
         open_managed_ledger(STREAM, ledgers=stream.ledgers, store=stream.store)
     assert key in str(caught.value)
-    with pytest.raises(Unsupported, match=named) as caught:
+    with pytest.raises(UnsupportedError, match=named) as caught:
         open_reader(stream.store, STREAM)
     assert key in str(caught.value)
     words_of = {"STREAM": STREAM, "LEDGERS": stream.ledgers}
     for line in COMMANDS.strip().splitlines():
         code = main([*(words_of.get(word, word) for word in line.split()), "--store", stream.url])
         said = capsys.readouterr().err
-        assert code == Unsupported.kind.value, (line, said)
+        assert code == UnsupportedError.kind.value, (line, said)
         assert key in said, line
         assert name in said, line
     assert stream.contents() == before

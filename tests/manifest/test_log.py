@@ -26,18 +26,18 @@ from formats.manifest import (
     decode_record,
 )
 from offloader.errors import (
-    AccessDenied,
-    Corrupt,
-    Fenced,
-    InvalidCall,
-    NotFound,
+    AccessDeniedError,
+    CorruptError,
+    FencedError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    StoreUnavailable,
+    OutcomeUnknownError,
+    StoreUnavailableError,
 )
 from offloader.manifest.boundary import raise_boundary, read_boundary
 from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, list_streams, load_manifest
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefusedError
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import OVERWRITE, ObjectStore
 from offloader.store.memory import MemoryStore
@@ -49,8 +49,8 @@ STREAM = "public/default/persistent/orders"
 _names = count()
 #: The record is created, its reply is lost, and then the store is out of reach.
 LANDED_UNHEARD = (
-    Fault(call=1, verb="put", after=True, error=OutcomeUnknown),
-    Fault(call=2, calls=UNKNOWN_REPEATS_MAX, verb="put", error=OutcomeUnknown),
+    Fault(call=1, verb="put", after=True, error=OutcomeUnknownError),
+    Fault(call=2, calls=UNKNOWN_REPEATS_MAX, verb="put", error=OutcomeUnknownError),
 )
 
 
@@ -104,7 +104,7 @@ def test_a_commit_is_one_put_and_one_get(new_log: Callable[..., ManifestLog], fa
 
 
 def test_loading_an_unknown_stream_fails_and_creates_nothing(memory: ObjectStore) -> None:
-    with pytest.raises(NotFound, match="offloader ls"):
+    with pytest.raises(NotFoundError, match="offloader ls"):
         load_manifest(memory, STREAM)
     assert memory.list("").objects == ()
 
@@ -115,7 +115,7 @@ def test_a_second_writer_fences_the_first(new_log: Callable[..., ManifestLog], f
     first.commit(closed(1))
 
     assert second.open_epoch() == 2
-    with pytest.raises(Fenced, match="owned by epoch 2"):
+    with pytest.raises(FencedError, match="owned by epoch 2"):
         first.commit(closed(2))
 
     second.commit(closed(3))
@@ -136,7 +136,7 @@ def test_concurrent_writers_get_distinct_epochs_and_one_owns_the_stream(
         barrier.wait()
         try:
             log.commit(closed(log.epoch or 0))
-        except Fenced:
+        except FencedError:
             return
         survivors.append(log.epoch or 0)
 
@@ -154,7 +154,7 @@ def test_concurrent_writers_get_distinct_epochs_and_one_owns_the_stream(
 def test_lost_response_to_own_record_is_recognised(new_log: Callable[..., ManifestLog], faulty: FaultyStore) -> None:
     log = new_log()
     log.open_epoch()
-    faulty.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknown)])
+    faulty.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknownError)])
 
     state = log.commit(closed(1))
 
@@ -167,9 +167,9 @@ def test_record_in_doubt_is_settled_before_another_is_built(
 ) -> None:
     log = new_log()
     log.open_epoch()
-    faulty.set_faults([Fault(call=1, calls=UNKNOWN_REPEATS_MAX + 1, verb="put", error=OutcomeUnknown)])
+    faulty.set_faults([Fault(call=1, calls=UNKNOWN_REPEATS_MAX + 1, verb="put", error=OutcomeUnknownError)])
 
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         log.commit(closed(1))
     assert load_manifest(memory, STREAM).record_id == 1
 
@@ -187,7 +187,7 @@ def test_the_same_edits_again_after_an_unknown_outcome_are_committed_once(
     log.open_epoch()
     edits = [Assign(UUID(int=1), 2, Position(1, 0), None, 5, {})]
     faulty.set_faults(LANDED_UNHEARD)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         log.commit(edits)
 
     log.commit(edits)
@@ -200,13 +200,13 @@ def test_record_in_doubt_that_lost_its_number_is_not_trusted(
 ) -> None:
     first, second = new_log(), new_log()
     first.open_epoch()
-    faulty.set_faults([Fault(call=1, calls=UNKNOWN_REPEATS_MAX + 1, verb="put", error=OutcomeUnknown)])
-    with pytest.raises(OutcomeUnknown):
+    faulty.set_faults([Fault(call=1, calls=UNKNOWN_REPEATS_MAX + 1, verb="put", error=OutcomeUnknownError)])
+    with pytest.raises(OutcomeUnknownError):
         first.commit(closed(1))
 
     second.open_epoch()
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         first.commit(closed(1))
     assert load_manifest(faulty, STREAM).closed_ledgers == {}
 
@@ -219,14 +219,14 @@ def test_put_landing_after_its_writer_gave_up_is_harmless(
     first.open_epoch()
     second.load()
     faulty.set_faults(LANDED_UNHEARD)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         first.commit(closed(1))
 
     assert second.open_epoch() == 2
     assert second.state.closed_ledgers == {1: 9}
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
+@pytest.mark.parametrize("error", [StoreUnavailableError, AccessDeniedError])
 def test_record_whose_verification_failed_may_be_committed(
     new_log: Callable[..., ManifestLog], faulty: FaultyStore, error: type[OffloaderError]
 ) -> None:
@@ -234,7 +234,7 @@ def test_record_whose_verification_failed_may_be_committed(
     log = new_log()
     log.open_epoch()
     faulty.set_faults([Fault(call=1, verb="get", key_part="boundary", error=error)])
-    with pytest.raises(OutcomeUnknown, match="record 2 may be committed"):
+    with pytest.raises(OutcomeUnknownError, match="record 2 may be committed"):
         log.commit(closed(1))
     faulty.set_faults([])
 
@@ -245,7 +245,7 @@ def test_record_whose_verification_failed_may_be_committed(
 def test_a_refused_put_leaves_no_doubt_behind(new_log: Callable[..., ManifestLog], faulty: FaultyStore) -> None:
     log = new_log()
     log.open_epoch()
-    for error in (StoreUnavailable, AccessDenied):
+    for error in (StoreUnavailableError, AccessDeniedError):
         faulty.set_faults([Fault(call=1, verb="put", error=error)])
         with pytest.raises(error):
             log.commit(closed(1))
@@ -260,7 +260,7 @@ def test_writer_of_a_deleted_stream_stops(new_log: Callable[..., ManifestLog], m
     log.open_epoch()
     memory.delete([boundary_key(STREAM, log.state.incarnation)])
 
-    with pytest.raises(Fenced, match="was deleted"):
+    with pytest.raises(FencedError, match="was deleted"):
         log.commit(closed(1))
 
 
@@ -274,7 +274,7 @@ def test_another_incarnation_never_shares_a_key(new_log: Callable[..., ManifestL
 
     assert new.state.incarnation != old.state.incarnation
     assert load_manifest(memory, STREAM).record_id == 1
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         old.commit(closed(1))
 
 
@@ -284,7 +284,7 @@ def test_edits_that_do_not_fit_are_refused_and_nothing_is_written(
     log = new_log()
     log.open_epoch()
 
-    with pytest.raises(EditRefused):
+    with pytest.raises(EditRefusedError):
         log.commit([Retire((UUID(int=1),))])
 
     assert load_manifest(memory, STREAM).record_id == 1
@@ -307,14 +307,14 @@ def test_damaged_record_is_reported(new_log: Callable[..., ManifestLog], memory:
     key = key_of(log, 1)
     memory.put(key, memory.get(key)[0].replace(b'"epoch":1', b'"epoch":2'), mode=OVERWRITE)
 
-    with pytest.raises(Corrupt, match=r"record 1: CRC-32C in .*00000000000000000001\.json"):
+    with pytest.raises(CorruptError, match=r"record 1: CRC-32C in .*00000000000000000001\.json"):
         load_manifest(memory, STREAM)
 
 
 def test_commits_need_an_epoch(new_log: Callable[..., ManifestLog]) -> None:
     log = new_log()
     log.load(create=True)
-    with pytest.raises(InvalidCall, match="no epoch is open"):
+    with pytest.raises(InvalidCallError, match="no epoch is open"):
         log.commit(closed(1))
 
 
@@ -335,7 +335,7 @@ def test_no_name_is_the_beginning_of_another(
 ) -> None:
     new_log(existing).load(create=True)
 
-    with pytest.raises(InvalidCall, match="one name begins with the other"):
+    with pytest.raises(InvalidCallError, match="one name begins with the other"):
         new_log(wanted).load(create=True)
     assert list_streams(memory) == [existing]
     new_log("ab").load(create=True)
@@ -347,7 +347,7 @@ def test_a_catalogue_entry_that_names_another_stream_is_refused(
     new_log("a").load(create=True)
     memory.put(catalog_key("b"), memory.get(catalog_key("a"))[0])
 
-    with pytest.raises(Corrupt, match="names stream a"):
+    with pytest.raises(CorruptError, match="names stream a"):
         load_manifest(memory, "b")
 
 
@@ -385,8 +385,8 @@ def test_a_boundary_is_never_lowered(new_log: Callable[..., ManifestLog], memory
 def test_maintainer_completes_a_partly_created_stream(memory: ObjectStore) -> None:
     """Its first writer died after the catalogue's entry: a record without a boundary would damage the manifest."""
     store = FaultyStore(memory)
-    store.set_faults([Fault(call=1, verb="put", key_part="boundary", error=StoreUnavailable)])
-    with pytest.raises(StoreUnavailable):
+    store.set_faults([Fault(call=1, verb="put", key_part="boundary", error=StoreUnavailableError)])
+    with pytest.raises(StoreUnavailableError):
         ManifestLog(store, STREAM, clock=ManualClock()).load(create=True)
     log = ManifestLog(memory, STREAM, clock=ManualClock())
     log.load()
@@ -406,16 +406,16 @@ def test_maintainer_replaces_segments_only_within_a_named_epoch(memory: ObjectSt
     log.load()
     promise, replacement = Rewrite(new, 2, whole.begin, whole.end, 3, {}), Replace((old,), (Rewritten(new, whole),), 4)
     for edit in (promise, replacement, Failed(flying, "x")):
-        with pytest.raises(InvalidCall, match="is reserved for the owner of an epoch"):
+        with pytest.raises(InvalidCallError, match="is reserved for the owner of an epoch"):
             log.commit_as_maintainer([edit])
     log.commit_as_maintainer([promise], epoch=1)
-    with pytest.raises(InvalidCall, match="failed is reserved for the owner"):
+    with pytest.raises(InvalidCallError, match="failed is reserved for the owner"):
         log.commit_as_maintainer([Failed(flying, "x")], epoch=1)
     owner.commit([Offloaded(flying, summary_of(Position(1, 10), Position(1, 12)), 5)])
     log.commit_as_maintainer([replacement], epoch=1)
     assert [each.uuid for each in owner.load().offloaded()] == [new, flying]
     owner.open_epoch()
-    with pytest.raises(Fenced, match="is owned by epoch 2"):
+    with pytest.raises(FencedError, match="is owned by epoch 2"):
         log.commit_as_maintainer([Rewrite(UUID(int=4), 2, whole.begin, whole.end, 3, {})], epoch=1)
     assert load_manifest(memory, STREAM).rewrites == ()
 
@@ -424,12 +424,12 @@ def test_maintainer_creates_nothing_for_a_deleted_stream(memory: ObjectStore) ->
     log = ManifestLog(memory, STREAM, clock=ManualClock())
     incarnation = log.load(create=True).incarnation
     memory.delete([catalog_key(STREAM), boundary_key(STREAM, incarnation)])
-    with pytest.raises(NotFound, match="was deleted in the meantime"):
+    with pytest.raises(NotFoundError, match="was deleted in the meantime"):
         log.commit_as_maintainer([Hold(True, "")])
     assert not memory.list("").objects
 
 
-@pytest.mark.parametrize("error", [NotFound, StoreUnavailable, InvalidCall])
+@pytest.mark.parametrize("error", [NotFoundError, StoreUnavailableError, InvalidCallError])
 def test_record_stored_despite_an_error_is_found_by_reading(error: type[OffloaderError]) -> None:
     """A gateway answers 404, or a server in conflict with itself 409, and the record is there all the same."""
     memory = MemoryStore(f"looked-up-{next(_names)}", "", ManualClock())
@@ -453,9 +453,9 @@ def test_missing_record_after_a_404_to_its_put_stays_in_doubt() -> None:
     faulty = FaultyStore(memory)
     log = ManifestLog(faulty, STREAM, clock=ManualClock())
     log.open_epoch()
-    faulty.set_faults([Fault(call=1, verb="put", key_part=".json", error=NotFound)])
+    faulty.set_faults([Fault(call=1, verb="put", key_part=".json", error=NotFoundError)])
 
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         log.commit([LedgerClosed(1, 9)])
 
     log.commit([LedgerClosed(1, 9)])

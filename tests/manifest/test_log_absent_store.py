@@ -8,8 +8,8 @@ import pytest
 
 from formats.keys import record_key
 from formats.manifest import LedgerClosed
-from offloader.errors import Fenced
-from offloader.manifest.boundary import LostRecords
+from offloader.errors import FencedError
+from offloader.manifest.boundary import LostRecordsError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
@@ -44,11 +44,11 @@ def test_writer_goes_on_in_its_store_and_writes_nothing_into_the_empty_one_once_
 ) -> None:
     store, empty = stores
     log.store = empty
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         log.commit(closed(2))
     strayed = [info.key for info in empty.list("").objects]
     for _ in range(3):
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             log.load(create=True)
     assert [info.key for info in empty.list("").objects] == strayed == [record_key(STREAM, log.state.incarnation, 3)]
     log.store = store
@@ -64,9 +64,9 @@ def test_record_that_went_to_the_empty_store_is_missed_when_the_store_is_back(
     store, empty = stores
     store.delete([record_key(STREAM, log.state.incarnation, 2)])
     log.store = empty
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         log.commit(closed(2))
     log.store = store
-    with pytest.raises(LostRecords, match="it ends with record 1, but record 2 was read earlier"):
+    with pytest.raises(LostRecordsError, match="it ends with record 1, but record 2 was read earlier"):
         log.load()
     assert load_manifest(store, STREAM).record_id == 1

@@ -16,12 +16,12 @@ import pytest
 from formats.entries import Position
 from formats.keys import record_key, record_number
 from formats.manifest import Assign, Failed, LedgerClosed, LedgersDeleted, OpenEpoch, Truncate, decode_record
-from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
+from offloader.errors import FencedError, InvalidCallError, NotFoundError, OutcomeUnknownError, StoreUnavailableError
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream, expire_records
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
@@ -89,7 +89,7 @@ def test_get_boundary_writer_winning_a_deleted_number_does_not_act() -> None:
     assert world.schedule.step("B")[0] == "put"
 
     assert 2 in world.records(a), "the store let it create the number"
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         world.schedule.finish("B")
     assert 1 not in load_manifest(world.store, STREAM).closed_ledgers
 
@@ -154,7 +154,7 @@ def test_repeat_identical_late_record_of_a_writer_is_its_own() -> None:
     world.start_commit("A", a, *segment_edits(0))
     for _ in range(UNKNOWN_REPEATS_MAX + 1):
         world.schedule.step("A", Fate.IN_FLIGHT)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         world.schedule.finish("A")
     assert 2 not in world.records(a)
     world.schedule.land()
@@ -177,7 +177,7 @@ def test_repeat_identical_no_other_record_is_built_while_one_is_in_doubt() -> No
     world.start_commit("A", a, *segment_edits(0))
     for _ in range(UNKNOWN_REPEATS_MAX + 1):
         world.schedule.step("A", Fate.IN_FLIGHT)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         world.schedule.finish("A")
     world.start_commit("A", a, LATE)
     world.schedule.finish("A")
@@ -215,7 +215,7 @@ def test_epochs_record_landing_before_the_next_epoch_is_included() -> None:
     # A still has its look at the boundary to do: its record counts, the next one doesn't.
     assert world.schedule.finish("A").record_id == 2
     a.store = world.store
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         a.commit([LedgerClosed(2, 9)])
 
 
@@ -227,7 +227,7 @@ def test_epochs_record_landing_after_the_next_epoch_changes_nothing() -> None:
     b = world.owner()
     world.schedule.land()
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         world.schedule.finish("A")
     assert load_manifest(world.store, STREAM) == b.state
     assert 1 not in b.state.closed_ledgers
@@ -264,7 +264,7 @@ def test_owner_whose_edits_no_longer_fit_commits_nothing() -> None:
     other.load()
     world.start_commit("A", a, Truncate(Position(1, 2)))
     other.commit_as_maintainer([Truncate(Position(1, 5))])
-    with pytest.raises(EditRefused, match="can't move back"):
+    with pytest.raises(EditRefusedError, match="can't move back"):
         world.schedule.finish("A")
     assert sorted(world.records(a)) == [1, 2, 3]
 
@@ -277,7 +277,7 @@ def test_only_the_owner_assigns_or_completes_segments() -> None:
     other = world.log()
     other.load()
     for edits in ([Failed(uuid_of(1 << 32), "old")], segment_edits(0)[1:], segment_edits(1)[:1], [OpenEpoch(2)]):
-        with pytest.raises(InvalidCall, match="is reserved for the owner of an epoch"):
+        with pytest.raises(InvalidCallError, match="is reserved for the owner of an epoch"):
             other.commit_as_maintainer(edits)
     assert len(a.commit(segment_edits(0)[1:]).offloaded()) == 1
 
@@ -302,7 +302,7 @@ def test_incarnation_pending_commit_is_fenced_when_the_stream_is_recreated(commi
     delete_whole(world)
     c = world.owner(commits=2)
 
-    with pytest.raises(Fenced, match="was deleted"):
+    with pytest.raises(FencedError, match="was deleted"):
         world.schedule.finish("A")
 
     assert load_manifest(world.store, STREAM) == c.state
@@ -322,10 +322,10 @@ def test_delete_below_boundary_number_of_a_stream_being_deleted_is_worthless() -
     world.schedule.until("D", "delete", record_key(STREAM, a.state.incarnation, 1))
     world.schedule.step("D")
     assert 1 not in world.records(a)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         world.schedule.finish("A")
     world.schedule.finish("D")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         world.log().open_epoch()
 
 
@@ -345,15 +345,15 @@ def test_incarnation_in_keys_paused_deleter_takes_nothing_of_the_new_stream(stop
         if world.schedule.pending("D") is not None:
             world.schedule.step("D")
     if world.schedule.pending("D") is not None:
-        with contextlib.suppress(NotFound):  # the paused one had let go of the entry already
+        with contextlib.suppress(NotFoundError):  # the paused one had let go of the entry already
             delete(world.store)
     try:
         c = world.owner(commits=2)
-    except StoreUnavailable as refused:
+    except StoreUnavailableError as refused:
         assert "is being removed after a deletion" in refused.message  # noqa: PT017
         world.schedule.finish("D")
         c = world.owner(commits=2)
-    with contextlib.suppress(NotFound, StoreUnavailable):  # it is gone, or somebody else deletes: look again
+    with contextlib.suppress(NotFoundError, StoreUnavailableError):  # it is gone, or somebody else deletes: look again
         world.schedule.finish("D")
 
     assert load_manifest(world.store, STREAM) == c.state

@@ -29,7 +29,7 @@ from offloader.cli import manifest as manifest_verb
 from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.options import StoreArguments
 from offloader.cli.reading import verify
-from offloader.errors import Corrupt, OffloaderError
+from offloader.errors import CorruptError, OffloaderError
 from offloader.gc.plan import retired_groups
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import Sweeper, cleanup_stream, undo_retirements
@@ -116,7 +116,7 @@ class World:
         try:
             with open_stream_reader(self.memory, STREAM) as reader:
                 return sum(len(batch) for batch in reader.scan())
-        except Corrupt:
+        except CorruptError:
             return -1
 
     def log(self) -> ManifestLog:
@@ -185,7 +185,7 @@ def test_writer_refuses_segments_whose_manifest_is_lost() -> None:
     before = world.segment_keys
     world.lose_manifest()
 
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         ManifestLog(world.store, STREAM, clock=world.clock).open_epoch()
     world.clean()
 
@@ -199,7 +199,7 @@ def test_stream_over_existing_segments_is_created_only_by_setting() -> None:
     world.lose_manifest()
     world.memory.delete([catalog_key(STREAM)])
 
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         ManifestLog(world.store, STREAM, clock=world.clock).open_epoch()
 
     told = ManifestSettings(create_over_segments=True)

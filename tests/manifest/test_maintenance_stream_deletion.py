@@ -13,7 +13,7 @@ import pytest
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, manifest_prefix, record_key
 from formats.manifest import Assign, Hold, LedgerClosed
-from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
+from offloader.errors import FencedError, InvalidCallError, NotFoundError, OutcomeUnknownError, StoreUnavailableError
 from offloader.manifest.boundary import FIRST_BOUNDARY, read_boundary
 from offloader.manifest.catalog import forget_name, is_released
 from offloader.manifest.load import load_manifest_view
@@ -21,13 +21,13 @@ from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.manifest.maintenance import DeadIncarnation, StreamDeletion, delete_stream, sweep_dead_incarnations
 from offloader.manifest.protection import (
     TIME_KEY,
-    ClockSkew,
-    DeletionStopped,
+    ClockSkewError,
+    DeletionStoppedError,
     lift_global_hold,
     set_global_hold,
     time_for_deletion_ms,
 )
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.store.base import Body, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
@@ -73,7 +73,7 @@ def test_deletion_proceeds_in_order_and_leaves_nothing() -> None:
     prefix = manifest_prefix(STREAM, first.incarnation)
     left = {key[len(prefix) :] for key in bench.all_keys() if key.startswith(prefix)}
     assert left == {"boundary", f"{3:020d}.json", f"{3:020d}.checkpoint.parquet"}
-    with pytest.raises(NotFound, match="was deleted"):
+    with pytest.raises(NotFoundError, match="was deleted"):
         bench.log().open_epoch()
 
     bench.clock.advance(HOURS_24_S + 1)
@@ -82,7 +82,7 @@ def test_deletion_proceeds_in_order_and_leaves_nothing() -> None:
     assert second.is_finished
     assert bench.all_keys() == []
     assert list_streams(bench.memory) == []
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         load_manifest(bench.memory, STREAM)
 
 
@@ -99,7 +99,7 @@ def test_a_stream_can_be_created_again_under_keys_of_its_own() -> None:
 
     assert new.state.incarnation != old.state.incarnation
     assert list_streams(bench.memory) == [STREAM]
-    with pytest.raises(Fenced, match="was deleted"):
+    with pytest.raises(FencedError, match="was deleted"):
         old.commit([LedgerClosed(1, 9)])
     assert load_manifest(bench.memory, STREAM) == new.state
 
@@ -113,9 +113,9 @@ def test_a_stalled_writer_of_a_deleted_stream_stops_at_every_stage() -> None:
     for later_s in (0.0, HOURS_24_S + 1):
         bench.clock.advance(later_s)
         bench.delete()
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             stalled.commit([Assign(UUID(int=1), 2, Position(1, 0), None, 1, {})])
-        with pytest.raises((NotFound, Fenced)):
+        with pytest.raises((NotFoundError, FencedError)):
             early.open_epoch()
 
 
@@ -146,7 +146,7 @@ def test_a_second_deleter_that_wakes_up_late_takes_nothing_of_the_new_stream() -
                 return super()._next(verb, key)
 
         store = Stalled(bench.memory)
-        with contextlib.suppress(NotFound, StoreUnavailable):  # gone, or somebody else deletes: look again
+        with contextlib.suppress(NotFoundError, StoreUnavailableError):  # gone, or somebody else deletes: look again
             delete_stream(store, STREAM, clock=bench.clock, delete_objects=lambda _: None)
         if not again:
             assert stalls_at > 10, "every request of the second deleter was one to stall at"
@@ -175,7 +175,7 @@ def test_creator_stalled_over_a_deletion_does_not_revive_the_incarnation() -> No
             return super().put(key, body, **more)
 
     late = ManifestLog(Stalled(bench.memory), STREAM, clock=bench.clock)
-    with pytest.raises(NotFound, match="was deleted while"):
+    with pytest.raises(NotFoundError, match="was deleted while"):
         late.open_epoch()
 
 
@@ -232,7 +232,7 @@ def test_deleter_stalled_over_a_finished_deletion_writes_nothing() -> None:
         assert forget_name(bench.memory, STREAM, clock=bench.clock, now_ms=bench.clock.now_ms())
 
     store = _Interrupted(bench.memory, record_key(STREAM, log.state.incarnation, 2), delete)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         delete_stream(store, STREAM, clock=bench.clock, delete_objects=lambda _: None)
     assert bench.all_keys() == []
 
@@ -255,7 +255,7 @@ def test_deleter_stalled_over_a_finished_deletion_raises_no_boundary_that_anothe
             bench.memory.put(key, FIRST_BOUNDARY.encode())
 
         store = _Interrupted(bench.memory, key, delete, call=call)
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFoundError):
             delete_stream(store, STREAM, clock=bench.clock, delete_objects=lambda _: None)
         if store.is_waiting:
             break
@@ -280,9 +280,9 @@ def test_deletion_interrupted_anywhere_is_finished_by_the_next(after: bool) -> N
         for _ in range(3):
             try:
                 finished |= bench.delete().is_finished
-            except NotFound:
+            except NotFoundError:
                 finished = True
-            except (StoreUnavailable, OutcomeUnknown) as error:
+            except (StoreUnavailableError, OutcomeUnknownError) as error:
                 assert "fault" in error.message or "may be committed" in error.message  # noqa: PT017
             bench.clock.advance(HOURS_24_S + 1)
         assert finished
@@ -301,7 +301,7 @@ def test_a_stream_on_hold_is_not_deleted() -> None:
     log = bench.log()
     log.open_epoch()
     log.commit([Hold(True, "court")])
-    with pytest.raises(EditRefused, match="on hold"):
+    with pytest.raises(EditRefusedError, match="on hold"):
         bench.delete()
     assert not load_manifest(bench.memory, STREAM).stream_deleted
     assert bench.swept == []
@@ -313,10 +313,10 @@ def test_clocks_that_differ_stop_the_deletion_of_anything_by_age() -> None:
     log.open_epoch()
     bench.delete()
     fast = ManualClock(bench.clock.now_ms() + 61_000 + 1000)
-    with pytest.raises(ClockSkew, match="differ by 61 s"):
+    with pytest.raises(ClockSkewError, match="differ by 61 s"):
         delete_stream(bench.memory, STREAM, clock=fast, delete_objects=lambda _: None)
     fast.set_now_ms(bench.clock.now_ms() + int(HOURS_24_S * 1000) + 2000)
-    with pytest.raises(ClockSkew):
+    with pytest.raises(ClockSkewError):
         delete_stream(bench.memory, STREAM, clock=fast, delete_objects=lambda _: None)
     assert load_manifest(bench.memory, STREAM).stream_deleted
 
@@ -339,7 +339,7 @@ def test_age_is_measured_by_the_earlier_clock_within_the_skew_limit(ahead_ms: in
     if answer_ms is not None:
         assert time_for_deletion_ms(store, ours, skew_ms_max=60_000) == answer_ms
         return
-    with pytest.raises(ClockSkew, match="nothing is deleted") as caught:
+    with pytest.raises(ClockSkewError, match="nothing is deleted") as caught:
         time_for_deletion_ms(store, ours, skew_ms_max=60_000)
     assert "clock_skew_max" in caught.value.hint
     assert time_for_deletion_ms(store, ours, skew_ms_max=60_000, ask_store=False) == 1_000_000
@@ -393,7 +393,7 @@ def test_old_dead_incarnations_are_swept_and_the_live_one_never() -> None:
     assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock, dry_run=True) == swept
     set_global_hold(bench.memory, by="ana", reason="a test", now_ms=5)
     assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock, dry_run=True) == swept
-    with pytest.raises(DeletionStopped):
+    with pytest.raises(DeletionStoppedError):
         sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock)
     assert boundary_key(STREAM, dead) in bench.all_keys()
     lift_global_hold(bench.memory)
@@ -411,7 +411,7 @@ def test_nothing_is_swept_while_a_catalogue_entry_is_missing() -> None:
     log.open_epoch()
     bench.memory.delete([catalog_key(STREAM)])
     bench.clock.advance(HOURS_24_S + 1)
-    with pytest.raises(InvalidCall, match="no catalogue entry"):
+    with pytest.raises(InvalidCallError, match="no catalogue entry"):
         sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock)
     assert record_key(STREAM, log.state.incarnation, 1) in bench.all_keys()
 

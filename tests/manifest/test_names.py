@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.names import NamedStreams, matching_streams, named_streams, resolve_name, stream_name
 from offloader.read.reader import load_stream
@@ -30,7 +30,7 @@ def test_topic_name_is_its_streams_name_and_others_stay() -> None:
 
 @pytest.mark.parametrize("name", ["non-persistent://shop/eu/orders", "persistent://orders", "s3://bucket/orders"])
 def test_url_that_is_no_persistent_topic_is_refused(name: str) -> None:
-    with pytest.raises(InvalidCall, match="is no persistent topic") as caught:
+    with pytest.raises(InvalidCallError, match="is no persistent topic") as caught:
         resolve_name(name, [])
     assert "persistent://tenant/namespace/topic" in caught.value.hint
 

@@ -13,10 +13,10 @@ from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, data_key, index_key, manifest_prefix, new_segment_uuid, record_key
 from formats.manifest import LedgerClosed, Truncate
 from formats.summary import Layout
-from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import CorruptError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefusedError
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import OVERWRITE
@@ -52,7 +52,7 @@ def break_manifest(writer: StreamWriter) -> None:
     body = bytearray(writer.store.get(key)[0])
     body[20] ^= 1
     writer.store.put(key, body, mode=OVERWRITE)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         load_manifest(writer.store, writer.stream)
 
 
@@ -136,7 +136,7 @@ def test_an_end_is_proven_by_the_size_that_the_ledger_had_when_it_was_closed() -
 def test_a_readable_manifest_is_never_rebuilt() -> None:
     writer = filled()
     before = {info.key for info in writer.store.list("").objects}
-    with pytest.raises(InvalidCall, match="can be read"):
+    with pytest.raises(InvalidCallError, match="can be read"):
         rebuild(writer)
     assert {info.key for info in writer.store.list("").objects} == before
 
@@ -249,7 +249,7 @@ def test_rebuild_refuses_a_head_past_the_end_and_keeps_the_old_entry() -> None:
     writer = filled()
     break_manifest(writer)
     entry = writer.store.get(catalog_key(STREAM))[0]
-    with pytest.raises(EditRefused, match="past the committed end"):
+    with pytest.raises(EditRefusedError, match="past the committed end"):
         rebuild(writer, Position(4, 19 + 5))
     assert writer.store.get(catalog_key(STREAM))[0] == entry
     rebuild(writer, Position(1, 0))
@@ -320,7 +320,7 @@ def test_one_of_two_concurrent_rebuilds_replaces_the_entry() -> None:
     schedule.until("A", "put", "_catalog")
     done = rebuild(writer)
 
-    with pytest.raises(StoreUnavailable, match="its catalogue entry changed during the rebuild"):
+    with pytest.raises(StoreUnavailableError, match="its catalogue entry changed during the rebuild"):
         schedule.finish("A")
 
     assert done.state is not None
@@ -354,7 +354,7 @@ def test_foreign_objects_are_reported_by_rebuild_and_make_no_stream() -> None:
 
     assert sorted(done.unknown) == sorted(strangers)
     assert done.problems == []
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         rebuild_manifest(writer.store, "public/default", head=None, clock=SystemClock())
 
 
@@ -363,14 +363,14 @@ def test_a_rebuilt_name_is_never_the_beginning_of_another() -> None:
     objects = [info.key for info in writer.store.list(f"{STREAM}/").objects if "/manifest/" not in info.key]
     for key in objects:
         writer.store.put(f"public/{key.rpartition('/')[2]}", writer.store.get(key)[0])
-    with pytest.raises(InvalidCall, match="one name begins with the other"):
+    with pytest.raises(InvalidCallError, match="one name begins with the other"):
         rebuild_manifest(writer.store, "public", head=None, clock=SystemClock())
     assert load_manifest(writer.store, STREAM) == writer.log.state
 
 
 def test_rebuild_of_a_missing_stream_is_refused() -> None:
     store = new_store()
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         rebuild_manifest(store, STREAM, head=None, clock=SystemClock())
     assert store.list("").objects == ()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from formats import manifest
 from formats.checkpoint import decode_checkpoint
 from formats.entries import Position
-from formats.errors import UnsupportedVersion
+from formats.errors import UnsupportedVersionError
 from formats.manifest import (
     EDIT_KINDS,
     Adopt,
@@ -40,7 +40,7 @@ from offloader.coverage import count_of, gap_runs, joined
 from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.compaction import plan_checkpoint, restored
 from offloader.manifest.ledger_table import fills_in
-from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
+from offloader.manifest.state import EditRefusedError, ManifestState, SegmentStatus
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 
 EMPTY = ManifestState(stream="s", incarnation=UUID(int=7))
@@ -100,17 +100,17 @@ def test_a_fill_changes_nothing_that_readers_see() -> None:
     ],
 )
 def test_a_fill_of_other_entries_than_those_of_its_gaps_is_refused(wrong: GapFilled, why: str) -> None:
-    with pytest.raises(EditRefused, match=why):
+    with pytest.raises(EditRefusedError, match=why):
         applied(one_ledger(), wrong)
 
 
 def test_fills_are_of_different_entries_and_uuids() -> None:
     state = applied(one_ledger(), fill(50, 7, 20, 20, 1))
-    with pytest.raises(EditRefused, match=r"7:10\.\.7:31 overlaps fill"):
+    with pytest.raises(EditRefusedError, match=r"7:10\.\.7:31 overlaps fill"):
         applied(state, fill(51, 7, 10, 31, 5))
-    with pytest.raises(EditRefused, match="exists already"):
+    with pytest.raises(EditRefusedError, match="exists already"):
         applied(state, fill(50, 7, 10, 11, 2))
-    with pytest.raises(EditRefused, match="exists already"):
+    with pytest.raises(EditRefusedError, match="exists already"):
         applied(state, Assign(uuid_of(50), 2, Position(8, 10), None, 5, DRIVER))
     state = applied(state, fill(51, 7, 30, 31, 2), fill(52, 7, 10, 11, 2))
     assert [each.first.entry_id for each in state.fills] == [10, 20, 30]
@@ -121,10 +121,10 @@ def test_a_range_in_which_something_is_still_on_its_way_is_refused() -> None:
     edits = [*segment(1, 7, 0, 9), gap(7, 10, 11), gap(7, 20, 20), *segment(3, 7, 21, 29)]
     state = applied(EMPTY, *edits)
     whole = fill(50, 7, 10, 20, 3)
-    with pytest.raises(EditRefused, match="not everything between 7:10 and 7:20"):
+    with pytest.raises(EditRefusedError, match="not everything between 7:10 and 7:20"):
         applied(state, whole)
     state = applied(state, Assign(uuid_of(2), 2, Position(7, 12), Position(7, 19), 5, DRIVER))
-    with pytest.raises(EditRefused, match="not everything between"):
+    with pytest.raises(EditRefusedError, match="not everything between"):
         applied(state, whole)
     assert applied(state, Failed(uuid_of(2), ""), gap(7, 12, 19), fill(50, 7, 10, 20, 11)).fills
     assert applied(state, Offloaded(uuid_of(2), summary_of(Position(7, 12), Position(7, 19)), 6), whole).fills
@@ -134,19 +134,19 @@ def test_a_gap_over_several_ledgers_counts_as_far_as_it_goes_in_the_ledger() -> 
     edits = [*segment(1, 7, 0, 9), Gap(Position(7, 10), Position(9, -1), "lost"), *segment(2, 9, 0, 9)]
     state = applied(EMPTY, *edits)
     assert applied(state, fill(50, 7, 10, 12, 3), fill(51, 8, 0, 4, 5)).fills
-    with pytest.raises(EditRefused, match="ends at 11"):
+    with pytest.raises(EditRefusedError, match="ends at 11"):
         applied(applied(state, LedgerClosed(7, 11)), fill(50, 7, 10, 12, 3))
 
 
 def test_no_fill_is_taken_for_a_ledger_or_a_stream_that_is_gone() -> None:
     state = applied(one_ledger(), LedgersDeleted((7,)))
-    with pytest.raises(EditRefused, match="ledger 7 is deleted from the stream"):
+    with pytest.raises(EditRefusedError, match="ledger 7 is deleted from the stream"):
         applied(state, fill(50, 7, 20, 20, 1))
     state = applied(one_ledger(), Truncate(Position(8, 0)))
-    with pytest.raises(EditRefused, match="ledger 7 is deleted from the stream"):
+    with pytest.raises(EditRefusedError, match="ledger 7 is deleted from the stream"):
         applied(state, fill(50, 7, 20, 20, 1))
     assert applied(applied(one_ledger(), Truncate(Position(7, 31))), fill(50, 7, 20, 20, 1)).fills
-    with pytest.raises(EditRefused, match="the stream is deleted"):
+    with pytest.raises(EditRefusedError, match="the stream is deleted"):
         applied(applied(one_ledger(), StreamDeleted()), fill(50, 7, 20, 20, 1))
 
 
@@ -207,7 +207,7 @@ def test_an_earlier_release_refuses_what_names_a_fill(monkeypatch: pytest.Monkey
     body = encode_record(record)
     known = {name: kind for name, kind in EDIT_KINDS.items() if name != "gap_filled"}
     monkeypatch.setattr(manifest, "EDIT_KINDS", known)
-    with pytest.raises(UnsupportedVersion, match=r"unknown edit, written by a later release.*gap_filled"):
+    with pytest.raises(UnsupportedVersionError, match=r"unknown edit, written by a later release.*gap_filled"):
         decode_record(body)
 
 
@@ -288,7 +288,7 @@ def _tried(state: ManifestState, *edits: Edit) -> ManifestState:
     """The state after a record; the same if it is refused."""
     try:
         return applied(state, *edits)
-    except EditRefused:
+    except EditRefusedError:
         return state
 
 

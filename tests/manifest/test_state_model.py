@@ -33,7 +33,7 @@ from formats.manifest import (
 from offloader.coverage import KnownEnds, follows
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.compaction import compacted, plan_checkpoint, restored
-from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, SegmentStatus
+from offloader.manifest.state import EditRefusedError, ManifestState, SegmentRecord, SegmentStatus
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 
 RUN_ROWS = 4
@@ -89,7 +89,7 @@ def applied(state: ManifestState, step: list[Edit]) -> tuple[ManifestState | Non
     """The view after the edits, or why they are refused (of several ranges in the way either may be named)."""
     try:
         return apply_edits(state, step, record_id=state.record_id + 1), ""
-    except EditRefused as refused:
+    except EditRefusedError as refused:
         return None, refused.message.partition(" overlaps ")[0]
 
 
@@ -220,7 +220,7 @@ def _checkpoint_with_runs() -> tuple[ManifestState, list[tuple[str, bytes]], byt
         ]
         try:
             state = apply_edits(state, step, record_id=state.record_id + 1)
-        except EditRefused:
+        except EditRefusedError:
             continue
     state = apply_edits(state, [LedgerClosed(100 + n, n) for n in range(RUN_ROWS)], record_id=state.record_id + 1)
     plan = plan_checkpoint(state, lambda: 5, run_rows_min=2)

@@ -14,7 +14,7 @@ import pytest
 
 from formats.documents import STORE_IDENTITY_KEY
 from offloader.cli.main import main
-from offloader.errors import AccessDenied, Corrupt
+from offloader.errors import AccessDeniedError, CorruptError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.store_identity import identify, other_identity, read_identity
@@ -63,7 +63,7 @@ def test_store_that_may_only_be_read_has_the_identity_that_is_there(store: Objec
         """Answers 403 instead of 404, as S3 does without the permission to list."""
 
         def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
-            raise AccessDenied("403")
+            raise AccessDeniedError("403")
 
     assert read_identity(ReadOnlyStore(store)) is None
     created = identify(store)
@@ -73,7 +73,7 @@ def test_store_that_may_only_be_read_has_the_identity_that_is_there(store: Objec
 
 def test_damaged_identity_is_named(store: ObjectStore) -> None:
     store.put(STORE_IDENTITY_KEY, b"{}")
-    with pytest.raises(Corrupt, match=f"the identity of store memory://.*, {STORE_IDENTITY_KEY}"):
+    with pytest.raises(CorruptError, match=f"the identity of store memory://.*, {STORE_IDENTITY_KEY}"):
         read_identity(store)
 
 

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 import boto3
 
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.manifest.log import load_manifest
 from offloader.store.open import open_store
 from services.broker_plugin import built_nar
@@ -363,7 +363,7 @@ class PluginWorld:
             last = self.admin("GET", f"{path_of(topic)}/internalStats")["lastConfirmedEntry"]
             try:
                 state = load_manifest(self.store, unquote(stream_of(topic)))
-            except NotFound:
+            except NotFoundError:
                 return False
             return bool(str(state.committed_end()) == last)
 

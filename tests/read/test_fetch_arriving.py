@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch
 from formats.segment import Codec
-from offloader.errors import Corrupt, LimitReached, ObjectChanged, StoreUnavailable
+from offloader.errors import CorruptError, LimitReachedError, ObjectChangedError, StoreUnavailableError
 from offloader.read.fetch import ArrivingBlocks, BlockRun, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import open_stream_reader
 from offloader.settings import ReadSettings, StoreSettings
@@ -70,7 +70,7 @@ class Trickling(StoreWrapper):
         for memory in used:
             np.frombuffer(memory, dtype=np.uint8)[:] = 0xEE
         if end < len(body):
-            raise StoreUnavailable(f"broke off after {end} bytes")
+            raise StoreUnavailableError(f"broke off after {end} bytes")
 
 
 def written(*batches: EntryBatch, codec: Codec = Codec.NONE, extension: bool = True) -> StreamWriter:
@@ -151,12 +151,12 @@ def test_damaged_block_is_reported_or_skipped_as_in_a_whole_read() -> None:
 
     store, fetcher = trickling(writer)
     store.shown = damaged
-    skipped: list[Corrupt] = []
-    with pytest.raises(Corrupt) as received:
+    skipped: list[CorruptError] = []
+    with pytest.raises(CorruptError) as received:
         fetcher.run(run)
     left = entries(fetcher.run(run, skipped.append))
     whole = Fetcher(writer.store, ReadSettings())
-    with pytest.raises(Corrupt) as answered:
+    with pytest.raises(CorruptError) as answered:
         whole.decode(run, damaged(whole.run_bytes(run)))
     assert str(received.value) == str(answered.value) == str(skipped[0])
     assert left == entries(whole.decode(run, damaged(whole.run_bytes(run)), lambda _: None))
@@ -170,14 +170,14 @@ def test_changed_object_length_takes_precedence_over_block_damage() -> None:
     body, info = writer.store.get(data)
     writer.store.put(data, body + b"more", metadata=info.metadata)
     _, fetcher = trickling(writer)
-    with pytest.raises(ObjectChanged, match=f"expected {len(body)} bytes, found {len(body) + 4}"):
+    with pytest.raises(ObjectChangedError, match=f"expected {len(body)} bytes, found {len(body) + 4}"):
         fetcher.run(run)
 
 
 def test_oversized_blocks_are_never_fetched() -> None:
     writer = written()
     store, _ = trickling(writer)
-    with pytest.raises(LimitReached, match=r"exceeds read\.block_size_max = 1024"):
+    with pytest.raises(LimitReachedError, match=r"exceeds read\.block_size_max = 1024"):
         Fetcher(store, ReadSettings(block_bytes_max=1024)).run(run_of(writer))
     assert store.received == 0
 

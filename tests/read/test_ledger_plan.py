@@ -18,7 +18,7 @@ from formats.manifest import Gap, LedgerClosed, LedgersDeleted, StreamDeleted, T
 from formats.segment_map import CRC_UNKNOWN
 from formats.summary import Layout
 from offloader.coverage import GapReason
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.fetch import Fetcher, SegmentObjects
 from offloader.read.ledger_plan import (
@@ -26,7 +26,7 @@ from offloader.read.ledger_plan import (
     NO_OBJECT,
     BrokerFacts,
     Chunk,
-    LedgerIncomplete,
+    LedgerIncompleteError,
     LedgerMismatch,
     LedgerStanding,
     LedgerTrimmed,
@@ -168,7 +168,9 @@ def test_filled_gaps_are_part_of_the_ledger(writer: StreamWriter) -> None:
     writer.log.commit([gap(203, 203), LedgerClosed(7, 203)])
     standing = standing_of(writer, 7)
     assert (standing.missing, standing.holes, standing.is_whole) == (((0, 1), (102, 102), (203, 203)), (), False)
-    with pytest.raises(LedgerIncomplete, match=r"0\.\.1, 102\.\.102, 203\.\.203 are recorded as a gap \(4 in total\)"):
+    with pytest.raises(
+        LedgerIncompleteError, match=r"0\.\.1, 102\.\.102, 203\.\.203 are recorded as a gap \(4 in total\)"
+    ):
         require_whole(writer.stream, standing)
     sent = markers(0, 1, 102)
     fill_gaps(writer.log, sent, 0, 102)
@@ -197,7 +199,7 @@ def test_hole_is_an_error_and_says_where(writer: StreamWriter) -> None:
     writer.log.commit([LedgerClosed(7, 19)])
     standing = standing_of(writer, 7)
     assert (standing.holes, standing.last) == (((10, 19),), 19)
-    with pytest.raises(LedgerIncomplete, match=r"entries 10\.\.19 are missing"):
+    with pytest.raises(LedgerIncompleteError, match=r"entries 10\.\.19 are missing"):
         require_whole(writer.stream, standing)
 
 
@@ -210,7 +212,7 @@ def test_index_that_lacks_entries_is_an_error(writer: StreamWriter) -> None:
     record = other.log.load().segments.get(other.uuids[0])
     assert record is not None
     segment_map = Fetcher(writer.store, ReadSettings()).index(SegmentObjects.of_record("other", record))
-    with pytest.raises(LedgerIncomplete, match="indexes have a hole"):
+    with pytest.raises(LedgerIncompleteError, match="indexes have a hole"):
         ledger_chunks(state, dataclasses.replace(standing, last=10), [segment_map], [0])
 
 
@@ -221,9 +223,9 @@ def test_only_what_the_manifest_says_was_deleted_is_trimmed(writer: StreamWriter
     with pytest.raises(LedgerTrimmed, match="begins at 8:0"):
         standing_of(writer, 7)
     assert standing_of(writer, 8).is_whole
-    with pytest.raises(NotFound, match="no entry of ledger 10"):
+    with pytest.raises(NotFoundError, match="no entry of ledger 10"):
         standing_of(writer, 10)
-    with pytest.raises(NotFound, match="no entry of ledger 10"):
+    with pytest.raises(NotFoundError, match="no entry of ledger 10"):
         standing_of(writer, 10, last=4)
     writer.log.commit([Truncate(Position(8, 10))])
     with pytest.raises(LedgerTrimmed):

@@ -6,7 +6,7 @@ import pytest
 
 from formats.entries import EntryBatch
 from formats.pulsar.messages import MessageDecoder, MessageOptions
-from offloader.errors import Corrupt, InvalidCall
+from offloader.errors import CorruptError, InvalidCallError
 from offloader.read.messages import FOREIGN_ENTRIES_MAX, decode_messages
 from tests.formats.pulsar_entries import Sent, single_entry
 
@@ -22,7 +22,7 @@ def decode(*payloads: bytes) -> None:
 @pytest.mark.parametrize("payloads", [[b"hello there"], [b""], [b"{}"] * (FOREIGN_ENTRIES_MAX + 1)])
 def test_entries_of_another_system_are_refused(payloads: list[bytes]) -> None:
     with pytest.raises(
-        InvalidCall, match=r"^stream orders, entry 7:3 isn't a message of Pulsar's: .* at byte 0"
+        InvalidCallError, match=r"^stream orders, entry 7:3 isn't a message of Pulsar's: .* at byte 0"
     ) as caught:
         decode(*payloads)
     assert caught.value.hint == "read the entries without decoding messages, or skip them"
@@ -30,5 +30,5 @@ def test_entries_of_another_system_are_refused(payloads: list[bytes]) -> None:
 
 @pytest.mark.parametrize("payloads", [[GOOD[:-1] + b"b"], [b"hello there", GOOD], [GOOD, b"hello there"]])
 def test_damaged_entry_of_pulsars_is_corrupt(payloads: list[bytes]) -> None:
-    with pytest.raises(Corrupt, match="stream orders, entry 7:"):
+    with pytest.raises(CorruptError, match="stream orders, entry 7:"):
         decode(*payloads)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import InvalidCallError, NotFoundError
 from offloader.read.partitions import (
     PARTITIONS_READ_MAX,
     TopicReader,
@@ -80,7 +80,7 @@ def test_times_may_be_numbers_texts_or_moments(store: ObjectStore) -> None:
     one = open_reader(store, f"{TOPIC}-partition-1")
     assert one.position_at("1970-01-01T00:00:03") == Position(2, 2)
     assert text_of(list(one.scan_published("1970-01-01", 8000))) == ["2:0", "2:1"]
-    with pytest.raises(InvalidCall, match="publish time: 'yesterday' is not a time"):
+    with pytest.raises(InvalidCallError, match="publish time: 'yesterday' is not a time"):
         one.position_at("yesterday")
 
 
@@ -95,14 +95,14 @@ def test_positions_of_a_topic_are_refused_with_a_partition_to_name(store: Object
         lambda: reader.last_position,
     ):
         with pytest.raises(
-            InvalidCall, match="has 3 partitions, but a position belongs to a single partition"
+            InvalidCallError, match="has 3 partitions, but a position belongs to a single partition"
         ) as caught:
             call()
         assert f"{STREAM}-partition-0" in caught.value.hint
 
 
 def test_name_that_is_neither_stream_nor_topic_is_not_found(store: ObjectStore) -> None:
-    with pytest.raises(NotFound, match=f"stream {STREAM} isn't in"):
+    with pytest.raises(NotFoundError, match=f"stream {STREAM} isn't in"):
         open_reader(store, TOPIC)
 
 
@@ -169,7 +169,7 @@ def test_scans_that_are_not_read_to_their_end_are_closed(store: ObjectStore, wri
 
 def test_too_many_partitions_are_refused() -> None:
     names = {number: f"x-partition-{number}" for number in range(PARTITIONS_READ_MAX + 1)}
-    with pytest.raises(InvalidCall, match="has 257 partitions; at most 256 can be read as one stream"):
+    with pytest.raises(InvalidCallError, match="has 257 partitions; at most 256 can be read as one stream"):
         open_topic(names, "x", lambda name, settings: open_stream_reader(open_store("memory://none"), name))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Retire, Truncate
-from offloader.errors import Trimmed
+from offloader.errors import TrimmedError
 from offloader.read.fetch import Cache
 from offloader.read.partitions import WAIT_S_MAX, WAIT_S_MIN, follow_all
 from offloader.read.reader import open_stream_reader
@@ -79,7 +79,7 @@ def test_following_truncated_entries_is_an_error_with_the_new_beginning(writer: 
         writer.add([batch_of(3, 10, 10)])
         writer.log.commit([Truncate(Position(3, 15))])
 
-    with pytest.raises(Trimmed) as error:
+    with pytest.raises(TrimmedError) as error:
         followed(writer, None, SteppingClock(truncate))
     assert error.value.first_available == Position(3, 15)
 

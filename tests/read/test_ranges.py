@@ -9,7 +9,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Gap, LedgerClosed, Retire, Truncate
-from offloader.errors import Trimmed
+from offloader.errors import TrimmedError
 from offloader.read.ranges import is_lost_after
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
@@ -47,7 +47,7 @@ def test_gap_beside_deleted_entries_does_not_hide_their_loss(writer: StreamWrite
     assert is_lost(writer, Position(2, 9)), "ledger 4 was deleted after the gap"
     state = writer.log.state
     with pytest.raises(
-        Trimmed, match="exported up to 1:9, but the following entries were deleted: the stream now begins at 5:0"
+        TrimmedError, match="exported up to 1:9, but the following entries were deleted: the stream now begins at 5:0"
     ):
         is_lost_after(state, str(state.incarnation), Position(1, 9), exported_to="a table", skip_lost=False)
 

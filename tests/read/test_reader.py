@@ -16,7 +16,7 @@ from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.manifest import Gap, LedgerClosed, StreamDeleted, Truncate
 from formats.segment import Codec
 from formats.summary import Layout
-from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, Trimmed
+from offloader.errors import BeyondEndError, ClosedError, InvalidCallError, NotFoundError, TrimmedError
 from offloader.read.partitions import open_reader
 from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import ReadSettings
@@ -147,25 +147,25 @@ def test_read_result_does_not_depend_on_how_it_is_fetched(
 
 
 def test_a_range_that_ends_before_it_begins_is_refused(reader: Reader) -> None:
-    with pytest.raises(InvalidCall, match=r"4:1\.\.4:0 ends before it begins"):
+    with pytest.raises(InvalidCallError, match=r"4:1\.\.4:0 ends before it begins"):
         reader.read(Position(4, 1), Position(4, 0))
 
 
 def test_a_position_before_the_stream_begins_names_where_it_does(reader: Reader) -> None:
-    with pytest.raises(Trimmed, match="position 2:0 is before the first entry 3:0") as caught:
+    with pytest.raises(TrimmedError, match="position 2:0 is before the first entry 3:0") as caught:
         reader.read(Position(2, 0), Position(3, 5))
     assert caught.value.first_available == Position(3, 0)
-    with pytest.raises(Trimmed):
+    with pytest.raises(TrimmedError):
         reader.scan(start=Position(2, 0))
 
 
 def test_a_position_after_the_end_names_the_last_one(reader: Reader) -> None:
-    with pytest.raises(BeyondEnd, match="12:100 is beyond the last readable entry 12:99") as caught:
+    with pytest.raises(BeyondEndError, match="12:100 is beyond the last readable entry 12:99") as caught:
         reader.read(Position(12, 0), Position(12, 100))
     assert caught.value.last_available == Position(12, 99)
-    with pytest.raises(BeyondEnd):
+    with pytest.raises(BeyondEndError):
         reader.scan(start=Position(99, 0))
-    with pytest.raises(BeyondEnd):
+    with pytest.raises(BeyondEndError):
         reader.count(last=Position(99, 0))
 
 
@@ -176,24 +176,24 @@ def test_an_empty_stream_scans_to_nothing_and_has_no_positions() -> None:
     assert list(reader.scan()) == []
     assert reader.count() == 0
     assert reader.position_at(0) is None
-    with pytest.raises(BeyondEnd, match="no readable entries"):
+    with pytest.raises(BeyondEndError, match="no readable entries"):
         reader.read(Position(0, 0), Position(0, 0))
-    with pytest.raises(BeyondEnd, match="no readable entries"):
+    with pytest.raises(BeyondEndError, match="no readable entries"):
         reader.scan(start=Position(0, 0))
 
 
 def test_an_unknown_stream_is_not_found_and_similar_names_are_suggested(stream: StreamWriter) -> None:
-    with pytest.raises(NotFound, match="isn't in memory://") as caught:
+    with pytest.raises(NotFoundError, match="isn't in memory://") as caught:
         open_stream_reader(stream.store, "public/default/persistent/order")
     assert caught.value.hint == "did you mean public/default/persistent/orders?"
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(NotFoundError) as caught:
         open_stream_reader(stream.store, "something/else")
     assert "offloader ls" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["_catalog/x", "a//b", "a/manifest"])
 def test_invalid_stream_name_is_refused(stream: StreamWriter, name: str) -> None:
-    with pytest.raises(InvalidCall, match=r"stream name .* can't be used"):
+    with pytest.raises(InvalidCallError, match=r"stream name .* can't be used"):
         open_stream_reader(stream.store, name)
 
 
@@ -201,7 +201,7 @@ def test_a_deleted_stream_is_not_found() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5)])
     writer.log.commit([StreamDeleted()])
-    with pytest.raises(NotFound, match="was deleted"):
+    with pytest.raises(NotFoundError, match="was deleted"):
         open_stream_reader(writer.store, writer.stream)
 
 
@@ -234,7 +234,7 @@ def test_entries_before_the_head_are_trimmed_also_inside_a_segment() -> None:
     assert entries_of(reader.scan()) == writer.entries[60:]
     assert reader.count() == 40
     assert reader.position_at(0) == Position(1, 60)
-    with pytest.raises(Trimmed, match="1:59 was deleted: the stream begins at 1:60") as caught:
+    with pytest.raises(TrimmedError, match="1:59 was deleted: the stream begins at 1:60") as caught:
         reader.read(Position(1, 59), Position(1, 70))
     assert caught.value.first_available == Position(1, 60)
 
@@ -264,7 +264,7 @@ def test_a_closed_reader_refuses_and_its_store_stays_open(stream: StreamWriter) 
     with open_stream_reader(stream.store, stream.stream) as reader:
         assert reader.count() == len(stream.entries)
     for call in (reader.scan, reader.count, reader.refresh, lambda: reader.position_at(0)):
-        with pytest.raises(Closed, match="is closed"):
+        with pytest.raises(ClosedError, match="is closed"):
             call()
     assert open_stream_reader(stream.store, stream.stream).count() == len(stream.entries)
 
@@ -389,7 +389,7 @@ def test_a_segment_written_to_another_place_is_refused_naming_both() -> None:
     reader = open_stream_reader(writer.store, writer.stream)
     assert [entry.entry_id for entry in reader.read(Position(1, 0), Position(1, 4))] == [0, 1, 2, 3, 4]
     with pytest.raises(
-        InvalidCall, match=r"was written to managedLedgerOffloadDriver=aws-s3, bucket=other.*this store is"
+        InvalidCallError, match=r"was written to managedLedgerOffloadDriver=aws-s3, bucket=other.*this store is"
     ):
         list(reader.scan())
 

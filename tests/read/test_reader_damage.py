@@ -16,14 +16,14 @@ from formats.manifest import Purged, Retire, Truncate
 from formats.segment import Codec, SegmentMap
 from formats.summary import Layout
 from offloader.errors import (
-    Corrupt,
-    LimitReached,
-    ObjectChanged,
-    ObjectMissing,
+    CorruptError,
+    LimitReachedError,
+    ObjectChangedError,
+    ObjectMissingError,
     OffloaderError,
-    StoreUnavailable,
-    Trimmed,
-    Unsupported,
+    StoreUnavailableError,
+    TrimmedError,
+    UnsupportedError,
 )
 from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import open_stream_reader
@@ -73,7 +73,7 @@ def test_a_flipped_bit_in_the_payload_is_found_and_named(writer: StreamWriter) -
     offset, length = int(blocks.offset[1]), int(blocks.length[1])
     flip(writer, data, offset + 140)
     for error in both_ways(writer):
-        assert isinstance(error, Corrupt)
+        assert isinstance(error, CorruptError)
         for part in (writer.stream, data, f"bytes {offset}..{offset + length}", "expected", "found"):
             assert part in str(error)
 
@@ -88,7 +88,7 @@ def test_any_flipped_bit_of_a_data_object_is_found_or_harmless(writer: StreamWri
         flip(writer, data, byte, chance.randrange(8))
         try:
             found = list(open_stream_reader(writer.store, writer.stream).read(FIRST, LAST))
-        except Corrupt:
+        except CorruptError:
             pass
         else:
             assert found == writer.entries, f"byte {byte} changed the answer"
@@ -101,7 +101,9 @@ def test_any_flipped_bit_of_an_index_is_found(writer: StreamWriter) -> None:
     whole, _ = writer.store.get(index)
     for byte in range(0, len(whole), 7):
         flip(writer, index, byte, byte % 8)
-        with pytest.raises(Corrupt, match=r"expected CRC-32C [0-9a-f]{8} \(from the manifest\), found [0-9a-f]{8}"):
+        with pytest.raises(
+            CorruptError, match=r"expected CRC-32C [0-9a-f]{8} \(from the manifest\), found [0-9a-f]{8}"
+        ):
             open_stream_reader(writer.store, writer.stream).read(FIRST, LAST)
         overwrite(writer, index, whole)
 
@@ -112,7 +114,7 @@ def test_an_object_of_another_length_was_changed(writer: StreamWriter) -> None:
         whole, _ = writer.store.get(key)
         overwrite(writer, key, (whole[:-1] if not change else whole + change))
         for error in both_ways(writer):
-            assert isinstance(error, ObjectChanged)
+            assert isinstance(error, ObjectChangedError)
             assert f"expected {len(whole)} bytes, found {len(whole) - 1 if not change else len(whole) + 10_000}" in str(
                 error
             )
@@ -127,7 +129,7 @@ def test_another_object_of_the_same_length_is_found_by_the_index(writer: StreamW
     assert len(other) == len(writer.store.get(data)[0])
     overwrite(writer, data, other)
     for error in both_ways(writer):
-        assert isinstance(error, Corrupt)
+        assert isinstance(error, CorruptError)
 
 
 def test_index_contradicting_the_manifest_is_corrupt_despite_its_checksum(
@@ -140,9 +142,9 @@ def test_index_contradicting_the_manifest_is_corrupt_despite_its_checksum(
     overwrite(writer, index, other.index)
     lying = replace(good, index_bytes=len(other.index), index_crc32c=crc32c(other.index))
     fetcher = Fetcher(writer.store, ReadSettings())
-    with pytest.raises(Corrupt, match="data object length"):
+    with pytest.raises(CorruptError, match="data object length"):
         fetcher.index(lying)
-    with pytest.raises(Corrupt, match="number of blocks"):
+    with pytest.raises(CorruptError, match="number of blocks"):
         fetcher.index(replace(lying, data_bytes=None))
 
 
@@ -151,7 +153,7 @@ def test_an_object_the_manifest_has_and_the_store_has_not_is_missing(writer: Str
     key = writer.keys(writer.uuids[0])[is_index]
     writer.store.delete([key])
     for error in both_ways(writer):
-        assert isinstance(error, ObjectMissing)
+        assert isinstance(error, ObjectMissingError)
         assert key in str(error)
         assert writer.stream in str(error)
         assert "1:0..1:99" in str(error)
@@ -167,7 +169,7 @@ def test_missing_object_of_a_since_retired_segment_is_trimmed(writer: StreamWrit
         writer.log.commit([Purged((old,), writer.log.state.record_id)])
     writer.store.delete(list(writer.keys(old)))
     with pytest.raises(
-        Trimmed, match=r"retention deleted segment .* during the read; the stream now begins at 1:100"
+        TrimmedError, match=r"retention deleted segment .* during the read; the stream now begins at 1:100"
     ) as caught:
         list(reader.scan())
     assert caught.value.first_available == Position(1, 100)
@@ -181,7 +183,7 @@ def test_entries_before_a_damaged_segment_are_delivered_before_the_error(writer:
     writer.store.delete([writer.keys(writer.uuids[1])[1]])
     reader = open_stream_reader(writer.store, writer.stream)
     found: list[Entry] = []
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectMissingError):
         found.extend(entry for batch in reader.scan() for entry in batch.entries())
     assert found == writer.entries[:100]
 
@@ -194,7 +196,7 @@ def test_an_object_of_an_unknown_format_version_is_refused(writer: StreamWriter,
     metadata = {key: value for key, value in info.metadata.items() if key != name}
     writer.store.put(data, whole, metadata=metadata if version is None else {**metadata, name: version})
     for error in both_ways(writer):
-        assert isinstance(error, Unsupported)
+        assert isinstance(error, UnsupportedError)
         assert "invalid object version" in str(error)
 
 
@@ -202,7 +204,7 @@ def test_block_above_the_limit_is_refused_before_it_is_fetched(writer: StreamWri
     writer.add([batch_of(1, 100, 1, size=5000)])
     store = FaultyStore(writer.store)
     reader = open_stream_reader(store, writer.stream, settings=ReadSettings(block_bytes_max=4000))
-    with pytest.raises(LimitReached, match=r"read\.block_size_max = 4000"):
+    with pytest.raises(LimitReachedError, match=r"read\.block_size_max = 4000"):
         reader.read(Position(1, 100), Position(1, 100))
     assert [key for verb, key in store.calls if key == writer.keys(writer.uuids[1])[0]] == []
     assert len(reader.read(FIRST, LAST)) == 100
@@ -211,7 +213,7 @@ def test_block_above_the_limit_is_refused_before_it_is_fetched(writer: StreamWri
 def test_decompression_is_capped_by_a_setting(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 1, size=50_000)], codec=Codec.ZSTD)
     reader = open_stream_reader(writer.store, writer.stream, settings=ReadSettings(decompressed_bytes_max=10_000))
-    with pytest.raises(LimitReached, match=r"read\.decompressed_size_max"):
+    with pytest.raises(LimitReachedError, match=r"read\.decompressed_size_max"):
         reader.read(Position(1, 100), Position(1, 100))
 
 
@@ -222,15 +224,15 @@ def test_plain_pulsar_blocks_are_checked_structurally() -> None:
     data, _ = writer.keys(uuid, 1)
     flip(writer, data, 128 + 4 + 7)  # the lowest byte of the first entry's id
     for error in both_ways(writer):
-        assert isinstance(error, Corrupt)
+        assert isinstance(error, CorruptError)
 
 
 def test_unreachable_store_is_an_error_and_the_next_read_works(writer: StreamWriter) -> None:
     quick = StoreSettings(retries_max=0)
     store = FaultyStore(open_store(writer.store.url, settings=quick))
     reader = open_stream_reader(store, writer.stream)
-    store.set_faults([Fault(call=1, verb="get", error=StoreUnavailable)])
-    with pytest.raises(StoreUnavailable):
+    store.set_faults([Fault(call=1, verb="get", error=StoreUnavailableError)])
+    with pytest.raises(StoreUnavailableError):
         reader.read(FIRST, LAST)
     assert list(reader.read(FIRST, LAST)) == writer.entries
 
@@ -321,7 +323,7 @@ def test_fetcher_may_skip_only_the_damaged_block_of_a_run(writer: StreamWriter) 
     flip(writer, data, int(segment_map.blocks.offset[2]) + 140)
     objects = SegmentObjects.of_record(writer.stream, writer.log.state.segments[writer.uuids[0]])
     [run] = block_runs(objects, segment_map, np.arange(len(segment_map.blocks)), 10**9)
-    skipped: list[Corrupt] = []
+    skipped: list[CorruptError] = []
     batches = Fetcher(writer.store, ReadSettings()).run(run, skip=skipped.append)
     assert len(batches) == len(segment_map.blocks) - 1
     assert len(skipped) == 1

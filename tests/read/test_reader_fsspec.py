@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offloader.cli.main import main
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.read.partitions import open_reader
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -50,7 +50,7 @@ def test_directory_is_read_through_fsspec(scheme: str, tmp_path: Path, capsys: p
 def test_copy_in_another_directory_is_another_place(tmp_path: Path) -> None:
     written(open_store(f"file://{tmp_path}/store"))
     (tmp_path / "store").rename(tmp_path / "copy")
-    elsewhere = pytest.raises(InvalidCall, match=r"was written to .*/store, .* is .*/copy, ")
+    elsewhere = pytest.raises(InvalidCallError, match=r"was written to .*/store, .* is .*/copy, ")
     with open_reader(open_store(f"fsspec+file://{tmp_path}/copy"), STREAM) as reader, elsewhere:
         list(reader.scan())
 

@@ -10,7 +10,7 @@ import pytest
 
 from formats.entries import Entry, EntryBatch, Position
 from formats.manifest import Truncate
-from offloader.errors import BeyondEnd, Trimmed
+from offloader.errors import BeyondEndError, TrimmedError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.read.reader import Reader, open_stream_reader
@@ -103,7 +103,7 @@ def test_ranges_over_both_tiers_are_seamless(writer: StreamWriter, source: Embed
 def test_reading_past_the_end_fails_until_the_ledgers_grow(writer: StreamWriter, source: EmbeddedStream) -> None:
     written = append(source, 10)
     reader = reader_of(writer, source)
-    with pytest.raises(BeyondEnd):
+    with pytest.raises(BeyondEndError):
         reader.read(written[0].position, Position(written[-1].ledger_id, 10))
     more = append(source, 1, start=10)
     assert list(reader.read(more[0].position, more[0].position)) == more
@@ -166,7 +166,7 @@ def test_entries_truncated_in_both_tiers_during_a_read_are_not_skipped(
     for ledger in ledgers[:3]:
         source.delete(ledger)
     writer.log.commit([Truncate(written[120].position)])
-    with pytest.raises(Trimmed, match="was deleted during the read") as caught:
+    with pytest.raises(TrimmedError, match="was deleted during the read") as caught:
         list(scan)
     assert caught.value.first_available == written[120].position
 

@@ -16,7 +16,14 @@ from formats.entries import Entry, EntryBatch, Position
 from formats.keys import data_key, index_key
 from formats.metadata.messages import OffloadContext, OffloadSegment
 from formats.summary import Layout
-from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, NotFound, ObjectMissing
+from offloader.errors import (
+    BeyondEndError,
+    ClosedError,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    ObjectMissingError,
+)
 from offloader.read.reader import ReadHandle, read_offloaded
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
@@ -135,7 +142,7 @@ def test_segment_of_many_ledgers_returns_only_the_requested_one(store: ObjectSto
         first, last = batch.first.entry_id, batch.last.entry_id
         assert (handle.first_entry_id, handle.last_entry_id) == (first, last)
         assert list(handle.read(first, last)) == entries_of([batch])
-    with pytest.raises(NotFound, match="have no entry of ledger 5"):
+    with pytest.raises(NotFoundError, match="have no entry of ledger 5"):
         read_offloaded(store, 5, context, {})
 
 
@@ -153,7 +160,7 @@ def test_entries_of_very_different_sizes_are_read_exactly(store: ObjectStore) ->
 
 def test_read_past_the_last_entry_fails_with_pulsars_message(store: ObjectStore) -> None:
     handle = read_offloaded(store, 7, context_of(put_segment(store, [batch_of(7, 0, 10)])), {})
-    with pytest.raises(BeyondEnd, match="entry index: 10 beyond last entry id: 9") as caught:
+    with pytest.raises(BeyondEndError, match="entry index: 10 beyond last entry id: 9") as caught:
         handle.read(5, 10)
     assert caught.value.last_available == Position(7, 9)
 
@@ -161,7 +168,7 @@ def test_read_past_the_last_entry_fails_with_pulsars_message(store: ObjectStore)
 @pytest.mark.parametrize("wanted", [(-1, 3), (5, 4)])
 def test_invalid_range_is_refused(store: ObjectStore, wanted: tuple[int, int]) -> None:
     handle = read_offloaded(store, 7, context_of(put_segment(store, [batch_of(7, 0, 10)])), {})
-    with pytest.raises(InvalidCall, match="are not a valid range"):
+    with pytest.raises(InvalidCallError, match="are not a valid range"):
         handle.read(*wanted)
 
 
@@ -169,13 +176,13 @@ def test_a_gap_between_segments_is_named_and_not_read_over(store: ObjectStore) -
     uuids = [put_segment(store, [batch_of(7, 0, 10)]), put_segment(store, [batch_of(7, 15, 10)])]
     handle = read_offloaded(store, 7, context_of(*uuids), {})
     assert len(handle.read(15, 24)) == 10
-    with pytest.raises(NotFound, match=r"entries 10\.\.14 aren't offloaded"):
+    with pytest.raises(NotFoundError, match=r"entries 10\.\.14 aren't offloaded"):
         handle.read(8, 16)
 
 
 def test_segments_that_both_hold_an_entry_are_corrupt(store: ObjectStore) -> None:
     uuids = [put_segment(store, [batch_of(7, 0, 10)]), put_segment(store, [batch_of(7, 9, 10)])]
-    with pytest.raises(Corrupt, match="both hold entry 9"):
+    with pytest.raises(CorruptError, match="both hold entry 9"):
         read_offloaded(store, 7, context_of(*uuids), {})
 
 
@@ -184,7 +191,7 @@ def test_incomplete_segments_do_not_count(store: ObjectStore) -> None:
     open_one = OffloadSegment(uuid=uuid4(), complete=False)
     context = OffloadContext(segments=(OffloadSegment(uuid=uuid, complete=True), open_one))
     assert read_offloaded(store, 7, context, {}).last_entry_id == 9
-    with pytest.raises(InvalidCall, match="no segment of it is completely offloaded"):
+    with pytest.raises(InvalidCallError, match="no segment of it is completely offloaded"):
         read_offloaded(store, 7, OffloadContext(segments=(open_one,)), {})
 
 
@@ -192,7 +199,7 @@ def test_the_recorded_place_must_be_the_stores(store: ObjectStore) -> None:
     context = context_of(put_segment(store, [batch_of(7, 0, 10)]))
     assert read_offloaded(store, 7, context, store.driver_metadata).last_entry_id == 9
     elsewhere = {**store.driver_metadata, "bucket": "elsewhere"}
-    with pytest.raises(InvalidCall, match="bucket=elsewhere"):
+    with pytest.raises(InvalidCallError, match="bucket=elsewhere"):
         read_offloaded(store, 7, context, elsewhere)
 
 
@@ -200,9 +207,9 @@ def test_missing_objects_are_named(store: ObjectStore) -> None:
     uuid = put_segment(store, [batch_of(7, 0, 10)])
     store.delete([data_key("", uuid)])
     handle = read_offloaded(store, 7, context_of(uuid), {})
-    with pytest.raises(ObjectMissing, match=str(uuid)):
+    with pytest.raises(ObjectMissingError, match=str(uuid)):
         handle.read(0, 1)
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectMissingError):
         read_offloaded(store, 7, context_of(uuid4()), {})
 
 
@@ -210,5 +217,5 @@ def test_a_closed_handle_refuses(store: ObjectStore) -> None:
     handle = read_offloaded(store, 7, context_of(put_segment(store, [batch_of(7, 0, 10)])), {})
     handle.close()
     handle.close()
-    with pytest.raises(Closed, match="handle on ledger 7 is closed"):
+    with pytest.raises(ClosedError, match="handle on ledger 7 is closed"):
         handle.read(0, 0)

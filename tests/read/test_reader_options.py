@@ -10,7 +10,13 @@ import pytest
 
 from formats.documents import lease_prefix
 from formats.entries import Position
-from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavailable, Unsupported
+from offloader.errors import (
+    InvalidCallError,
+    NotFoundError,
+    ObjectMissingError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from offloader.manifest.log import load_manifest
 from offloader.manifest.protection import leases_of, take_lease
 from offloader.read.cold import require_same_place
@@ -56,7 +62,7 @@ def test_skipping_reader_omits_and_reports_segment_of_a_missing_object(
     store.delete([writer.keys(gone)[role]])
     left = [entry for entry in writer.entries if not 50 <= entry.entry_id < 100]
 
-    with open_stream_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
+    with open_stream_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissingError):
         list(strict.scan())
     assert strict.skipped == {}
 
@@ -76,12 +82,12 @@ def test_skipping_reader_counts_nothing_of_a_segment_that_a_range_cuts_and_whose
     gone = writer.uuids[1]
     store.delete([writer.keys(gone)[1]])
     ends = Position(1, 40), Position(1, 60)
-    with open_stream_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
+    with open_stream_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissingError):
         strict.count(*ends)
     with open_stream_reader(store, writer.stream, on_missing="skip", cache=Cache(0)) as reader:
         try:
             assert reader.count(*ends) == len(reader.read(*ends)) == 10
-        except ObjectMissing as error:
+        except ObjectMissingError as error:
             pytest.fail(error.message)
         assert list(reader.skipped) == [gone]
 
@@ -103,7 +109,7 @@ def test_skipping_reader_counts_what_it_reads(store: FaultyStore, writer: Stream
 def test_only_skipping_reader_finds_a_time_behind_a_missing_segment(store: FaultyStore, writer: StreamWriter) -> None:
     time_ms = writer.entries[60].publish_time_ms
     store.delete(list(writer.keys(writer.uuids[1])))
-    with open_stream_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
+    with open_stream_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissingError):
         strict.position_at(time_ms)
     with open_stream_reader(store, writer.stream, on_missing="skip", cache=Cache(0)) as reader:
         assert reader.position_at(time_ms) == Position(1, 100)
@@ -121,7 +127,7 @@ def test_moved_bucket_is_read_where_the_setting_names_it(store: FaultyStore, wri
         settings = Settings.of({"read": {"relocate": wrong}}).read
         with (
             open_stream_reader(store, writer.stream, settings=settings) as reader,
-            pytest.raises(InvalidCall) as refused,
+            pytest.raises(InvalidCallError) as refused,
         ):
             list(reader.scan())
         assert "read.relocate" in refused.value.hint
@@ -140,13 +146,13 @@ def test_spellings_of_one_endpoint_are_one_place() -> None:
         require_same_place("x", place(same), store)
         require_same_place("x", place(same, "aws-s3"), store)
     for other in ("http://localhost:9001", "https://localhost:9000", "http://other:9000", ""):
-        with pytest.raises(InvalidCall, match="was written to"):
+        with pytest.raises(InvalidCallError, match="was written to"):
             require_same_place("x", place(other), store)
     for different in (
         place("http://127.0.0.1:9000", bucket="c"),
         place("http://127.0.0.1:9000", "google-cloud-storage"),
     ):
-        with pytest.raises(InvalidCall, match="was written to"):
+        with pytest.raises(InvalidCallError, match="was written to"):
             require_same_place("x", different, store)
     require_same_place("x", place("http://other:9000"), store, Pairs({"b": "b"}))
     store.driver_metadata = place("https://s3.example")
@@ -155,7 +161,7 @@ def test_spellings_of_one_endpoint_are_one_place() -> None:
 
 def test_invalid_relocate_setting_is_refused() -> None:
     for wrong in ("old", {"old": 1}, 7):
-        with pytest.raises(InvalidCall, match=r"read\.relocate: .* is not a table of texts"):
+        with pytest.raises(InvalidCallError, match=r"read\.relocate: .* is not a table of texts"):
             Settings.of({"read": {"relocate": wrong}})
     assert Settings.of({"read": {"relocate": {"b": "2", "a": "1"}}}).read.relocate == (("a", "1"), ("b", "2"))
 
@@ -207,7 +213,7 @@ def test_failed_renewal_of_a_lease_is_an_error_only_after_its_end(
     clock.advance(59)
     lease.renew_if_due()
     clock.advance(2)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         lease.renew_if_due()
     store.set_faults([])
     lease.renew_if_due()
@@ -224,16 +230,16 @@ def test_unreadable_lease_never_expires(store: FaultyStore, writer: StreamWriter
 
 
 def test_invalid_leases_are_refused_and_none_is_written(store: FaultyStore, writer: StreamWriter) -> None:
-    with pytest.raises(InvalidCall, match="loaded after the lease"):
+    with pytest.raises(InvalidCallError, match="loaded after the lease"):
         open_stream_reader(store, writer.stream, lease_seconds=60, state=load_manifest(store, writer.stream))
     for wrong in (-1, 8 * 24 * 3600):
-        with pytest.raises(InvalidCall, match="invalid lease of"):
+        with pytest.raises(InvalidCallError, match="invalid lease of"):
             open_stream_reader(store, writer.stream, lease_seconds=wrong)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         open_stream_reader(store, "nothing/here", lease_seconds=60)
     assert leases_of(store, writer.stream) == leases_of(store, "nothing/here") == []
     reading = open_store(f"memory://choices-{next(names)}", read_only=True)
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         open_stream_reader(reading, writer.stream, lease_seconds=60)
 
 

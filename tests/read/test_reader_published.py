@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.read.messages import published_between
 from offloader.read.reader import load_manifest_at
 from offloader.runtime.clock import SystemClock
@@ -38,5 +38,5 @@ def test_manifest_is_viewed_up_to_its_newest_record() -> None:
     writer.add([batch_of(1, 0, 10)])
     newest = writer.log.state.record_id
     assert load_manifest_at(store, "a/b", newest) == writer.log.state
-    with pytest.raises(InvalidCall, match=f"ends at record {newest}; record {newest + 1} does not exist yet"):
+    with pytest.raises(InvalidCallError, match=f"ends at record {newest}; record {newest + 1} does not exist yet"):
         load_manifest_at(store, "a/b", newest + 1)

@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from formats.entries import Position
-from offloader.errors import SourceMismatch
+from offloader.errors import SourceMismatchError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.read.partitions import follow_all, open_reader
@@ -79,7 +79,9 @@ def test_another_database_is_refused_by_every_read(
     source, settings = databases("other").view_stream(STREAM), ReadSettings(read_priority=priority)
     with (
         open_reader(store, STREAM, source=source, settings=settings) as reader,
-        pytest.raises(SourceMismatch, match="isn't the one recorded in its manifest: it is another database") as caught,
+        pytest.raises(
+            SourceMismatchError, match="isn't the one recorded in its manifest: it is another database"
+        ) as caught,
     ):
         READS[read](reader)
     assert caught.value.exit_code == 6
@@ -100,6 +102,6 @@ def test_older_copy_of_the_database_is_refused(store: ObjectStore, tmp_path: Pat
     with (
         closing(EmbeddedLedgers(str(tmp_path / "copy.db"))) as copy,
         open_reader(store, STREAM, source=copy.view_stream(STREAM)) as reader,
-        pytest.raises(SourceMismatch, match="it is an older copy"),
+        pytest.raises(SourceMismatchError, match="it is an older copy"),
     ):
         list(reader.scan())

@@ -23,7 +23,15 @@ import pytest
 
 from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.keys import data_key
-from offloader.errors import BeyondEnd, Corrupt, InvalidCall, NotFound, ObjectMissing, OffloaderError, Unsupported
+from offloader.errors import (
+    BeyondEndError,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    ObjectMissingError,
+    OffloaderError,
+    UnsupportedError,
+)
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.library import Store
 from offloader.manifest.protection import leases_of
@@ -154,7 +162,7 @@ def test_topic_with_partitions_is_one_table_in_the_order_of_publish_times(store:
     assert table["stream"].to_pylist() == names * 200
     half = table_of(kind, store, TOPIC, until=BASE_MS + 100_000)
     assert half["entry_id"].to_pylist() == [each for each in range(100) for _ in range(3)]
-    with pytest.raises(InvalidCall, match="has 3 partitions, but a position belongs to a single partition"):
+    with pytest.raises(InvalidCallError, match="has 3 partitions, but a position belongs to a single partition"):
         table_of(kind, store, TOPIC, start=Position(0, 0))
 
 
@@ -265,7 +273,7 @@ def test_filter_of_the_scan_applies_to_columns_that_are_not_selected(store: Obje
     assert by_number.to_table()["ledger_id"].to_pylist() == [*range(1, 11)]
     timed = scan_of(store, columns=["ledger_id"], filter=pc.field(3) >= HOUR[0])
     assert timed.to_table()["ledger_id"].unique().to_pylist() == [7, 8, 9, 10]
-    with pytest.raises(InvalidCall, match="the scan does not select payload"):
+    with pytest.raises(InvalidCallError, match="the scan does not select payload"):
         counted.scan.to_table(columns=["payload"])
     both = counted.scan.filter(pc.field("publish_time") >= HOUR[0])
     assert both.to_table().num_rows == both.count() == 4
@@ -325,7 +333,7 @@ def test_limit_ends_the_rows(store: ObjectStore, writer: StreamWriter) -> None:
     assert rows(found.to_table()) == sent(writer.entries[:7])
     assert (found.count(), found.head(3).num_rows, scan_of(store, limit=0).to_table().num_rows) == (7, 3, 0)
     assert scan_of(store, limit=2, filter=pc.field("entry_id") == 5).to_table()["ledger_id"].to_pylist() == [1, 2]
-    with pytest.raises(Unsupported, match="a scan with a limit accepts no further filter"):
+    with pytest.raises(UnsupportedError, match="a scan with a limit accepts no further filter"):
         found.to_table(filter=pc.field("entry_id") == 5)
 
 
@@ -335,7 +343,7 @@ def test_segments_select_their_entries(store: ObjectStore, writer: StreamWriter)
     assert rows(scan_of(store, segments=[second]).to_table()) == sent(wanted)
     part = scan_of(store, segments=[second], start=Position(1, 0), stop=Position(2, 203), columns=["entry_id"])
     assert part.to_table()["entry_id"].to_pylist() == [200, 201, 202]
-    with pytest.raises(NotFound, match="has no readable segment 00000000-"):
+    with pytest.raises(NotFoundError, match="has no readable segment 00000000-"):
         scan_of(store, segments=[UUID(int=0)])
 
 
@@ -353,7 +361,7 @@ def test_stop_is_excluded_and_may_be_the_start_of_the_next_ledger(store: ObjectS
 def test_entries_are_the_readers_batches_without_columns_or_filters(store: ObjectStore, writer: StreamWriter) -> None:
     assert [each for batch in scan_of(store).entries() for each in batch.entries()] == writer.entries
     for options in ({"columns": ["payload"]}, {"limit": 1}, {"filter": pc.field("entry_id") == 1}):
-        with pytest.raises(InvalidCall, match="entries are read whole"):
+        with pytest.raises(InvalidCallError, match="entries are read whole"):
             scan_of(store, **options).entries()
 
 
@@ -472,12 +480,12 @@ def test_small_batches_are_joined_and_large_ones_are_not_copied() -> None:
 @pytest.mark.parametrize(
     ("options", "kind_of_error", "text"),
     [
-        ({"columns": ["value"]}, InvalidCall, "entries have no column value"),
-        ({"columns": ["payload", "payload"]}, InvalidCall, "duplicate column in: payload, payload"),
-        ({"start": Position(1, 0), "since": "-1h"}, InvalidCall, "begin: both a position and a time are given"),
-        ({"stop": Position(1, 0), "until": 5}, InvalidCall, "end: both a position and a time are given"),
-        ({"stop": Position(99, 1)}, BeyondEnd, "position 99:0 is beyond the last readable entry 5:99"),
-        ({"since": "yesterday"}, InvalidCall, "'yesterday' is not a time"),
+        ({"columns": ["value"]}, InvalidCallError, "entries have no column value"),
+        ({"columns": ["payload", "payload"]}, InvalidCallError, "duplicate column in: payload, payload"),
+        ({"start": Position(1, 0), "since": "-1h"}, InvalidCallError, "begin: both a position and a time are given"),
+        ({"stop": Position(1, 0), "until": 5}, InvalidCallError, "end: both a position and a time are given"),
+        ({"stop": Position(99, 1)}, BeyondEndError, "position 99:0 is beyond the last readable entry 5:99"),
+        ({"since": "yesterday"}, InvalidCallError, "'yesterday' is not a time"),
     ],
 )
 def test_wrong_arguments_fail_at_the_call(
@@ -493,7 +501,7 @@ def test_wrong_arguments_fail_at_the_call(
 
 
 def test_unknown_stream_is_named_with_similar_ones(store: ObjectStore, writer: StreamWriter) -> None:
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(NotFoundError) as caught:
         scan_of(store, STREAM + "s")
     assert STREAM in caught.value.hint
 
@@ -501,7 +509,7 @@ def test_unknown_stream_is_named_with_similar_ones(store: ObjectStore, writer: S
 @pytest.mark.parametrize("kind", ["arrow", "polars", "pandas"])
 def test_missing_object_is_the_error_of_the_reader(store: ObjectStore, writer: StreamWriter, kind: str) -> None:
     store.delete([data_key(STREAM, writer.uuids[0])])
-    with pytest.raises((ObjectMissing, Corrupt), match=str(writer.uuids[0])):
+    with pytest.raises((ObjectMissingError, CorruptError), match=str(writer.uuids[0])):
         table_of(kind, store, STREAM)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloader.errors import InvalidCall, Unsupported
+from offloader.errors import InvalidCallError, UnsupportedError
 from offloader.read.values import AvroDecoder, VersionedDecoders, arrow_type
 
 
@@ -203,12 +203,12 @@ def test_truncated_or_overlong_value_is_refused(cut: int, more: int) -> None:
     ],
 )
 def test_schemas_that_no_column_has_are_refused(schema: Any, expected: str) -> None:
-    with pytest.raises(Unsupported, match=expected):
+    with pytest.raises(UnsupportedError, match=expected):
         arrow_type(schema)
 
 
 @pytest.mark.parametrize("text", ["", "{", "5", '{"type": "record"}', '{"type": "nope", "name": "x"}', "null"])
 def test_invalid_schema_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(InvalidCall) as caught:
+    with pytest.raises(InvalidCallError) as caught:
         AvroDecoder(text)
     assert "\n" not in caught.value.message

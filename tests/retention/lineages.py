@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.retention.cuts import FUTURE, Consumed, Cut, Order, SegmentId, order
 from offloader.retention.lineage import Lineage, StreamSegment
 
@@ -55,13 +55,13 @@ class ScalableLineage(Lineage):
             sealed_bytes: sizes of those that ended, as far as recorded.
 
         Raises:
-            InvalidCall: an epoch's segments don't cover each key once.
+            InvalidCallError: an epoch's segments don't cover each key once.
         """
         lasts = {segment: number for number, epoch in enumerate(epochs) for segment in epoch}
         sizes = sealed_bytes or {}
         for number, epoch in enumerate(epochs):
             if not covers_once([ranges[segment] for segment in epoch], [(0.0, 1.0)]):
-                raise InvalidCall(f"the stream segments of epoch {number} don't cover each key once")
+                raise InvalidCallError(f"the stream segments of epoch {number} don't cover each key once")
         return cls(
             tuple(
                 StreamSegment(
@@ -82,14 +82,14 @@ class ScalableLineage(Lineage):
             ranges: key ranges of their successors.
 
         Raises:
-            InvalidCall: the successors' keys differ from the sealed ones', or a sealed segment isn't active.
+            InvalidCallError: the successors' keys differ from the sealed ones', or a sealed segment isn't active.
         """
         active = {s.segment: s for s in self.segments if s.ended_epoch is None}
         unknown = [str(segment) for segment in sealed if segment not in active]
         if unknown:
-            raise InvalidCall(f"a scaling seals {', '.join(unknown)}: no stream segment that takes entries")
+            raise InvalidCallError(f"a scaling seals {', '.join(unknown)}: no stream segment that takes entries")
         if problem := scale_problem([(active[s].key_from, active[s].key_to) for s in sealed], ranges):
-            raise InvalidCall(problem)
+            raise InvalidCallError(problem)
         epoch = 1 + max(s.segment.epoch for s in self.segments)
         number = 1 + max(s.segment.number for s in self.segments)
         kept = [
@@ -117,12 +117,12 @@ class ScalableLineage(Lineage):
             end: a cut, or ``UNBOUNDED``: the tail.
 
         Raises:
-            InvalidCall: ``end`` isn't at or after ``start``.
+            InvalidCallError: ``end`` isn't at or after ``start``.
         """
         before, after = self.consumed(start), self.consumed(end)
         if end.offsets:
             if order(after, before) is not Order.EQUAL_OR_AFTER:
-                raise InvalidCall(f"the end {end} isn't at or after the start {start}")
+                raise InvalidCallError(f"the end {end} isn't at or after the start {start}")
             met = after.full | {segment for segment, offset in end.offsets.items() if offset != FUTURE}
         else:
             met = frozenset(self.by_id)

@@ -9,10 +9,10 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Hold, HotReleased
-from offloader.errors import NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.base import BrokerLedgers
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefusedError
 from offloader.retention.broker import BrokerView, FirstListed
 from offloader.retention.cycle import CycleOutcome, RetentionCycle
 from offloader.retention.decide import Situation, decide
@@ -136,7 +136,7 @@ class Listed(Bench):
 
     def cycle(self, store: Any = None) -> RetentionCycle:
         def listed_of(name: str) -> BrokerLedgers | None:
-            answer = self.lists.get(name, NotFound(f"{name} isn't there"))
+            answer = self.lists.get(name, NotFoundError(f"{name} isn't there"))
             if isinstance(answer, OffloaderError):
                 raise answer
             return answer
@@ -173,8 +173,11 @@ def test_cycle_stops_at_the_first_listed_ledger_and_the_plan_names_it() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (StoreUnavailable("it doesn't answer"), "the ledgers that the broker lists are unknown: it doesn't answer"),
-        (NotFound("no such topic"), "no such topic"),
+        (
+            StoreUnavailableError("it doesn't answer"),
+            "the ledgers that the broker lists are unknown: it doesn't answer",
+        ),
+        (NotFoundError("no such topic"), "no such topic"),
         (BrokerLedgers(stored=()), "the broker lists no ledger"),
         # Older than the manifest: a broker that doesn't own the topic any more.
         (BrokerLedgers(stored=((3, ENTRIES), (4, ENTRIES))), "its newest ledger is 4, and the manifest has entries"),
@@ -323,7 +326,7 @@ def test_truncation_past_a_listed_ledger_needs_force() -> None:
     bench.grow(ledgers=5)
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     for position in (Position(3, 1), Position(4, 0)):
-        with pytest.raises(EditRefused, match="the broker still lists ledger 3") as raised:
+        with pytest.raises(EditRefusedError, match="the broker still lists ledger 3") as raised:
             truncate_stream(log, position, clock=bench.clock, listed=3)
         assert "stops there" in raised.value.hint
     assert truncate_stream(log, Position(3, 0), clock=bench.clock, listed=3).moves
@@ -336,6 +339,6 @@ def test_topic_is_truncated_in_no_partition_if_one_refuses() -> None:
     heads = {PARTITION.format(number): Position(3, 0) for number in (0, 1)}
     for name in heads:
         bench.grow(name, 4)
-    with pytest.raises(EditRefused, match="the broker still lists ledger 2"):
+    with pytest.raises(EditRefusedError, match="the broker still lists ledger 2"):
         truncate_topic(bench.memory, TOPIC, heads, clock=bench.clock, by="tester", listed={PARTITION.format(1): 2})
     assert [bench.head(name) for name in heads] == [None, None]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.retention.cuts import FUTURE, UNBOUNDED, Cut, Order, SegmentId
 from offloader.retention.lineage import LineageMeasure
 from tests.retention.case_file import cut, layout
@@ -53,7 +53,7 @@ def test_unbounded_cut_is_a_word_as_text_and_empty_as_bytes() -> None:
     ],
 )  # fmt: skip
 def test_invalid_text_of_a_cut_is_refused(text: str) -> None:
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         Cut.parse(text)
 
 
@@ -61,13 +61,13 @@ def test_invalid_text_of_a_cut_is_refused(text: str) -> None:
     "offsets", [{"0.0": -2}, {"0.0": True}, {"0.0": None}, {"0.0": 1.0}, {"0": 1}, {"0.0": "7:x"}, [1]]
 )
 def test_invalid_json_of_a_cut_is_refused(offsets: object) -> None:
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         Cut.of(offsets)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("data", [b"x", b"[]", b"{}", b'{"stream":"s"}', b'{"stream":"s","cut":7}', b"\xff"])
 def test_invalid_bytes_of_a_cut_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         Cut.from_bytes(data)
 
 
@@ -77,7 +77,7 @@ def test_invalid_bytes_of_a_cut_are_refused(data: bytes) -> None:
 def test_any_text_is_a_cut_or_refused(text: str) -> None:
     try:
         stream, found = Cut.parse(text)
-    except InvalidCall:
+    except InvalidCallError:
         return
     assert Cut.parse(found.text(stream)) == (stream, found)
 
@@ -112,14 +112,14 @@ def test_cuts_with_unknown_segments_are_refused_by_every_operation() -> None:
         lambda: stream.bytes_till(unknown), lambda: stream.between(unknown, known),
         lambda: stream.equal(known, unknown), lambda: stream.deleted_between(known, unknown),
     ):  # fmt: skip
-        with pytest.raises(InvalidCall, match=r"lists stream segments that the stream doesn't have: 7\.0"):
+        with pytest.raises(InvalidCallError, match=r"lists stream segments that the stream doesn't have: 7\.0"):
             use()
 
 
 def test_a_size_needs_recorded_sizes_and_bytes() -> None:
-    with pytest.raises(InvalidCall, match=r"size of stream segment 0\.0, .*wasn't recorded"):
+    with pytest.raises(InvalidCallError, match=r"size of stream segment 0\.0, .*wasn't recorded"):
         layout("between").bytes_till(cut({"3.1": 0, "4.1": 0, "1.0": 0, "2.0": 0}))
-    with pytest.raises(InvalidCall, match=r"7:12 .*is a position"):
+    with pytest.raises(InvalidCallError, match=r"7:12 .*is a position"):
         ScalableLineage.of_partitions(range(1)).bytes_till(Cut({SegmentId(0, 0): Position(7, 12)}))
     assert LineageMeasure(layout("between")).bytes_before(cut({"3.1": 0, "4.1": 0, "1.0": 0, "2.0": 0})) is None
     assert LineageMeasure(layout("two")).entries_before(cut({"0.0": 1, "1.0": 1})) is None
@@ -171,12 +171,12 @@ def test_cuts_of_partitions_have_no_future_and_no_strangers() -> None:
 
 def test_a_scaling_seals_what_takes_entries_and_replaces_its_keys() -> None:
     stream = layout("merge2")
-    with pytest.raises(InvalidCall, match=r"seals 0\.0, 9\.9: no stream segment that takes entries"):
+    with pytest.raises(InvalidCallError, match=r"seals 0\.0, 9\.9: no stream segment that takes entries"):
         stream.scaled({SegmentId(0, 0): 1, SegmentId(9, 9): None}, [(0.0, 1.0)])
     for ranges in ([], [(0.0, 0.5)], [(0.0, 0.5), (0.5, 0.5), (0.5, 1.0)], [(0.0, 0.6), (0.5, 1.0)], [(0.0, 1.1)]):
-        with pytest.raises(InvalidCall, match="new stream segment"):
+        with pytest.raises(InvalidCallError, match="new stream segment"):
             stream.scaled({SegmentId(2, 1): 5}, ranges)
-    with pytest.raises(InvalidCall, match="new stream segments"):
+    with pytest.raises(InvalidCallError, match="new stream segments"):
         stream.scaled({}, [])
 
     grown = stream.scaled({SegmentId(2, 1): None}, [(0.0, 0.5), (0.5, 1.0)])
@@ -189,5 +189,5 @@ def test_a_scaling_seals_what_takes_entries_and_replaces_its_keys() -> None:
 def test_an_epoch_covers_each_key_once() -> None:
     one, other = SegmentId(0, 0), SegmentId(1, 0)
     for ranges in ({one: (0.0, 0.5), other: (0.6, 1.0)}, {one: (0.0, 0.6), other: (0.5, 1.0)}, {one: (0.0, 0.9)}):
-        with pytest.raises(InvalidCall, match="epoch 0 don't cover each key once"):
+        with pytest.raises(InvalidCallError, match="epoch 0 don't cover each key once"):
             ScalableLineage.build(ranges, [list(ranges)])

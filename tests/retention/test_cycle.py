@@ -8,10 +8,10 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Hold
-from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import CorruptError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
-from offloader.manifest.protection import ClockSkew
+from offloader.manifest.protection import ClockSkewError
 from offloader.read.reader import open_stream_reader
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.state import OverrideReason, Rule, read_decisions
@@ -170,7 +170,7 @@ def test_a_topic_is_truncated_as_one_stream() -> None:
         bench.run(TOPIC)
     # 30 KiB each time: the newest cut that keeps 40 is the one before the last.
     assert [bench.head(f"{TOPIC}-partition-{number}") for number in range(3)] == [Position(3, 0)] * 3
-    with pytest.raises(InvalidCall, match="is partition 0 of a topic"):
+    with pytest.raises(InvalidCallError, match="is partition 0 of a topic"):
         bench.run(f"{TOPIC}-partition-0")
 
 
@@ -281,7 +281,7 @@ def test_clock_far_ahead_deletes_nothing() -> None:
     ahead = ManualClock()
     ahead.advance(bench.clock.monotonic_s() + 10 * 365 * 24 * 3600)
     cycle = RetentionCycle(bench.memory, clock=ahead, settings_of=lambda _: bench.settings)
-    with pytest.raises(ClockSkew):
+    with pytest.raises(ClockSkewError):
         cycle.run(STREAM)
     assert bench.head() == head
 
@@ -294,7 +294,7 @@ def test_a_clock_that_jumps_back_while_the_process_runs_deletes_nothing() -> Non
     bench.grow(ledgers=4)
     head, objects = bench.head(), bench.objects()
     bench.clock.set_now_ms(bench.clock.now_ms() - 3_600_000)
-    with pytest.raises(ClockSkew, match="jumped"):
+    with pytest.raises(ClockSkewError, match="jumped"):
         cycle.run(STREAM)
     assert (bench.head(), bench.objects()) == (head, objects)
 
@@ -309,11 +309,11 @@ def test_a_truncation_under_way_waits_for_a_clock_that_can_be_trusted(off_s: int
         bench.grow(name, ledgers=3)
     wanted = {name: Position(2, 0) for name in names}
     store = FaultyStore(bench.memory, [Fault(call=1, verb="put", key_part=f"{names[1]}/manifest/")])
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         truncate_topic(store, TOPIC, wanted, clock=bench.clock, by="ana")
     wrong = ManualClock(bench.clock.now_ms() + off_s * 1000)
     cycle = RetentionCycle(bench.memory, clock=wrong, settings_of=lambda _: bench.settings)
-    with pytest.raises(ClockSkew):
+    with pytest.raises(ClockSkewError):
         cycle.run(TOPIC)
     assert [bench.head(name) for name in names] == [Position(2, 0), None]
     bench.run(TOPIC)
@@ -327,7 +327,7 @@ def test_damaged_subscribers_stop_retention_of_their_stream() -> None:
     bench.publish("one", Position(2, 0))
     key = next(key for key in bench.objects() if key.endswith("/subscribers"))
     bench.memory.put(key, b"{}")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         bench.run()
     assert bench.head() is None
 
@@ -335,9 +335,9 @@ def test_damaged_subscribers_stop_retention_of_their_stream() -> None:
 def test_bad_calls_are_refused_by_name() -> None:
     bench = Bench(policy="size", min_mbytes=mb(20), max_mbytes=mb(10))
     bench.grow(ledgers=2)
-    with pytest.raises(InvalidCall, match=r"retention\.min_size = .* is above max_size"):
+    with pytest.raises(InvalidCallError, match=r"retention\.min_size = .* is above max_size"):
         bench.run()
-    with pytest.raises(NotFound, match="nowhere"):
+    with pytest.raises(NotFoundError, match="nowhere"):
         Bench(policy="consumption").run("public/default/persistent/nowhere")
     assert bench.head() is None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.errors import OffloaderError, StoreUnavailable, Trimmed
+from offloader.errors import OffloaderError, StoreUnavailableError, TrimmedError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.maintenance import Maintenance
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
@@ -108,7 +108,7 @@ def test_consumed_ledgers_of_a_stream_without_offloading_are_deleted(make: Any) 
     assert {first, second}.isdisjoint(info.ledger_id for info in bench.topics[STREAM].ledgers())
     found = bench.topics[STREAM].read(Position(third, 4), Position(third, 9))
     assert len(found) == 6
-    with pytest.raises(Trimmed, match=f"{third}:4"):
+    with pytest.raises(TrimmedError, match=f"{third}:4"):
         bench.topics[STREAM].read(Position(second, 0), Position(third, 9))
     assert list(load_manifest(bench.memory, STREAM).segments) == []
 
@@ -179,7 +179,7 @@ def test_failing_enrolment_is_retried_and_blocks_no_other_stream(make: Any, capl
     bench = make("none", (STREAM, other), retention=QUEUE)
     for name in (STREAM, other):
         bench.grow(1, name)
-    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"_catalog/{STREAM}", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"_catalog/{STREAM}", error=StoreUnavailableError)])
     bench.cycle()
     assert list_streams(bench.memory) == [other]
     assert [

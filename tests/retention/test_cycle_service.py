@@ -11,7 +11,7 @@ import pytest
 from formats.documents import Subscribers, document_key
 from formats.entries import Position
 from formats.manifest import Hold
-from offloader.errors import InvalidCall, StoreUnavailable
+from offloader.errors import InvalidCallError, StoreUnavailableError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.protection import set_global_hold
@@ -127,14 +127,14 @@ def test_failing_stream_is_retried_and_counted_and_stops_no_other() -> None:
     bench.pass_time(2 * PERIOD_S)
     errors = {stream: cycle.error for _, stream, cycle in bench.cycles if cycle.error is not None}
     assert list(errors) == ["a/b/persistent/topic1"]
-    assert isinstance(errors["a/b/persistent/topic1"], StoreUnavailable)
+    assert isinstance(errors["a/b/persistent/topic1"], StoreUnavailableError)
     turns = [stream for _, stream, _ in bench.cycles]
     assert turns.count("a/b/persistent/topic1") > turns.count("a/b/persistent/topic0")
     assert bench.value("streams_retention_failing", "a/b/persistent/topic1") == 1
     assert bench.value("streams_retention_failing", "a/b/persistent/topic0") == 0
     failed = bench.value("retention_cycles_total", "a/b/persistent/topic1", result="failed")
     assert failed == turns.count("a/b/persistent/topic1")
-    assert bench.value("retention_refusals_total", "a/b/persistent/topic1", kind="StoreUnavailable") == failed
+    assert bench.value("retention_refusals_total", "a/b/persistent/topic1", kind="StoreUnavailableError") == failed
     bench.store.set_faults([])
     bench.pass_time(PERIOD_S)
     assert bench.service.latest["a/b/persistent/topic1"].error is None
@@ -193,7 +193,9 @@ def test_subscribers_losing_data_to_max_are_counted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["DeletionStopped", "EditRefused", "ClockSkew", "InvalidCall", "Corrupt"])
+@pytest.mark.parametrize(
+    "kind", ["DeletionStoppedError", "EditRefusedError", "ClockSkewError", "InvalidCallError", "CorruptError"]
+)
 def test_refusals_are_counted_by_their_reason_and_nothing_changes(kind: str) -> None:
     stream = "a/b/persistent/topic0"
     bench = Bench(policy="consumption")
@@ -202,15 +204,15 @@ def test_refusals_are_counted_by_their_reason_and_nothing_changes(kind: str) -> 
     registry = open_retention(bench.memory, stream, clock=bench.clock)
     registry.add("billing")
     registry.publish("billing", Position(1, 10))
-    if kind == "DeletionStopped":
+    if kind == "DeletionStoppedError":
         set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
-    elif kind == "EditRefused":
+    elif kind == "EditRefusedError":
         log = ManifestLog(bench.memory, stream, clock=bench.clock)
         log.load()
         log.commit_as_maintainer([Hold(True, "court")])
-    elif kind == "ClockSkew":
+    elif kind == "ClockSkewError":
         bench.clock.set_now_ms(bench.clock.now_ms() + 72 * 3_600_000)
-    elif kind == "InvalidCall":
+    elif kind == "InvalidCallError":
         bench.settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 2, "max_mbytes": 1}})
     else:
         place = find_scope(bench.memory, stream)
@@ -254,7 +256,7 @@ def test_contradictory_settings_are_an_error_of_that_stream_only() -> None:
     errors = [cycle.error for _, _, cycle in bench.cycles]
     assert errors
     for error in errors:
-        assert isinstance(error, InvalidCall)
+        assert isinstance(error, InvalidCallError)
         assert "retention.min_size" in error.message
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from formats.documents import GLOBAL_HOLD_KEY, intent_key
 from formats.entries import Position
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import NotFoundError, OffloaderError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.sweep import cleanup_stream
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.protection import ClockSkew
+from offloader.manifest.protection import ClockSkewError
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.state import BoundKind
 from offloader.retention.subscribers import open_retention
@@ -75,7 +75,7 @@ def test_a_clock_that_went_back_behind_what_was_recorded_stops_retention() -> No
     bench.grow(ledgers=2)
     bench.clock.set_now_ms(bench.clock.now_ms() - 3600_000)
     before = bench.objects()
-    with pytest.raises(ClockSkew, match="behind existing records"):
+    with pytest.raises(ClockSkewError, match="behind existing records"):
         bench.run()
     assert bench.objects() == before
     assert bench.head() is None
@@ -206,7 +206,7 @@ def test_decision_is_dropped_when_a_partition_was_deleted_since() -> None:
         remove_stream(bench.memory, one, clock=bench.clock)
         return True
 
-    with pytest.raises(NotFound, match="was deleted"):
+    with pytest.raises(NotFoundError, match="was deleted"):
         bench.cycle(Meanwhile(bench.memory, deleted)).run(TOPIC)
     assert bench.head(zero) is None
 
@@ -254,7 +254,7 @@ def test_recreated_stream_is_not_cut_at_positions_of_its_predecessor() -> None:
         bench.grow(ledgers=5)
         return True
 
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         bench.cycle(Meanwhile(bench.memory, created_again)).run(STREAM)
     assert load_manifest(bench.memory, STREAM).first_position() == Position(1, 0)
 

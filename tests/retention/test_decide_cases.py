@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.retention import cycle
 from offloader.retention.cuts import Cut, Order
 from offloader.retention.decide import window
@@ -53,7 +53,7 @@ def replay_size_between(case: Case) -> None:
 def replay_segments_between(case: Case) -> None:
     stream, start, end = layout(case["layout"]), cut(case["from"]), cut(case["to"])
     if target(case) == "error":
-        with pytest.raises(InvalidCall, match="isn't at or after"):
+        with pytest.raises(InvalidCallError, match="isn't at or after"):
             stream.between(start, end)
     else:
         assert segments(target(case)) == stream.between(start, end)

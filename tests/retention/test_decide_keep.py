@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.decide import Situation, decide
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit, policy_of, policy_text
@@ -144,7 +144,7 @@ def test_keep_and_keep_size_are_settings_alone_and_together() -> None:
     ],
 )
 def test_settings_that_contradict_keep_are_refused_with_what_to_do(text: str, words: str) -> None:
-    with pytest.raises(InvalidCall) as caught:
+    with pytest.raises(InvalidCallError) as caught:
         parse_settings(f"[retention]\n{text}\n", "s.toml")
     assert words in caught.value.message
 

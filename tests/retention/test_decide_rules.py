@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.retention.broker import BrokerView
 from offloader.retention.cuts import Cut, SegmentId
 from offloader.retention.decide import Situation, Subscription, decide, subscriptions_of
@@ -304,7 +304,7 @@ def test_unknown_sizes_matter_only_to_policies_by_size() -> None:
     assert decision.cut == at((20,))
     assert {one.keeps_bytes for one in decision.candidates} == {None}
     assert (decision.lags[0].unread_bytes, decision.overridden[0].lost_bytes) == (None, None)
-    with pytest.raises(InvalidCall, match=r"amount that a truncation .* keeps is unknown.*by time"):
+    with pytest.raises(InvalidCallError, match=r"amount that a truncation .* keeps is unknown.*by time"):
         decide(replace(by_age, policy=by_size(40), measure=Unmeasured(by_age.lineage)))
 
 

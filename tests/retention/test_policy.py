@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 
 SIZE, AGE = Limits(Unit.SIZE, 1, 5), Limits(Unit.TIME, 1, 5)
@@ -32,7 +32,7 @@ def test_a_missing_or_zero_max_is_no_limit(high: int | None) -> None:
 )
 @pytest.mark.parametrize("unit", Unit)
 def test_limits_that_contradict_themselves(unit: Unit, low: int, high: int | None, words: list[str]) -> None:
-    with pytest.raises(InvalidCall) as caught:
+    with pytest.raises(InvalidCallError) as caught:
         Limits(unit, low, high)
     assert f"by {unit.value}" in caught.value.message
     assert all(word in caught.value.message for word in words)
@@ -60,7 +60,7 @@ def test_limits_that_contradict_themselves(unit: Unit, low: int, high: int | Non
     ],
 )  # fmt: skip
 def test_policies_that_contradict_themselves(policy: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(InvalidCall) as caught:
+    with pytest.raises(InvalidCallError) as caught:
         Policy(**policy)
     assert [word for word in words if word not in caught.value.message] == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from formats.entries import Position
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.gc.delete_stream import remove_stream
 from offloader.retention.cycle import retained_streams
 from offloader.retention.lineage import Lineage
@@ -58,7 +58,7 @@ def test_stream_being_deleted_has_no_cycle() -> None:
     bench.grow_and_run(1)
     remove_stream(bench.memory, STREAM, clock=bench.clock)
     bench.clock.advance(60)
-    with pytest.raises(NotFound, match="was deleted"):
+    with pytest.raises(NotFoundError, match="was deleted"):
         bench.run()
 
 

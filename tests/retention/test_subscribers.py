@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloader.errors import InvalidCall, LimitReached
+from offloader.errors import InvalidCallError, LimitReachedError
 from offloader.retention.cuts import Cut
 from offloader.retention.lineage import Lineage
 from offloader.retention.subscribers import (
@@ -99,7 +99,7 @@ def test_unpublished_subscriber_holds_nothing_back_unless_protected() -> None:
 
 @pytest.mark.parametrize("name", ["", " x", "x\n", "a" * 256, "\ud800"])
 def test_names_are_one_line_of_text(name: str) -> None:
-    with pytest.raises(InvalidCall, match="isn't a valid subscriber name"):
+    with pytest.raises(InvalidCallError, match="isn't a valid subscriber name"):
         Registry().add(name, 0, now_ms=0)
 
 
@@ -107,11 +107,11 @@ def test_a_registry_has_a_limit_and_generations_one_too() -> None:
     full = Registry(
         {f"s{n}": Subscriber(name=f"s{n}", generation=0, updated_ms=0, active_ms=0) for n in range(SUBSCRIBERS_MAX)}
     )
-    with pytest.raises(LimitReached, match="limit of 1000 is reached"):
+    with pytest.raises(LimitReachedError, match="limit of 1000 is reached"):
         full.add("one more", 0, now_ms=0)
     assert full.add("s7", 9, now_ms=1).subscribers["s7"].generation == 9
     for generation in (-1, 2**63):
-        with pytest.raises(InvalidCall, match="not a generation"):
+        with pytest.raises(InvalidCallError, match="not a generation"):
             Registry().add("s", generation, now_ms=0)
 
 

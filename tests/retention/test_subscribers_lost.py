@@ -9,7 +9,7 @@ import pytest
 from formats.documents import Subscribers, document_key
 from formats.entries import Position
 from formats.keys import catalog_key
-from offloader.errors import Corrupt, InvalidCall
+from offloader.errors import CorruptError, InvalidCallError
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import StreamRetention, open_retention
@@ -72,12 +72,12 @@ def test_lost_registry_is_named_and_takes_nobody_until_it_is_accepted(place: Pla
     else:
         place.store.put(place.key, place.early)
     for use in (place.retention.registry, place.retention.subscribers, lambda: place.retention.add("audit")):
-        with pytest.raises(Corrupt, match="its registry of subscribers is") as caught:
+        with pytest.raises(CorruptError, match="its registry of subscribers is") as caught:
             use()
         assert "accept-loss" in caught.value.hint
     revision, named = place.retention.accept_registry(dry_run=True)
     assert revision < named
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         place.retention.registry()
     place.store.put(place.key, newest)
     assert set(place.retention.registry().subscribers) == {"audit", "billing"}
@@ -90,7 +90,7 @@ def test_accepted_loss_goes_on_with_what_is_there(place: Place) -> None:
     assert set(place.retention.registry().subscribers) == {"billing"}
     place.retention.add("audit")
     place.store.delete([place.key])
-    with pytest.raises(Corrupt, match="is missing"):
+    with pytest.raises(CorruptError, match="is missing"):
         place.retention.registry()
 
 
@@ -98,7 +98,7 @@ def test_retention_deletes_nothing_while_the_registry_is_lost(place: Place) -> N
     settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 0.001, "max_mbytes": 1.0}})
     cycle = RetentionCycle(place.store, clock=SystemClock(), settings_of=lambda _: settings)
     place.store.delete([place.key])
-    with pytest.raises(Corrupt, match="Nothing is deleted"):
+    with pytest.raises(CorruptError, match="Nothing is deleted"):
         cycle.run(STREAM)
     assert place.writer.log.load().head is None
 
@@ -112,7 +112,7 @@ def test_registration_that_ended_before_the_manifest_named_it_is_named_by_the_ne
 def test_rebuilt_stream_has_to_register_again(place: Place) -> None:
     place.store.delete([info.key for info in place.store.list(f"{STREAM}/manifest/").objects])
     rebuild_manifest(place.store, STREAM, head=None, clock=SystemClock())
-    with pytest.raises(Corrupt, match="its registry of subscribers is missing"):
+    with pytest.raises(CorruptError, match="its registry of subscribers is missing"):
         place.retention.registry()
     place.retention.accept_registry()
     assert place.retention.registry().subscribers == {}
@@ -150,9 +150,9 @@ def test_each_partition_knows_of_a_topics_registry(first: str) -> None:
     lose_registry(store)
     settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 0.001, "max_mbytes": 1.0}})
     cycle = RetentionCycle(store, clock=SystemClock(), settings_of=lambda _: settings)
-    with pytest.raises(Corrupt, match="Nothing is deleted"):
+    with pytest.raises(CorruptError, match="Nothing is deleted"):
         cycle.run(TOPIC)
-    with pytest.raises(Corrupt, match="its registry of subscribers is missing"):
+    with pytest.raises(CorruptError, match="its registry of subscribers is missing"):
         retention.add("billing")
     assert {writer.log.load().head for writer in writers} == {None}
     open_retention(store, TOPIC).accept_registry()
@@ -163,5 +163,5 @@ def test_partition_alone_is_not_truncated_by_consumption() -> None:
     """All truncations by retention go through the topic, and so through its registry."""
     store = MemoryStore(f"lost-registry-{next(_names)}", "", SystemClock())
     partition(store, 1)
-    with pytest.raises(InvalidCall, match="retention decides for all partitions together"):
+    with pytest.raises(InvalidCallError, match="retention decides for all partitions together"):
         RetentionCycle(store, clock=SystemClock()).run(f"{TOPIC}-partition-1")

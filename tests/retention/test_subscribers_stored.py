@@ -22,13 +22,13 @@ from formats.entries import Position
 from formats.keys import catalog_key
 from formats.manifest import Truncate
 from offloader.errors import (
-    Corrupt,
-    InvalidCall,
-    NotFound,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    StoreUnavailable,
-    Unsupported,
+    OutcomeUnknownError,
+    StoreUnavailableError,
+    UnsupportedError,
 )
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.catalog import forget_documents, release_topic
@@ -115,13 +115,13 @@ def test_truncated_entries_are_no_lag(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("name", "cut", "generation", "kind", "what"),
     [
-        ("nobody", Position(1, 5), None, NotFound, "nobody isn't registered; registered: audit"),
-        ("audit", Position(1, 5), 4, InvalidCall, "generation 3, not 4"),
-        ("audit", Position(1, 31), 3, InvalidCall, "1:31 is beyond the tail 1:30"),
-        ("audit", Position(9, 0), 3, InvalidCall, "9:0 is beyond the tail 1:30"),
-        ("audit", Position(1, 9), 3, InvalidCall, "isn't at or after 0.0=1:10"),
-        ("audit", {3: Position(1, 20)}, 3, InvalidCall, "no partition 3"),
-        ("audit", {}, 3, InvalidCall, "names no position"),
+        ("nobody", Position(1, 5), None, NotFoundError, "nobody isn't registered; registered: audit"),
+        ("audit", Position(1, 5), 4, InvalidCallError, "generation 3, not 4"),
+        ("audit", Position(1, 31), 3, InvalidCallError, "1:31 is beyond the tail 1:30"),
+        ("audit", Position(9, 0), 3, InvalidCallError, "9:0 is beyond the tail 1:30"),
+        ("audit", Position(1, 9), 3, InvalidCallError, "isn't at or after 0.0=1:10"),
+        ("audit", {3: Position(1, 20)}, 3, InvalidCallError, "no partition 3"),
+        ("audit", {}, 3, InvalidCallError, "names no position"),
     ],
 )
 def test_refusals_are_named_and_change_nothing(
@@ -143,16 +143,16 @@ def test_refusals_are_named_and_change_nothing(
 
 
 def test_unknown_streams_and_single_partitions_are_refused(bench: Bench) -> None:
-    with pytest.raises(NotFound, match=r"did you mean public/default/persistent/orders\?"):
+    with pytest.raises(NotFoundError, match=r"did you mean public/default/persistent/orders\?"):
         bench.retention("public/default/persistent/order")
     bench.stream("topic-partition-3")
-    with pytest.raises(InvalidCall, match="use the topic's name: topic"):
+    with pytest.raises(InvalidCallError, match="use the topic's name: topic"):
         bench.retention("topic-partition-3")
     retention = bench.retention()
     bench.delete()
     outcome = retention.try_publish("audit", Position(1, 10))
     assert outcome.status is PublishStatus.STREAM_NOT_FOUND
-    assert isinstance(retention.refusal(outcome), NotFound)
+    assert isinstance(retention.refusal(outcome), NotFoundError)
 
 
 def test_a_publish_reads_the_hot_tier_where_there_is_one(bench: Bench) -> None:
@@ -162,7 +162,7 @@ def test_a_publish_reads_the_hot_tier_where_there_is_one(bench: Bench) -> None:
     retention = bench.retention()
     retention.add("audit")
     retention.publish("audit", Position(1, 35))
-    with pytest.raises(InvalidCall, match="beyond the tail 1:40"):
+    with pytest.raises(InvalidCallError, match="beyond the tail 1:40"):
         retention.publish("audit", Position(1, 41))
     (found,) = retention.subscribers()
     # Its block, which is the rest of an open ledger, counts as not consumed; its entries do.
@@ -212,7 +212,7 @@ class TestTopic:
         retention.publish("audit", {0: Position(1, 30), 10: Position(1, 10)})
         (found,) = retention.subscribers()
         assert (found.lag_bytes, found.lag_entries) == (500, 50)
-        with pytest.raises(InvalidCall, match="isn't at or after"):
+        with pytest.raises(InvalidCallError, match="isn't at or after"):
             retention.publish("audit", {0: Position(1, 30), 1: Position(1, 30)})
         retention.publish("audit", {0: Position(1, 30), 1: Position(1, 30), 10: Position(1, 10)})
         assert retention.subscribers()[0].lag_entries == 20
@@ -263,7 +263,7 @@ class TestTopic:
         assert not release_topic(topic.memory, "a/orders")
         for number in (0, 1, 10):
             topic.delete(f"a/orders-partition-{number}")
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             topic.retention("a/orders")
         topic.stream("a/orders-partition-0")
         again = topic.retention("a/orders")
@@ -280,11 +280,11 @@ class TestTopic:
     def test_concurrent_creators_of_a_topic_entry_agree(self, topic: Bench) -> None:
         places = [find_scope(topic.memory, "a/orders", create=True) for _ in range(2)]
         assert places[0] == places[1]
-        topic.store.set_faults([Fault(call=1, verb="put", key_part="/topic", after=True, error=OutcomeUnknown)])
+        topic.store.set_faults([Fault(call=1, verb="put", key_part="/topic", after=True, error=OutcomeUnknownError)])
         other = Bench()
         other.stream("b-partition-0")
-        other.store.set_faults([Fault(call=1, verb="put", key_part="/topic", after=True, error=OutcomeUnknown)])
-        with pytest.raises(OutcomeUnknown):
+        other.store.set_faults([Fault(call=1, verb="put", key_part="/topic", after=True, error=OutcomeUnknownError)])
+        with pytest.raises(OutcomeUnknownError):
             find_scope(other.store, "b", create=True)
         assert find_scope(other.store, "b", create=True) == find_scope(other.store, "b")
 
@@ -329,7 +329,7 @@ class TestAmbiguousAnswers:
 
     def faults(self, bench: Bench, *, after: bool, calls: int = 1) -> None:
         bench.store.set_faults(
-            [Fault(call=1, verb="put", key_part="/subscribers", after=after, error=OutcomeUnknown, calls=calls)]
+            [Fault(call=1, verb="put", key_part="/subscribers", after=after, error=OutcomeUnknownError, calls=calls)]
         )
 
     @pytest.mark.parametrize("after", [False, True])
@@ -350,7 +350,7 @@ class TestAmbiguousAnswers:
     def test_persistent_unknown_outcome_is_reported_and_a_retry_succeeds(self, bench: Bench) -> None:
         retention = bench.retention()
         self.faults(bench, after=False, calls=UNKNOWN_REPEATS_MAX + 1)
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(OutcomeUnknownError):
             retention.add("audit")
         assert retention.registry().names() == []
         retention.add("audit")
@@ -380,7 +380,7 @@ class TestAmbiguousAnswers:
                 other.add(f"s{number}")
 
         racing = Racing(bench.memory, key, many, True)
-        with pytest.raises(OutcomeUnknown, match="look"):
+        with pytest.raises(OutcomeUnknownError, match="look"):
             bench.retention(store=racing).publish("audit", Position(1, 10))
 
     def test_late_request_changes_nothing(self, bench: Bench) -> None:
@@ -407,7 +407,7 @@ class TestAmbiguousAnswers:
             bench.retention(store=bench.memory).add("audit", generation=next(numbers))
             return empty
 
-        with pytest.raises(StoreUnavailable, match=f"{CONFLICTS_MAX} times"):
+        with pytest.raises(StoreUnavailableError, match=f"{CONFLICTS_MAX} times"):
             documents.change(key, empty, alter)
         assert retention.registry().names() == ["audit"]
 
@@ -427,7 +427,7 @@ class Racing(FaultyStore):
         if self._landed:
             super().put(key, body, **given)
         self._others()
-        raise OutcomeUnknown(f"put of {key} broke off")
+        raise OutcomeUnknownError(f"put of {key} broke off")
 
 
 class TestClocks:
@@ -460,15 +460,15 @@ def test_damaged_registry_is_reported_and_unregisters_no_subscriber(bench: Bench
     body = bench.memory.get(key)[0]
     bench.memory.put(key, body.replace(b"audit", b"audio"))
     for act in (retention.registry, lambda: retention.add("x"), lambda: retention.publish("audit", Position(1, 1))):
-        with pytest.raises(Corrupt, match="CRC-32C"):
+        with pytest.raises(CorruptError, match="CRC-32C"):
             act()
     bench.memory.put(key, b"")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         retention.registry()
     from formats.checked_json import sealed
 
     bench.memory.put(key, sealed({"format": 2}))
-    with pytest.raises(Unsupported, match="later release"):
+    with pytest.raises(UnsupportedError, match="later release"):
         retention.registry()
 
 
@@ -476,10 +476,10 @@ def test_a_damaged_catalogue_or_topic_entry_is_no_missing_one(bench: Bench) -> N
     bench.stream("t-partition-0")
     bench.retention("t").add("audit")
     bench.memory.put(topic_key("t"), b"{}")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         bench.retention("t")
     bench.memory.put(catalog_key("t-partition-0"), b"{}")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         bench.retention("t")
 
 
@@ -521,11 +521,11 @@ def test_subscriber_that_is_removed_before_the_lost_answer_of_its_registration_w
         def around(self, request: Any, call: Callable[[], Any]) -> Any:
             try:
                 return super().around(request, call)
-            except OutcomeUnknown:
+            except OutcomeUnknownError:
                 assert other.remove("ann")
                 raise
 
-    lost = Fault(call=1, verb="put", key_part="subscribers", after=True, error=OutcomeUnknown)
+    lost = Fault(call=1, verb="put", key_part="subscribers", after=True, error=OutcomeUnknownError)
     added = bench.retention(store=LosingAnswers(bench.memory, [lost])).add("ann")
     assert added.name == "ann"
     assert set(bench.retention().registry().subscribers) == {"other"}

@@ -15,13 +15,13 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Assign, Gap, Hold, LedgerClosed, LedgersDeleted, SetMethod, Truncate
 from offloader.coverage import GapReason
-from offloader.errors import Fenced, InvalidCall, NotFound, StoreUnavailable, Trimmed
+from offloader.errors import FencedError, InvalidCallError, NotFoundError, StoreUnavailableError, TrimmedError
 from offloader.ledgers.base import LedgerInfo
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold, set_hold
-from offloader.manifest.state import EditRefused
+from offloader.manifest.protection import DeletionStoppedError, lift_global_hold, set_global_hold, set_hold
+from offloader.manifest.state import EditRefusedError
 from offloader.read.reader import open_stream_reader
 from offloader.retention.truncate import Truncation, truncate_stream
 from offloader.runtime.clock import SystemClock
@@ -114,7 +114,7 @@ def test_reads_before_the_head_are_trimmed_and_name_it_in_both_tiers() -> None:
         reader = open_stream_reader(bench.memory, STREAM, source=source)
         assert reader.first_position == Position(2, 4)
         for first in (Position(1, 0), Position(2, 3)):
-            with pytest.raises(Trimmed, match="begins at 2:4") as raised:
+            with pytest.raises(TrimmedError, match="begins at 2:4") as raised:
                 reader.read(first, Position(2, 9))
             assert raised.value.first_available == Position(2, 4)
         assert len(reader.read(Position(2, 4), Position(2, 9))) == 6
@@ -124,7 +124,7 @@ def test_nothing_moves_the_head_past_the_committed_end_unless_it_is_forced() -> 
     bench = Bench(offloaded=[1])
     before = load_manifest(bench.store, STREAM)
     for position in ((2, 1), (3, 0), (3, 5)):
-        with pytest.raises(EditRefused, match=r"past the committed end 1:9.*--force"):
+        with pytest.raises(EditRefusedError, match=r"past the committed end 1:9.*--force"):
             bench.truncate(*position)
     assert (load_manifest(bench.store, STREAM), bench.hot_ids) == (before, [1, 2, 3])
     bench.truncate(2, 0)  # right after the committed end: ledger 1 is closed there
@@ -144,7 +144,7 @@ def test_forced_truncation_records_a_gap_and_fails_assigned_segments() -> None:
     assert (state.head, state.committed_end(), state.assigned()) == (Position(3, 4), Position(3, 3), [])
     assert set(state.deleted_ledgers) == {1, 2}
     assert bench.hot_ids == [3]
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         log.commit([LedgerClosed(2, 9)])
 
 
@@ -163,7 +163,7 @@ def test_forced_truncation_ends_before_a_later_promised_segment() -> None:
 def test_living_owner_is_fenced_only_on_request() -> None:
     bench = Bench(offloaded=[1])
     bench.clock.set_now_ms(load_manifest(bench.store, STREAM).time_ms + 1000)
-    with pytest.raises(Fenced, match="--take-over"):
+    with pytest.raises(FencedError, match="--take-over"):
         bench.truncate(3, 0, force=True)
     assert bench.truncate(3, 0, force=True, take_over=True).gaps
 
@@ -172,11 +172,11 @@ def test_head_past_the_newest_entry_is_refused() -> None:
     """Entries written later would be before it."""
     bench = Bench()
     for force in (False, True):
-        with pytest.raises((InvalidCall, EditRefused)):
+        with pytest.raises((InvalidCallError, EditRefusedError)):
             bench.truncate(3, 11, force=force, take_over=True)
-    with pytest.raises(InvalidCall, match="neither the manifest nor the hot tier has entries up to 3:5"):
+    with pytest.raises(InvalidCallError, match="neither the manifest nor the hot tier has entries up to 3:5"):
         bench.truncate(3, 5, force=True, take_over=True, hot=False)
-    with pytest.raises(InvalidCall, match="not a position"):
+    with pytest.raises(InvalidCallError, match="not a position"):
         bench.truncate(1, -1)
     assert bench.truncate(3, 10, force=True, take_over=True).head == Position(3, 10)
 
@@ -187,7 +187,7 @@ def test_ledger_method_truncates_unoffloaded_ledgers_only_as_a_whole() -> None:
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     log.load()
     log.commit_as_maintainer([SetMethod("ledger")])
-    with pytest.raises(InvalidCall, match="whole ledgers only") as raised:
+    with pytest.raises(InvalidCallError, match="whole ledgers only") as raised:
         bench.truncate(2, 4, force=True, take_over=True)
     assert "2:0" in raised.value.hint
     assert bench.truncate(1, 4).head == Position(1, 4)
@@ -205,7 +205,7 @@ def test_without_a_method_only_the_hot_tier_is_truncated() -> None:
     assert (state.head, state.gaps, bench.hot_ids) == (Position(3, 2), (), [3])
     reader = open_stream_reader(bench.memory, STREAM, source=bench.hot)
     assert reader.first_position == Position(3, 2)
-    with pytest.raises(Trimmed):
+    with pytest.raises(TrimmedError):
         reader.read(Position(3, 0), Position(3, 9))
 
 
@@ -215,7 +215,7 @@ def test_stream_without_offloading_loses_whole_hot_ledgers() -> None:
     done = truncate_stream(log, Position(2, 5), clock=bench.clock, source=bench.hot, method="none")
     assert (done.record_id, done.hot_ledgers, bench.hot_ids) == (None, (1,), [2, 3])
     assert (done.ledgers, done.closed) == ((), ()), "there is no manifest to say it in"
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         truncate_stream(log, Position(2, 5), clock=bench.clock)
 
 
@@ -227,7 +227,7 @@ def test_stream_not_yet_offloaded_keeps_its_hot_ledgers_unless_forced() -> None:
         log = ManifestLog(store, STREAM, clock=bench.clock)
         return truncate_stream(log, Position(2, 5), clock=bench.clock, source=bench.hot, **how)
 
-    with pytest.raises(EditRefused, match="nothing is offloaded") as refused:
+    with pytest.raises(EditRefusedError, match="nothing is offloaded") as refused:
         truncate()
     assert "--force" in refused.value.hint
     assert (bench.hot_ids, store.list("").objects) == ([1, 2, 3], ())
@@ -247,11 +247,11 @@ def test_hold_and_global_hold_refuse_truncation() -> None:
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     log.load()
     log.commit_as_maintainer([Hold(True, "court")])
-    with pytest.raises(EditRefused, match="on hold"):
+    with pytest.raises(EditRefusedError, match="on hold"):
         bench.truncate(2, 0)
     log.commit_as_maintainer([Hold(False, "")])
     set_global_hold(bench.memory, by="ops", reason="restore under way", now_ms=1)
-    with pytest.raises(DeletionStopped, match="ops: restore under way"):
+    with pytest.raises(DeletionStoppedError, match="ops: restore under way"):
         bench.truncate(2, 0)
     lift_global_hold(bench.memory)
     assert bench.truncate(2, 0).record_id
@@ -281,7 +281,7 @@ def test_hot_ledgers_that_can_t_be_deleted_are_named_and_tried_again() -> None:
 
     def refuse(ledger_id: int) -> None:
         if refusing and ledger_id == 1:
-            raise StoreUnavailable("the disk is full")
+            raise StoreUnavailableError("the disk is full")
         delete(ledger_id)
 
     bench.hot.delete = refuse  # type: ignore[method-assign]
@@ -363,7 +363,7 @@ def test_managed_ledger_appends_while_its_stream_is_truncated(tmp_path: Path, st
         assert [bytes(e.payload) for e in topic.read(positions[30], positions[-1])] == [
             f"entry {number}".encode() for number in range(30, 80)
         ]
-        with pytest.raises(Trimmed):
+        with pytest.raises(TrimmedError):
             topic.read(positions[29], positions[-1])
         assert topic.ledgers()[0].ledger_id == positions[30].ledger_id
 
@@ -374,7 +374,7 @@ def test_writer_continues_at_the_head_after_its_own_forced_truncation(tmp_path: 
         positions = _append(topic, 0, 50)
         topic.offload(positions[9])
         positions += _append(topic, 50, 30)
-        with pytest.raises(EditRefused, match="committed end"):
+        with pytest.raises(EditRefusedError, match="committed end"):
             topic.truncate(positions[75])
         done = topic.truncate(positions[75], force=True)
         assert done.gaps
@@ -409,7 +409,7 @@ def test_living_writer_elsewhere_is_fenced_and_continues_at_the_head(
         def arrived() -> bool:
             try:
                 return topic.offload(timeout_s=1) == positions[-1]
-            except (Fenced, StoreUnavailable):
+            except (FencedError, StoreUnavailableError):
                 return False
 
         eventually(arrived)
@@ -449,7 +449,7 @@ def test_repeated_truncations_of_an_active_stream_keep_later_entries(
         kept = [position for position in positions if position >= head]
         assert [entry.position for entry in topic.read(kept[0], positions[-1])] == kept
         if kept[0] > positions[0]:
-            with pytest.raises(Trimmed):
+            with pytest.raises(TrimmedError):
                 topic.read(positions[0], positions[-1])
 
 
@@ -458,7 +458,7 @@ def test_truncation_of_a_deleted_stream_keeps_hot_ledgers_of_the_next() -> None:
     old = bench.writer.log.state.incarnation
     store = MemoryStore(f"truncation-{next(_names)}", "", bench.clock)
     log = ManifestLog(store, STREAM, clock=bench.clock, incarnation=old)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         truncate_stream(log, Position(3, 0), clock=bench.clock, source=bench.hot)
     assert bench.hot_ids == [1, 2, 3]
 
@@ -468,15 +468,15 @@ def test_managed_ledger_keeps_entries_while_its_manifest_cannot_be_created(tmp_p
     """No entry is accepted before the manifest records the start; entries accepted later wait for the store."""
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
     faulty = FaultyStore(store, [Fault(call=1, calls=10**6, verb="put", key_part="_catalog/")])
-    with pytest.raises(StoreUnavailable, match="_catalog/"):
+    with pytest.raises(StoreUnavailableError, match="_catalog/"):
         open_managed_ledger(STREAM, ledgers=ledgers, store=faulty, settings=_settings())
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         load_manifest(store, STREAM)
     faulty.set_faults([])
     with open_managed_ledger(STREAM, ledgers=ledgers, store=faulty, settings=_settings()) as topic:
         faulty.set_faults([Fault(call=1, calls=10**6, verb="put", key_part="/manifest/")])
         positions = _append(topic, 0, 50)
-        with pytest.raises(EditRefused, match="nothing is offloaded"):
+        with pytest.raises(EditRefusedError, match="nothing is offloaded"):
             topic.truncate(positions[30])
         assert topic.ledgers()[0].ledger_id == positions[0].ledger_id
         faulty.set_faults([])
@@ -503,7 +503,7 @@ def test_stream_with_offloading_switched_off_truncates_beyond_offloaded_entries(
         positions += _append(topic, 30, 50)
         topic.truncate(positions[70])
         assert len(topic.read(positions[70], positions[-1])) == 10
-        with pytest.raises(Trimmed):
+        with pytest.raises(TrimmedError):
             topic.read(positions[69], positions[-1])
     with _topic(tmp_path, store) as topic:  # and on again
         positions += _append(topic, 80, 10)

@@ -13,11 +13,11 @@ import pytest
 from formats.documents import PartitionHead, TruncationIntent, intent_key
 from formats.entries import Position
 from formats.manifest import Assign, Failed
-from offloader.errors import Fenced, InvalidCall, OutcomeUnknown, StoreUnavailable
+from offloader.errors import FencedError, InvalidCallError, OutcomeUnknownError, StoreUnavailableError
 from offloader.gc.delete_stream import remove_stream
 from offloader.manifest.catalog import release_intent
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefusedError
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.truncate import resume_topic_truncation, truncate_topic
 from offloader.settings import OffloadSettings, Settings
@@ -83,9 +83,9 @@ def test_truncation_sets_the_given_head_of_each_partition() -> None:
 
 def test_refusal_by_one_partition_changes_none() -> None:
     bench = Bench()
-    with pytest.raises(EditRefused, match="past the committed end"):
+    with pytest.raises(EditRefusedError, match="past the committed end"):
         bench.truncate({ZERO: Position(2, 0), ONE: Position(9, 0)})
-    with pytest.raises(InvalidCall, match="isn't a partition of"):
+    with pytest.raises(InvalidCallError, match="isn't a partition of"):
         bench.truncate({ZERO: Position(2, 0), f"{TOPIC}-elsewhere": Position(1, 0)})
     assert bench.heads() == [None, None, None]
     assert not bench.memory.list(f"{TOPIC}/").objects
@@ -99,7 +99,7 @@ def test_living_owner_of_one_partition_blocks_forced_truncation_of_all() -> None
     log.commit([Assign(UUID(int=7), 2, Position(2, 10), Position(2, 14), 0, {})])
     heads = {ZERO: Position(2, 0), ONE: Position(2, 12)}
     bench.truncate(heads, force=True, dry_run=True)
-    with pytest.raises(Fenced, match="is owned by"):
+    with pytest.raises(FencedError, match="is owned by"):
         bench.truncate(heads, force=True)
     assert bench.heads() == [None, None, None]
     assert not bench.memory.list(f"{TOPIC}/").objects
@@ -161,7 +161,7 @@ def test_forced_truncation_of_a_dead_process_is_finished_with_its_intended_loss(
     bench = Bench()
     log = bench.owner(None)
     bench.store.set_faults([Fault(call=1, verb="put", key_part=f"{ONE}/manifest/", calls=1000)])
-    with pytest.raises((StoreUnavailable, OutcomeUnknown)):
+    with pytest.raises((StoreUnavailableError, OutcomeUnknownError)):
         bench.truncate({ZERO: Position(2, 0), ONE: Position(2, 10)}, force=True, take_over=True)
     bench.store.set_faults([])
     log.commit([Failed(UUID(int=7), "a test"), Assign(UUID(int=8), 2, Position(2, 10), Position(2, 14), 0, {})])
@@ -174,7 +174,7 @@ def test_unfinished_truncation_is_finished_with_its_original_force(forced: bool)
     bench = Bench()
     bench.owner(Position(2, 14))
     bench.leave_truncation(forced=forced)
-    with nullcontext() if forced else pytest.raises(EditRefused, match="past the committed end"):
+    with nullcontext() if forced else pytest.raises(EditRefusedError, match="past the committed end"):
         resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, take_over=True)
     assert bench.heads() == [None, Position(2, 12) if forced else None, None]
 
@@ -189,7 +189,7 @@ def test_unfinished_truncation_leaves_an_owner_the_time_that_its_settings_say() 
         lambda: resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, takeover_after_s=600),
         lambda: bench.truncate({ZERO: Position(2, 0)}, takeover_after_s=600),
     ):
-        with pytest.raises(Fenced, match="600 s"):
+        with pytest.raises(FencedError, match="600 s"):
             ask()
     assert bench.heads() == [None, None, None]
     resume_topic_truncation(bench.store, TOPIC, clock=bench.clock)
@@ -251,7 +251,7 @@ def test_truncation_begun_during_another_ones_check_is_not_overtaken() -> None:
     schedule.until("other", "get", intent_key(TOPIC))
     schedule.step("other")
     schedule.until("one", "put", f"{ONE}/manifest/")
-    with pytest.raises(StoreUnavailable, match=r"another process is truncating .*: one"):
+    with pytest.raises(StoreUnavailableError, match=r"another process is truncating .*: one"):
         schedule.finish("other")
     schedule.finish("one")
     assert bench.heads() == [Position(2, 0), Position(2, 0), None]

@@ -10,7 +10,7 @@ import pytest
 
 from formats.keys import record_key
 from formats.manifest import StreamDeleted
-from offloader.errors import Corrupt, NotFound
+from offloader.errors import CorruptError, NotFoundError
 from offloader.gc.delete_stream import remove_stream
 from offloader.service.answers import ManifestViews
 from offloader.store.base import ObjectStore
@@ -87,7 +87,7 @@ def test_stale_view_that_cannot_be_read_anew_is_not_used_again(store: ObjectStor
     store.put(record_key("a", state.incarnation, state.record_id + 1), b"no record")
     clock.advance(50)
     assert views.get("a", age_s_max=5, stale_s_max=60) is first
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         eventually(lambda: views.get("a", age_s_max=5, stale_s_max=60) is None, within_s=30)
     views.close()
 
@@ -145,5 +145,5 @@ def test_stream_that_was_deleted_and_created_again_is_the_new_one() -> None:
 
 
 def test_unknown_stream_is_not_found(store: ObjectStore) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         ManifestViews(store, ManualClock()).get("nothing")

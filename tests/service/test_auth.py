@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloader.errors import AccessDenied, InvalidCall
+from offloader.errors import AccessDeniedError, InvalidCallError
 from offloader.service.auth import (
     TOKENS_MAX,
     Caller,
@@ -67,21 +67,21 @@ def test_only_unambiguous_loopback_addresses_are_loopback(text: str, host: str, 
     "text", ["", "8080", "127.0.0.1", "a:65536", "a:b", "::1:80", "[:::1]:8", "a b:1", "é:1", "a:-1"]
 )
 def test_invalid_address_is_refused_with_the_setting_name(text: str) -> None:
-    with pytest.raises(InvalidCall, match=r"http\.listen: .* is not a valid "):
+    with pytest.raises(InvalidCallError, match=r"http\.listen: .* is not a valid "):
         parse_listen(text, setting="http.listen")
 
 
 def test_listening_off_loopback_needs_authentication_or_anonymous_access() -> None:
     nothing = Credentials()
     for address in (EVERYWHERE, parse_listen("[::]:1"), parse_listen("broker:1")):
-        with pytest.raises(InvalidCall, match="can be reached from other machines without authentication"):
+        with pytest.raises(InvalidCallError, match="can be reached from other machines without authentication"):
             guard_for(address, nothing, AccessSettings(), has_tls=True)
-        with pytest.raises(InvalidCall, match="tokens would be sent over the network unencrypted"):
+        with pytest.raises(InvalidCallError, match="tokens would be sent over the network unencrypted"):
             guard_for(address, credentials(), AccessSettings(), has_tls=False)
         assert guard_for(address, credentials(), BY_NAME, has_tls=False).caller(None).role is None
         assert guard_for(address, credentials(), AccessSettings(), has_tls=True).caller(None).role is None
         assert guard_for(address, nothing, ANYONE_READS, has_tls=False).caller(None).role is Role.READ
-    with pytest.raises(InvalidCall, match="client certificates need TLS"):
+    with pytest.raises(InvalidCallError, match="client certificates need TLS"):
         guard_for(HERE, Credentials(certificates={"a": Caller("", Role.READ)}), AccessSettings(), has_tls=False)
 
 
@@ -161,10 +161,10 @@ def test_new_token_is_accepted_before_the_old_one_is_removed(tmp_path: Path) -> 
         guard.caller(f"Bearer {READ}")
     for wrong in ("", "short", "with spaces in it, too long"):
         file.write_text(wrong)
-        with pytest.raises(InvalidCall, match="nothing was changed"):
+        with pytest.raises(InvalidCallError, match="nothing was changed"):
             known.read()()
     file.unlink()
-    with pytest.raises(AccessDenied, match="No such file"):
+    with pytest.raises(AccessDeniedError, match="No such file"):
         known.read()()
     assert guard.caller(f"Bearer {ADMIN}").role is Role.READ, "the tokens that were good stay"
 
@@ -186,7 +186,7 @@ def test_bound_token_acts_for_its_subscribers_with_or_without_a_role() -> None:
 
 
 def test_plain_subscriber_token_in_settings_is_refused() -> None:
-    with pytest.raises(InvalidCall, match="the secret itself must not be in the settings") as raised:
+    with pytest.raises(InvalidCallError, match="the secret itself must not be in the settings") as raised:
         Settings.of({"access": {"subscriber_tokens": {"billing": READ}}})
     assert READ not in str(raised.value)
 
@@ -196,7 +196,7 @@ def test_every_credential_problem_is_reported_without_the_token(tmp_path: Path) 
     binary.write_bytes(b"secret-secret-\xff\n")
     sources = [READ, "env:NONE", f"env:{ADMIN}!", f"file:{tmp_path}/none", f"file:{binary}", "env:SHORT", "env:ODD", ""]
     environ = {**ENVIRON, "SHORT": "abc-short", "ODD": "odd token, with spaces", "SAME": READ}
-    with pytest.raises(AccessDenied) as raised:
+    with pytest.raises(AccessDeniedError) as raised:
         Credentials(tokens={Role.READ: [*sources, "env:READ"], Role.ADMIN: ["env:SAME"]}, environ=environ)
     text = str(raised.value)
     for part in (
@@ -226,7 +226,7 @@ def test_tokens_appear_in_no_representation_and_cannot_be_pickled() -> None:
 
 def test_there_are_not_more_tokens_than_a_caller_is_compared_with() -> None:
     environ = {f"T{number}": f"token-number-{number:06}" for number in range(TOKENS_MAX + 1)}
-    with pytest.raises(InvalidCall, match=f"{TOKENS_MAX + 1} tokens exceed the limit of {TOKENS_MAX}"):
+    with pytest.raises(InvalidCallError, match=f"{TOKENS_MAX + 1} tokens exceed the limit of {TOKENS_MAX}"):
         Credentials(tokens={Role.READ: [f"env:{name}" for name in environ]}, environ=environ)
 
 
@@ -246,7 +246,7 @@ def test_a_certificate_has_the_role_of_its_name() -> None:
 
 def test_roles_are_known_by_name() -> None:
     assert [Role.of(name) for name in ("read", "WRITE", "admin")] == list(Role)
-    with pytest.raises(InvalidCall, match="'root' is not a role"):
+    with pytest.raises(InvalidCallError, match="'root' is not a role"):
         Role.of("root")
 
 
@@ -261,8 +261,8 @@ def test_the_settings_name_places_and_never_a_token() -> None:
     assert [known.of_token(token).role for token in (READ, WRITE, ADMIN)] == [Role.READ, Role.ADMIN, Role.ADMIN]
     assert known.of_certificate(["prometheus"]).role is Role.READ
     for wrong in (READ, [READ], ["env:"], [3], 3):
-        with pytest.raises(InvalidCall, match=r"access\.read_tokens: not a list of secret sources") as raised:
+        with pytest.raises(InvalidCallError, match=r"access\.read_tokens: not a list of secret sources") as raised:
             Settings.of({"access": {"read_tokens": wrong}})
         assert READ not in str(raised.value)
-    with pytest.raises(InvalidCall, match="'root' is not a role"):
+    with pytest.raises(InvalidCallError, match="'root' is not a role"):
         open_credentials(AccessSettings(certificates=Pairs({"a": "root"})))

@@ -12,7 +12,7 @@ import pyarrow.flight as fl
 import pytest
 
 from formats.entries import EntryBatch
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import InvalidCallError, NotFoundError
 from offloader.service.auth import (
     OPERATION_OF_ACTION,
     OPERATION_OF_ROUTE,
@@ -77,7 +77,7 @@ def test_bound_token_may_look_and_read_in_its_streams_and_nothing_else() -> None
             assert operation.role is Role.READ
             caller.may(operation, stream=MINE)
             for name in (OTHER, ABSENT):
-                with pytest.raises(NotFound, match=f"stream {name} doesn't exist for token of env:TEAM"):
+                with pytest.raises(NotFoundError, match=f"stream {name} doesn't exist for token of env:TEAM"):
                     caller.may(operation, stream=name)
         else:
             for stream in (MINE, OTHER, None):
@@ -98,7 +98,7 @@ def test_bound_token_may_have_several_scopes_and_a_subscriber_in_them() -> None:
     assert (caller.streams, caller.subscribers) == (frozenset({"a/", "b/"}), frozenset({"billing"}))
     publish = OPERATIONS["publish"]
     caller.may(publish, subscriber="billing", stream="b/x")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         caller.may(publish, subscriber="billing", stream="c/x")
     with pytest.raises(NotAllowed):
         caller.may(publish, subscriber="search", stream="b/x")
@@ -107,19 +107,19 @@ def test_bound_token_may_have_several_scopes_and_a_subscriber_in_them() -> None:
 @pytest.mark.parametrize("kind", ["read_tokens", "write_tokens", "admin_tokens", "broker_tokens"])
 def test_one_token_is_not_for_every_stream_and_for_some(kind: str) -> None:
     access = Settings.of({"access": {kind: ["env:TEAM"], "stream_tokens": {"a/": "env:TEAM"}}}).access
-    with pytest.raises(InvalidCall, match=r"one token (for every stream and for some|with two roles)") as refused:
+    with pytest.raises(InvalidCallError, match=r"one token (for every stream and for some|with two roles)") as refused:
         open_credentials(access, TOKENS)
     assert TOKENS["TEAM"] not in str(refused.value)
 
 
 @pytest.mark.parametrize("scope", ["", "/", "/a/", "a//", "manifest/"])
 def test_scope_that_no_stream_name_begins_with_is_refused(scope: str) -> None:
-    with pytest.raises(InvalidCall, match=r"access\.stream_tokens"):
+    with pytest.raises(InvalidCallError, match=r"access\.stream_tokens"):
         Credentials(stream_tokens={scope: "env:TEAM"}, environ=TOKENS)
 
 
 def test_plain_token_in_the_settings_is_refused_without_being_repeated() -> None:
-    with pytest.raises(InvalidCall) as refused:
+    with pytest.raises(InvalidCallError) as refused:
         Settings.of({"access": {"stream_tokens": {"a/": TOKENS["TEAM"]}}})
     assert TOKENS["TEAM"] not in str(refused.value)
 

@@ -14,7 +14,7 @@ from formats.entries import Position
 from formats.manifest import LedgersDeleted, Truncate
 from offloader.cli.main import main
 from offloader.doctor import Finding, Outcome
-from offloader.errors import ErrorKind, InvalidCall
+from offloader.errors import ErrorKind, InvalidCallError
 from offloader.owner_client import CA_VARIABLE
 from offloader.runtime.clock import SystemClock
 from offloader.service.broker_doctor import check_broker_routes, may_have_token
@@ -212,5 +212,5 @@ def test_admin_interface_that_is_down_keeps_nobody_from_asking_this_service(benc
 
 
 def test_token_that_cannot_be_read_is_an_error(bench: PulsarBench) -> None:
-    with pytest.raises(InvalidCall, match="env:BROKER holds no token"):
+    with pytest.raises(InvalidCallError, match="env:BROKER holds no token"):
         asked(bench, "http://127.0.0.1:1", {}, **BROKERS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import OPERATION_OF_ROUTE, OPERATIONS, NotAllowed, Role, open_credentials
 from offloader.service.bootstrap import require_sound
@@ -116,12 +116,12 @@ def test_certificate_may_be_a_brokers() -> None:
     alone = open_credentials(AccessSettings(certificates=Pairs({"broker-1": "broker"})), {})
     assert alone.of_certificate(["broker-1"]).role is None
     alone.of_certificate(["broker-1"]).may(operation)
-    with pytest.raises(InvalidCall, match="is not a role"):
+    with pytest.raises(InvalidCallError, match="is not a role"):
         open_credentials(AccessSettings(certificates=Pairs({"*": "broker"})), {})
 
 
 def test_plain_broker_token_in_settings_is_refused() -> None:
-    with pytest.raises(InvalidCall) as caught:
+    with pytest.raises(InvalidCallError) as caught:
         Settings.of({"access": {"broker_tokens": ["a-token-0123456789"]}})
     assert "a-token" not in str(caught.value)
 
@@ -196,7 +196,7 @@ def config(folder: Path, port: int, *, listen: bool = True) -> Path:
 
 @pytest.mark.process
 def test_read_only_process_that_listens_nowhere_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidCall, match=r"http\.listen is not set"):
+    with pytest.raises(InvalidCallError, match=r"http\.listen is not set"):
         require_sound(Settings.of({"serve": {"store": "memory://x"}}), read_only=True)
     with Serving(config(tmp_path, 0, listen=False), {}, "--read-only", wait=False) as process:
         assert process.ended() == 2

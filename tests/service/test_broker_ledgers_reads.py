@@ -241,7 +241,7 @@ def test_ledger_that_grew_after_a_look_is_seen_whole(broker: Broker, writer: Str
     answer = broker.plan(7)
     assert (answer.status, answer.json()["retryable"]) == (503, True)
     assert frame_entries(broker.entries(7, 0, 9).body) == sent(writer, 7)
-    assert broker.entries(7, 0, 10).json()["error"] == "BeyondEnd"
+    assert broker.entries(7, 0, 10).json()["error"] == "BeyondEndError"
     writer.add([batch_of(7, 10, 10)], closes=(7,))
     assert frame_entries(broker.entries(7, 0, 19).body) == sent(writer, 7)
     assert broker.plan(7).json()["last"] == 19

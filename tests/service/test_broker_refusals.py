@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from offloader.errors import NotFound, StoreUnavailable
-from offloader.owner_client import NotOwner
+from offloader.errors import NotFoundError, StoreUnavailableError
+from offloader.owner_client import NotOwnerError
 from offloader.read.ledger_plan import BrokerFacts, LedgerMismatch, LedgerTrimmed
 from offloader.service.bootstrap import Assembled
 from offloader.service.broker_ledgers import BrokerCaller
@@ -74,12 +74,12 @@ def test_brokers_of_another_cluster_are_a_problem() -> None:
 def test_stream_that_nobody_knows_counts_after_a_while() -> None:
     clock = ManualClock()
     refusals = BrokerRefusals(clock)
-    refusals.refused(STREAM, 7, NotFound("no such stream"))
+    refusals.refused(STREAM, 7, NotFoundError("no such stream"))
     clock.advance(UNKNOWN_S - 1)
-    refusals.refused(STREAM, 7, NotFound("no such stream"))
+    refusals.refused(STREAM, 7, NotFoundError("no such stream"))
     assert (refusals.problems(), list(refusals.readings())) == ([], [])
     clock.advance(2)
-    refusals.refused(STREAM, 7, NotFound("no such stream"))
+    refusals.refused(STREAM, 7, NotFoundError("no such stream"))
     [problem] = refusals.problems()
     assert (problem.since_ms, problem.blocks_ready) == (clock.now_ms() - int(UNKNOWN_S * 1000) - 1000, False)
 
@@ -91,7 +91,7 @@ def test_refusals_of_several_ledgers_of_a_stream_are_one(caplog: pytest.LogCaptu
     for _ in range(10):
         for ledger_id in (9, 7):
             clock.advance(UNKNOWN_S / 10)
-            refusals.refused(STREAM, ledger_id, NotFound(f"no such stream, ledger {ledger_id}"))
+            refusals.refused(STREAM, ledger_id, NotFoundError(f"no such stream, ledger {ledger_id}"))
     [problem] = refusals.problems()
     assert "refused ledger 7, and keep their copies: no such stream, ledger 7" in problem.what
     [line] = caplog.records
@@ -123,6 +123,6 @@ def test_problems_of_many_streams_are_summed_up() -> None:
 
 
 def test_answers_that_change_by_themselves_are_no_refusals() -> None:
-    refused = [MISMATCH, NotFound("no"), LedgerTrimmed("gone")]
+    refused = [MISMATCH, NotFoundError("no"), LedgerTrimmed("gone")]
     assert [is_refusal(each) for each in refused] == [True] * 3
-    assert [is_refusal(each) for each in (StoreUnavailable("later"), NotOwner("another"))] == [False] * 2
+    assert [is_refusal(each) for each in (StoreUnavailableError("later"), NotOwnerError("another"))] == [False] * 2

@@ -12,7 +12,14 @@ from functools import partial
 
 import pytest
 
-from offloader.errors import AccessDenied, NotFound, OffloaderError, StoreUnavailable, Throttled, plain_reason
+from offloader.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    OffloaderError,
+    StoreUnavailableError,
+    ThrottledError,
+    plain_reason,
+)
 from offloader.monitor import lag_now, mode_of
 from offloader.runtime.clock import SystemClock
 from offloader.service.answers import KeptAnswers
@@ -59,7 +66,7 @@ def test_reasons_of_connections_are_plain_words(cause: Exception, reason: str) -
 
 
 def test_other_errors_keep_their_own_words() -> None:
-    assert plain_reason(AccessDenied("the store refuses", hint="look at the keys")) == "the store refuses"
+    assert plain_reason(AccessDeniedError("the store refuses", hint="look at the keys")) == "the store refuses"
     assert plain_reason(ValueError("not\na line")) == "not a line"
 
 
@@ -194,12 +201,12 @@ def faulty(error: type[OffloaderError]) -> ObjectStore:
     return FaultyStore(MemoryStore("health", "", SystemClock()), [Fault(call=1, calls=10**6, error=error)])
 
 
-@pytest.mark.parametrize("error", [NotFound, Throttled])
+@pytest.mark.parametrize("error", [NotFoundError, ThrottledError])
 def test_an_absent_key_and_a_busy_store_are_answers(error: type[OffloaderError]) -> None:
     ask_store(faulty(error))
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
+@pytest.mark.parametrize("error", [StoreUnavailableError, AccessDeniedError])
 def test_silence_and_refusal_are_none(error: type[OffloaderError]) -> None:
     with pytest.raises(error):
         ask_store(faulty(error))
@@ -218,10 +225,10 @@ def test_overview_does_not_wait_for_a_store_that_hangs(go_on: threading.Event) -
         assert soon("a", lambda: 1, deadline_s=clock.monotonic_s() + 60.0) == 1
         clock.advance(60.0)
         assert soon("a", hang, deadline_s=clock.monotonic_s() + 0.05) == 1, "what was known last"
-        with pytest.raises(StoreUnavailable, match="didn't respond within"):
+        with pytest.raises(StoreUnavailableError, match="didn't respond within"):
             soon("b", hang, deadline_s=clock.monotonic_s() + 0.05)
         away = "the store doesn't answer: connection refused"
-        with pytest.raises(StoreUnavailable, match="connection refused"):
+        with pytest.raises(StoreUnavailableError, match="connection refused"):
             soon("c", lambda: 3, deadline_s=clock.monotonic_s() + 60.0)
         assert soon("a", hang, deadline_s=clock.monotonic_s() + 60.0) == 1
         away = ""

@@ -13,14 +13,14 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import (
-    Closed,
-    Corrupt,
-    Fenced,
-    InvalidCall,
-    LimitReached,
-    NotFound,
-    StoreMismatch,
-    StoreUnavailable,
+    ClosedError,
+    CorruptError,
+    FencedError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
+    StoreMismatchError,
+    StoreUnavailableError,
 )
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
@@ -80,7 +80,7 @@ def test_streams_of_several_providers_are_offloaded_and_drained(store: FaultySto
         assert assembled.view.readiness().ready
         assert assembled.process.stop() == 0
         assert all(not control.is_active for control in controls)
-        with pytest.raises(Closed, match="stopping"):
+        with pytest.raises(ClosedError, match="stopping"):
             one.streams.add("a/b/persistent/late", sources[ORDERS], feed="one")
     assert one.heard == ["start", "stop", "close"]
     assert {name: len(stored_entries(store, name)) for name in sources} == {ORDERS: 40, BILLS: 40}
@@ -88,7 +88,7 @@ def test_streams_of_several_providers_are_offloaded_and_drained(store: FaultySto
 
 @pytest.mark.slow
 def test_failing_provider_is_retried_and_blocks_no_other(store: FaultyStore, database: EmbeddedLedgers) -> None:
-    broken = HeldFeed("broken", failing=[StoreUnavailable("no answer", hint="look"), *[ValueError("a bug")] * 100])
+    broken = HeldFeed("broken", failing=[StoreUnavailableError("no answer", hint="look"), *[ValueError("a bug")] * 100])
     good = HeldFeed("good")
     with serving(store, settings_file(), broken, good) as assembled:
         source = database.open_stream(ORDERS)
@@ -114,10 +114,10 @@ def names(store: FaultyStore) -> set[str]:
 
 
 def test_invalid_provider_settings_end_the_start(store: FaultyStore) -> None:
-    wrong = HeldFeed(failing=[InvalidCall("pulsar.topics: 'x' is no topic")])
+    wrong = HeldFeed(failing=[InvalidCallError("pulsar.topics: 'x' is no topic")])
     with (
         serving(store, settings_file(), wrong, started=False) as assembled,
-        pytest.raises(InvalidCall, match="no topic"),
+        pytest.raises(InvalidCallError, match="no topic"),
     ):
         assembled.process.start()
 
@@ -137,13 +137,13 @@ def test_standby_stream_takes_over_when_activated_and_fences_the_other_process(
         working.offload(timeout_s=PATIENCE_S)
         epoch = load_manifest(store, ORDERS).epoch
         assert second.view.stream(ORDERS)["mode"] == "standby"
-        with pytest.raises(Fenced, match="is on standby here"):
+        with pytest.raises(FencedError, match="is on standby here"):
             waiting.offload(timeout_s=1)
         undecided = feeds[1].streams.add(f"{ORDERS}-2", source, feed="held", active=None)
-        with pytest.raises(StoreUnavailable, match="isn't known yet which process"):
+        with pytest.raises(StoreUnavailableError, match="isn't known yet which process"):
             undecided.offload(timeout_s=1)
         undecided.stand_by()
-        with pytest.raises(Fenced, match="is on standby here"):
+        with pytest.raises(FencedError, match="is on standby here"):
             undecided.offload(timeout_s=1)
 
         waiting.activate()
@@ -179,7 +179,7 @@ def test_standby_stream_takes_over_when_activated_and_fences_the_other_process(
 @pytest.mark.slow
 def test_feed_that_waits_for_its_next_start_is_not_started_after_its_stop(store: FaultyStore) -> None:
     """Else it listens in a process that ends, and nothing stops it any more."""
-    clock, feed = ManualClock(), HeldFeed("held", [StoreUnavailable("the port is taken")])
+    clock, feed = ManualClock(), HeldFeed("held", [StoreUnavailableError("the port is taken")])
 
     class Slow(HeldFeed):
         def stop(self, within_s: float) -> None:
@@ -210,7 +210,7 @@ class Flaky:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), OSError("a bug")])
+@pytest.mark.parametrize("error", [StoreUnavailableError("no answer"), OSError("a bug")])
 def test_stream_that_fails_to_start_is_retried(store: FaultyStore, database: EmbeddedLedgers, error: Exception) -> None:
     feed, clock = HeldFeed(), ManualClock()
     inner = database.open_stream(ORDERS)
@@ -240,14 +240,14 @@ def test_stream_stopped_by_an_error_is_restarted(store: FaultyStore, database: E
         def read(self, start: Position, max_bytes: int) -> Any:
             if self.failures:
                 self.failures -= 1
-                raise Corrupt("ledger 1 is damaged")
+                raise CorruptError("ledger 1 is damaged")
             return inner.read(start, max_bytes)
 
         def ledgers(self) -> Any:
             return inner.ledgers()
 
     append(inner)
-    source = Damaged(inner, 1, Corrupt(""))
+    source = Damaged(inner, 1, CorruptError(""))
     with serving(store, settings_file(), feed, clock=clock) as assembled:
         assert feed.streams is not None
         feed.streams.add(ORDERS, source, feed="held")
@@ -272,17 +272,17 @@ def test_removed_stream_is_drained_and_can_be_added_again(store: FaultyStore, da
         streams = feed.streams
         assert streams is not None
         streams.add(ORDERS, source, feed="held")
-        with pytest.raises(InvalidCall, match="added by feed held"):
+        with pytest.raises(InvalidCallError, match="added by feed held"):
             streams.add(ORDERS, source, feed="other")
-        with pytest.raises(LimitReached, match="spread"):
+        with pytest.raises(LimitReachedError, match="spread"):
             streams.add(BILLS, source, feed="other")
-        with pytest.raises(InvalidCall):
+        with pytest.raises(InvalidCallError):
             streams.add("a//b", source, feed="other")
         last = append(source)
         assert streams.remove(ORDERS)
         assert not streams.remove(ORDERS)
         assert load_manifest(store, ORDERS).committed_end() == last
-        with pytest.raises(NotFound, match="isn't offloaded by this process"):
+        with pytest.raises(NotFoundError, match="isn't offloaded by this process"):
             assembled.process.streams.require(ORDERS).offload(None, timeout_s=1)
         streams.add(ORDERS, source, feed="held")
         append(source)
@@ -312,7 +312,7 @@ def test_callers_wait_for_a_stream_that_is_starting(store: FaultyStore, database
         assert feed.streams is not None
         feed.streams.add(ORDERS, Slow(inner, 0, OSError()), feed="held")
         assert starting.wait(PATIENCE_S)
-        with pytest.raises(StoreUnavailable, match="is being started"):
+        with pytest.raises(StoreUnavailableError, match="is being started"):
             assembled.process.streams.require(ORDERS).offload(None, timeout_s=0.01)
         asked = pool.submit(assembled.process.streams.require(ORDERS).offload, None, timeout_s=PATIENCE_S)
         goes_on.set()
@@ -359,7 +359,7 @@ def test_reload_applies_settings_to_a_running_stream(store: FaultyStore, databas
 def test_reload_with_a_pattern_that_fits_no_topic_changes_nothing(store: FaultyStore) -> None:
     file = settings_file(pulsar__topics=("public/default",))
     with serving(store, file) as assembled:
-        with pytest.raises(InvalidCall, match=r"pulsar\.topics: 'public default' is not a topic name or pattern"):
+        with pytest.raises(InvalidCallError, match=r"pulsar\.topics: 'public default' is not a topic name or pattern"):
             assembled.process.reload(settings_file(pulsar__topics=("public default",), serve__log_level="debug"))
         assert assembled.process.streams.settings_of("") == file.settings_of("")
 
@@ -378,7 +378,7 @@ def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, datab
         eventually(lambda: ORDERS in names(store) and load_manifest(store, ORDERS).committed_end() is not None)
         modes = {ORDERS: "ledger", BILLS: "none"}
         eventually(lambda: {row["stream"]: row["mode"] for row in assembled.view.streams().items} == modes)
-        with pytest.raises(InvalidCall, match="method is none"):
+        with pytest.raises(InvalidCallError, match="method is none"):
             assembled.process.streams.require(BILLS).offload(None, timeout_s=1)
         append(sources[ORDERS])
         sources[ORDERS].close_ledger()
@@ -413,7 +413,7 @@ def test_offload_of_a_ledger_method_stream_waits_no_longer_than_asked(
         in_time = wait({asked}, timeout=10.0).done
         go_on.set()
         assert in_time
-        with pytest.raises(StoreUnavailable, match=r"weren't committed within 0\.2 s"):
+        with pytest.raises(StoreUnavailableError, match=r"weren't committed within 0\.2 s"):
             asked.result()
         assert control.offload(timeout_s=PATIENCE_S) == last
 
@@ -476,7 +476,7 @@ def test_drain_of_an_ended_stream_reports_it(store: FaultyStore, database: Embed
         eventually(control.status)
         control.__dict__["running"] = control.__dict__.pop("_offload")
         control.__class__ = _EndedMeanwhile
-        with pytest.raises(Closed, match="was stopped"):
+        with pytest.raises(ClosedError, match="was stopped"):
             control.drain(PATIENCE_S)
 
 
@@ -629,7 +629,7 @@ def test_cleanup_of_more_than_half_waits_for_the_approval_of_its_plan(
         (awaited,) = assembled.view.overview()["awaiting_approval"]
         assert (plan["large"], plan["deletes"]) == (True, True)
         assert awaited["segments"] == plan["segments"] == sum(each["action"] == "retire" for each in plan["lines"])
-        with pytest.raises(InvalidCall, match="has changed"):
+        with pytest.raises(InvalidCallError, match="has changed"):
             assembled.control.clean(ORDERS, plan="another", by="a test")
         done = assembled.control.clean(ORDERS, plan=plan["plan"], by="a test")
         assert done["retired"] == plan["segments"]
@@ -658,14 +658,14 @@ def test_plan_of_a_topic_is_approved_for_all_its_partitions(store: FaultyStore, 
         assert (plan["large"], plan["deletes"], plan["segments"], planned[1]) == (True, True, sum(planned), 0)
         one = plan["partitions"][0]["plan"]
         for stale in ("another", one):
-            with pytest.raises(InvalidCall, match=f"{topic}: the cleanup plan has changed"):
+            with pytest.raises(InvalidCallError, match=f"{topic}: the cleanup plan has changed"):
                 assembled.control.clean(topic, plan=stale, by="a test")
         done = assembled.control.clean(topic, plan=plan["plan"], by="a test")
         assert done["retired"] == plan["segments"] > 0
         assert [(row["stream"], row["retired"]) for row in done["partitions"]] == list(
             zip(partitions, planned, strict=True)
         )
-        with pytest.raises(InvalidCall, match="has changed"):
+        with pytest.raises(InvalidCallError, match="has changed"):
             assembled.control.clean(topic, plan=plan["plan"], by="a test")
 
 
@@ -766,6 +766,6 @@ def test_stream_whose_store_is_another_one_is_a_problem_and_begins_nothing(datab
         assert feed.streams is not None
         control = feed.streams.add(ORDERS, source, feed="one")
         eventually(lambda: control.error is not None)
-        assert isinstance(control.error, StoreMismatch)
+        assert isinstance(control.error, StoreMismatchError)
     assert list_streams(other) == []
     assert other.list("").objects == ()

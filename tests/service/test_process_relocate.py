@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.runtime.clock import SystemClock
 from offloader.service.broker_ledgers import BrokerCaller
 from offloader.store.memory import MemoryStore
@@ -31,7 +31,7 @@ def test_reload_relocates_pages_and_brokers() -> None:
             lambda: assembled.ledgers.plan(STREAM, 1, uuid=None, caller=BrokerCaller(name="b")),
         ]
         for each in reads:
-            with pytest.raises(InvalidCall, match="was written to"):
+            with pytest.raises(InvalidCallError, match="was written to"):
                 each()
         assembled.process.reload(settings_file(read__relocate={"old": store.driver_metadata["bucket"]}))
         for each in reads:

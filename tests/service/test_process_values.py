@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
+from offloader.errors import AccessDeniedError, InvalidCallError, StoreUnavailableError
 from offloader.service.answers import KeptAnswers
 from offloader.service.process import ASKED_EACH_TIME, RecentErrors, is_live, reloaded
 from offloader.service.providers.embedded import ProcessLock
@@ -79,7 +79,7 @@ def test_pages_contain_each_stream_once_while_streams_come_and_go(
     "after", ["x", "[]", '["lag", 0, 0, 0, "a"]', '["name", null, 0, 0, "a"]', '["name", 0, 0, 0, 5]']
 )
 def test_invalid_cursor_is_refused(after: str) -> None:
-    with pytest.raises(InvalidCall, match="not a place in the order name"):
+    with pytest.raises(InvalidCallError, match="not a place in the order name"):
         page_of([], StreamOrder.NAME, after=after, limit=1)
 
 
@@ -112,7 +112,7 @@ def test_warnings_are_kept_and_counted_the_newest_first(recent: RecentErrors) ->
 
 def test_logged_error_has_its_hint_and_no_traceback(recent: RecentErrors) -> None:
     log = logging.getLogger("offloader.service")
-    for error in (StoreUnavailable("no answer", hint="look at the network"), ValueError("x" * 5000)):
+    for error in (StoreUnavailableError("no answer", hint="look at the network"), ValueError("x" * 5000)):
         try:
             raise error
         except Exception:
@@ -155,7 +155,7 @@ def test_process_holds_the_lock_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_lock_in_an_impossible_place_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(AccessDenied, match="No such file"):
+    with pytest.raises(AccessDeniedError, match="No such file"):
         ProcessLock(tmp_path / "nowhere" / "lock").take()
 
 
@@ -190,7 +190,7 @@ def test_reload_is_refused_if_it_contradicts_values_that_only_a_restart_replaces
     old = SettingsFile("x.toml", {"": {"offload.offload_memory_bytes_max": 64 << 20}})
     larger = {"offload.offload_memory_bytes_max": 256 << 20, "offload.offload_buffer_bytes_max": 128 << 20}
     assert list(conflicts(SettingsFile("x.toml", {"": larger}))) == []
-    with pytest.raises(InvalidCall, match=r"is above offload\.offload_memory") as refused:
+    with pytest.raises(InvalidCallError, match=r"is above offload\.offload_memory") as refused:
         reloaded(old, SettingsFile("x.toml", {"": {"offload.method": "streaming", **larger}}))
     assert "not in force before a restart: offload.offload_memory" in refused.value.message
     fitting = {**larger, "offload.method": "streaming", "offload.offload_buffer_bytes_max": 32 << 20}
@@ -238,10 +238,10 @@ def test_cached_response_ages_from_its_request_and_failures_are_not_cached(kept_
         return 1
 
     def failing() -> int:
-        raise StoreUnavailable("the store doesn't answer")
+        raise StoreUnavailableError("the store doesn't answer")
 
     assert answer("a", slow) == 1
     clock.advance(3)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         answer("a", failing)
     assert answer("a", lambda: 2) == 2

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from offloader.errors import NotFound, StoreUnavailable
+from offloader.errors import NotFoundError, StoreUnavailableError
 from offloader.monitor import idle_document
 from offloader.runtime.clock import SystemClock
 from offloader.service.process import ServingProcess
@@ -78,14 +78,14 @@ def test_served_streams_are_shown_while_the_store_is_unreachable(tmp_path: Path)
     patient = RetryingStore(away, StoreSettings(retries_max=50, retry_total_s=3600), clock)
     with http_process(tmp_path, streams=(ORDERS,)) as (_, process):
         view = ServiceView(patient, clock=clock, process=process.served)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             view.streams()
         (row,) = view.streams(served_only=True).items
         assert row["stream"] == ORDERS
         found = view.stream(ORDERS)
         assert found["mode"] == row["mode"]
         assert found["store_error"]
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             view.stream(PAYMENTS)
         assert len(away.calls) == 6, "each question was asked twice"
 
@@ -106,7 +106,7 @@ def test_topic_is_known_by_the_partitions_that_are_served_before_the_store_has_t
         process.add(f"{topic}-partition-2")
         view = ServiceView(process.store, clock=clock, process=_Idle(process, rows).served)
         assert [row["partition"] for row in view.stream(topic)["partitions"]] == [0, 1, 2]
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             view.stream("shop/eu/persistent/nothing")
 
 
@@ -123,7 +123,7 @@ def test_state_of_the_process_needs_no_answer_of_the_store(tmp_path: Path) -> No
         (row,) = view.streams(served_only=True).items
         for found in (row, view.stream(ORDERS, served_only=True)):
             assert (found["entries_offloaded"], found["segments"]["offloaded"]) == (21, 2)
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             view.stream(PAYMENTS, served_only=True)
         view.errors(), view.recent_decisions(), view.orphans()
         assert away.calls == []

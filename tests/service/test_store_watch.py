@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from formats.documents import STORE_IDENTITY_KEY
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.store_identity import identify
 from offloader.runtime.clock import SystemClock
@@ -50,7 +50,7 @@ class Hot:
     def noted_store(self) -> UUID | None:
         self.asked += 1
         if not self.answers:
-            raise StoreUnavailable("no broker")
+            raise StoreUnavailableError("no broker")
         return self.store_id
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.settings import Settings
 from offloader.settings.fields import DURATION, SIZE, Quantity
 from offloader.settings.layered import (
@@ -37,7 +37,7 @@ def value_in(key: str, literal: str) -> object:
 
 
 def problem_in(key: str, literal: str) -> str:
-    with pytest.raises(InvalidCall) as refused:
+    with pytest.raises(InvalidCallError) as refused:
         value_in(key, literal)
     return refused.value.message
 
@@ -88,7 +88,7 @@ def test_an_attributes_name_in_a_file_is_an_error_with_the_key(name: str, tmp_pa
     section, _, attribute = name.partition(".")
     path = tmp_path / "offloader.toml"
     path.write_text(f"[{section}]\n{attribute} = 1\n")
-    with pytest.raises(InvalidCall, match=f"{name}: no such setting; did you mean {key_of(name)}?"):
+    with pytest.raises(InvalidCallError, match=f"{name}: no such setting; did you mean {key_of(name)}?"):
         read_settings_file(str(path))
 
 
@@ -98,7 +98,7 @@ def test_an_alias_is_a_number_in_the_unit_of_its_name(alias: str) -> None:
     assert f"{alias}: '10' is not a" in problem_in(alias, '"10"')
     section, _, name = alias.partition(".")
     key = key_of(alias).partition(".")[2]
-    with pytest.raises(InvalidCall, match=f"{key_of(alias)} is set twice"):
+    with pytest.raises(InvalidCallError, match=f"{key_of(alias)} is set twice"):
         parse_settings(f"[{section}]\n{name} = 10\n{key} = {shown(alias, 10)!r}\n", "s.toml")
 
 
@@ -148,5 +148,5 @@ def test_an_amount_that_must_be_whole_is_not_rounded() -> None:
 
 def test_python_keeps_its_names_and_numbers() -> None:
     assert Settings.of({"offload": {"deletion_lag_minutes": 5}}).offload.deletion_lag_minutes == 5
-    with pytest.raises(InvalidCall, match="deletion_lag: no such setting"):
+    with pytest.raises(InvalidCallError, match="deletion_lag: no such setting"):
         Settings.of({"offload": {"deletion_lag": "5m"}})

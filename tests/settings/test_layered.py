@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import InvalidCallError, NotFoundError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
@@ -57,7 +57,7 @@ def write(directory: Path, text: str) -> str:
 
 
 def problems_of(directory: Path, text: str) -> list[str]:
-    with pytest.raises(InvalidCall) as refused:
+    with pytest.raises(InvalidCallError) as refused:
         read_settings_file(write(directory, text))
     assert refused.value.message.startswith(f"{directory}/offloader.toml: ")
     return refused.value.message.removeprefix(f"{directory}/offloader.toml: ").split("; ")
@@ -74,7 +74,7 @@ def problems_of(directory: Path, text: str) -> list[str]:
     ],
 )
 def test_misspelt_settings_are_refused_with_the_name_that_is_meant(text: str, meant: str) -> None:
-    with pytest.raises(InvalidCall, match=re.escape(f"; did you mean {meant}?")):
+    with pytest.raises(InvalidCallError, match=re.escape(f"; did you mean {meant}?")):
         parse_settings(text, "here")
 
 
@@ -83,7 +83,7 @@ def test_names_of_pulsars_settings_lead_to_settings() -> None:
 
 
 def test_settings_like_no_other_are_refused_without_a_suggestion() -> None:
-    with pytest.raises(InvalidCall) as raised:
+    with pytest.raises(InvalidCallError) as raised:
         parse_settings("[offload]\ncolour = 1\n[xyz]\na = 1", "here")
     assert "did you mean" not in raised.value.message
 
@@ -232,20 +232,20 @@ def test_process_wide_setting_is_refused_in_a_section_for_streams(tmp_path: Path
 
 
 def test_missing_file_and_invalid_toml_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="doesn't exist"):
+    with pytest.raises(NotFoundError, match="doesn't exist"):
         read_settings_file(str(tmp_path / "none.toml"))
-    with pytest.raises(InvalidCall, match=r"isn't TOML: .*line 1"):
+    with pytest.raises(InvalidCallError, match=r"isn't TOML: .*line 1"):
         read_settings_file(write(tmp_path, "a = = b"))
 
 
 @pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 5000], ids=["a number of 5000 digits", "nested"])
 def test_toml_that_no_parser_takes_is_refused_like_any_other_that_is_none(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InvalidCall, match="isn't TOML"):
+    with pytest.raises(InvalidCallError, match="isn't TOML"):
         read_settings_file(write(tmp_path, text))
 
 
 def test_settings_from_mappings_report_everything_at_once() -> None:
-    with pytest.raises(InvalidCall, match="nothing was changed") as refused:
+    with pytest.raises(InvalidCallError, match="nothing was changed") as refused:
         Settings.of({"offload": {"block_bytes": True, "x": 1}, "y": {}}, origin="here")
     assert refused.value.message == (
         "here: offload.block_bytes: True is not a whole number; offload.x: no such setting; y: no such section "
@@ -264,7 +264,7 @@ def test_a_stream_takes_its_settings_from_a_file(tmp_path: Path) -> None:
         topic.offload()
         assert [info.entries for info in topic.ledgers()] == [5, 5, 2]
         assert [s.layout for s in load_manifest(store, ORDERS).offloaded()] == [1, 1]
-    with pytest.raises(NotFound, match="doesn't exist"):
+    with pytest.raises(NotFoundError, match="doesn't exist"):
         open_managed_ledger(ORDERS, ledgers=ledgers, store=store, settings=tmp_path / "none.toml")
 
 
@@ -283,7 +283,7 @@ def test_settings_ignored_by_an_already_opened_store_are_refused(
     store = open_store(f"file://{tmp_path}/store")
     settings = Settings.of(values)
     with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as database:
-        with pytest.raises(InvalidCall, match=named):
+        with pytest.raises(InvalidCallError, match=named):
             open_managed_ledger(ORDERS, ledgers=database, store=store, settings=settings)
         obeying = open_store(f"file://{tmp_path}/store", settings=settings.store, limits=settings.limits)
         with closing(EmbeddedLedgers(str(tmp_path / "other.db"), settings=settings.ledgers)) as other:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.settings.layered import SETTINGS, parse_settings
 from offloader.settings.pulsar_names import REFUSED, TRANSLATED
 
@@ -95,7 +95,7 @@ def test_negative_lag_and_threshold_mean_never() -> None:
 def test_policies_of_a_namespace_are_translated_or_refused_by_name() -> None:
     policies = json.loads(POLICIES)
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in policies.items())
-    with pytest.raises(InvalidCall) as refused:
+    with pytest.raises(InvalidCallError) as refused:
         parse_settings(f"{lines}[offload]\nmethod = 'ledger'\n", "s.toml")
     said = str(refused.value)
     for name in policies:
@@ -109,7 +109,7 @@ def test_policies_of_a_namespace_are_translated_or_refused_by_name() -> None:
 def test_refusal_names_an_existing_setting_or_what_to_do(name: str) -> None:
     instead = REFUSED[name]
     assert " " in instead or instead in SETTINGS
-    with pytest.raises(InvalidCall, match=instead.split("(")[0].strip()):
+    with pytest.raises(InvalidCallError, match=instead.split("(")[0].strip()):
         parse_settings(f"[offload]\n{name} = 'x'\n", "s.toml")
 
 
@@ -130,7 +130,7 @@ def test_refusal_names_an_existing_setting_or_what_to_do(name: str) -> None:
     ],
 )
 def test_contradictions_are_refused(text: str, message: str) -> None:
-    with pytest.raises(InvalidCall, match=message):
+    with pytest.raises(InvalidCallError, match=message):
         parse_settings(text, "s.toml")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StructType
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.manifest.names import matching_streams
 from offloader.runtime.clock import SystemClock
 from offloader.spark.jobs.verify import pinned_streams
@@ -48,7 +48,7 @@ def test_topics_and_their_partitions_are_streams_of_a_query(url: str) -> None:
     for name, streams in named.items():
         assert streams_named(options(url, stream=name), store) == streams, name
         assert [state.stream for state in pinned_states(options(url, stream=name), store)] == streams
-    with pytest.raises(InvalidCall, match="is no persistent topic"):
+    with pytest.raises(InvalidCallError, match="is no persistent topic"):
         options(url, stream="persistent://orders")
 
 
@@ -63,14 +63,14 @@ def test_relative_time_is_an_option(url: str) -> None:
     found = options(url, stream=STREAM, startTime="-1h", endTime="2033-01-01").start_ms
     assert found is not None
     assert before_ms - 3_600_000 <= found <= SystemClock().now_ms() - 3_600_000
-    with pytest.raises(InvalidCall, match="option startTime: '1h' is not a time"):
+    with pytest.raises(InvalidCallError, match="option startTime: '1h' is not a time"):
         options(url, stream=STREAM, startTime="1h")
 
 
 def test_streaming_query_refuses_a_start_that_moves_when_it_is_restarted(url: str) -> None:
     given = {"store": url, "stream": STREAM, "startTime": "-1h"}
     with pytest.raises(
-        InvalidCall, match="startTime: -1h would be a different time after a restart of the query"
+        InvalidCallError, match="startTime: -1h would be a different time after a restart of the query"
     ) as caught:
         OffloaderDataSource(given).streamReader(StructType([]))
     assert "use an absolute time: 20" in caught.value.hint

@@ -73,7 +73,7 @@ def test_publish_times_without_payloads_read_only_entry_tables(spark: SparkSessi
     frame = load(spark, writer, schema="entry_id BIGINT, publish_time TIMESTAMP")
     found = frame.selectExpr("entry_id", "unix_millis(publish_time) AS t").collect()
     assert sorted((row.entry_id, row.t) for row in found) == [(e.entry_id, e.publish_time_ms) for e in writer.entries]
-    assert "Corrupt" in failure_of(load(spark, writer).count)
+    assert "CorruptError" in failure_of(load(spark, writer).count)
 
 
 # Bounds
@@ -120,10 +120,10 @@ def damaged(writer: StreamWriter) -> StreamWriter:
 
 def test_damage_fails_the_query_naming_stream_object_and_range(spark: SparkSession, damaged: StreamWriter) -> None:
     said = failure_of(load(spark, damaged, endPosition="1:199").count)
-    for part in ("Corrupt", damaged.stream, damaged.keys(damaged.uuids[1])[0], "bytes", "expected", "found"):
+    for part in ("CorruptError", damaged.stream, damaged.keys(damaged.uuids[1])[0], "bytes", "expected", "found"):
         assert part in said
     said = failure_of(load(spark, damaged, startPosition="1:200").count)
-    for part in ("ObjectMissing", damaged.stream, str(damaged.uuids[2]), "1:200..1:299"):
+    for part in ("ObjectMissingError", damaged.stream, str(damaged.uuids[2]), "1:200..1:299"):
         assert part in said
 
 

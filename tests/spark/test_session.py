@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloader.errors import Unsupported
+from offloader.errors import UnsupportedError
 from offloader.spark.session import find_java, require_java, work_begins
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_link_to_java_is_resolved(bare: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_missing_java_is_one_line_with_the_package_to_install(bare: Path) -> None:
     assert find_java(bare) is None
-    with pytest.raises(Unsupported, match="no Java 17 or later in JAVA_HOME, PATH or") as caught:
+    with pytest.raises(UnsupportedError, match="no Java 17 or later in JAVA_HOME, PATH or") as caught:
         require_java(bare)
     assert "apt-get install openjdk-17-jre-headless" in caught.value.hint
     assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.manifest import Purged, Retire, StreamDeleted, Truncate
-from offloader.errors import BeyondEnd, InvalidCall, NotFound, Trimmed
+from offloader.errors import BeyondEndError, InvalidCallError, NotFoundError, TrimmedError
 from offloader.spark.options import SourceOptions
 from offloader.spark.stream import IDLE_POLL_SECONDS, POLL_SECONDS, StreamingReader
 from offloader.store.open import open_store
@@ -117,9 +117,9 @@ def test_limit_excludes_entries_before_the_beginning(writer: StreamWriter, limit
 
 def test_a_beginning_outside_of_the_stream_is_refused(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 10, 10)])
-    with pytest.raises(Trimmed, match="1:9"):
+    with pytest.raises(TrimmedError, match="1:9"):
         Query(writer, startPosition="1:9")
-    with pytest.raises(BeyondEnd, match="1:20"):
+    with pytest.raises(BeyondEndError, match="1:20"):
         Query(writer, startPosition="1:20")
 
 
@@ -146,7 +146,7 @@ def test_first_batch_from_the_beginning_that_lost_entries_is_not_repeated_withou
     writer.log.commit([Truncate(Position(1, retired)), *([Retire((first,))] if retired else [])])
     again, lenient_again = Query(writer), Query(writer, failOnDataLoss="false")
     if retired:
-        with pytest.raises(Trimmed, match=r"now begins at 1:50, but the query begins at 1:0"):
+        with pytest.raises(TrimmedError, match=r"now begins at 1:50, but the query begins at 1:0"):
             again.rows(again.offset, end)
     else:
         assert [row[1:] for row in again.rows(again.offset, end)] == ids(1, 0, 100)
@@ -207,10 +207,10 @@ def test_entries_deleted_unread_are_an_error_that_names_the_head(writer: StreamW
     planned = query.latest()
     writer.add([batch_of(1, 50, 50)])
     writer.log.commit([Truncate(Position(1, 50)), Retire((first,))])
-    with pytest.raises(Trimmed, match=r"now begins at 1:50, .* up to 1:19 .*failOnDataLoss=false") as caught:
+    with pytest.raises(TrimmedError, match=r"now begins at 1:50, .* up to 1:19 .*failOnDataLoss=false") as caught:
         query.latest()
     assert caught.value.first_available == Position(1, 50)
-    with pytest.raises(Trimmed, match="begins at 1:50"):
+    with pytest.raises(TrimmedError, match="begins at 1:50"):
         query.rows(query.offset, planned)
     lenient.clock.advance(IDLE_POLL_SECONDS)
     assert lenient.rows(query.offset, planned) == []
@@ -229,7 +229,7 @@ def test_entries_deleted_after_planning_are_an_error_or_skipped(writer: StreamWr
     for query, partitions in planned:
         rows = (batch for each in partitions for batch in query.reader.read(each))
         if query is strict:
-            with pytest.raises(Trimmed, match="1:50"):
+            with pytest.raises(TrimmedError, match="1:50"):
                 list(rows)
         else:
             found = [entry_id for batch in rows for entry_id in batch["entry_id"].to_pylist()]
@@ -267,9 +267,9 @@ def test_a_deleted_stream_is_a_loss_under_a_pattern_and_an_error_by_name(writer:
         query.batch()
     start = named.offset
     writer.log.commit([StreamDeleted()])
-    with pytest.raises(NotFound, match="deleted"):
+    with pytest.raises(NotFoundError, match="deleted"):
         named.latest()
-    with pytest.raises(Trimmed, match=r"orders was deleted; 1:49 was the last position read"):
+    with pytest.raises(TrimmedError, match=r"orders was deleted; 1:49 was the last position read"):
         pattern.latest()
     assert writer.stream in start
     assert lenient.batch() == []
@@ -281,15 +281,17 @@ def test_a_checkpoint_of_another_store_is_refused(writer: StreamWriter, tmp_path
     query = Query(writer)
     start, end = query.offset, query.latest()
     end[writer.stream]["position"] = "1:70"
-    with pytest.raises(BeyondEnd, match=r"ends at 1:49, but the query's checkpoint has 1:70 .*checkpoint directory"):
+    with pytest.raises(
+        BeyondEndError, match=r"ends at 1:49, but the query's checkpoint has 1:70 .*checkpoint directory"
+    ):
         query.rows(start, end)
     other = StreamWriter(open_store(f"file://{tmp_path}/other"), writer.stream)
     other.add([batch_of(1, 0, 80)])
     elsewhere = Query(other)
     elsewhere.offset = start
-    with pytest.raises(Trimmed, match=r"was deleted and created again"):
+    with pytest.raises(TrimmedError, match=r"was deleted and created again"):
         elsewhere.latest()
-    with pytest.raises(Trimmed, match=r"was deleted before it was read up to 1:70"):
+    with pytest.raises(TrimmedError, match=r"was deleted before it was read up to 1:70"):
         elsewhere.rows(start, end)
 
 
@@ -375,7 +377,7 @@ def test_query_looks_less_often_while_nothing_comes(writer: StreamWriter, monkey
 def test_options_that_a_stream_has_no_use_for_are_refused(
     writer: StreamWriter, options: dict[str, str], expected: str
 ) -> None:
-    with pytest.raises(InvalidCall, match=expected):
+    with pytest.raises(InvalidCallError, match=expected):
         Query(writer, **options)
 
 
@@ -384,5 +386,5 @@ def test_options_that_a_stream_has_no_use_for_are_refused(
 )
 def test_a_scan_refuses_what_only_a_stream_has_a_use_for(writer: StreamWriter, options: dict[str, str]) -> None:
     given = SourceOptions.of({"store": writer.store.url, "stream": writer.stream, **options})
-    with pytest.raises(InvalidCall, match=f"option {next(iter(options))} belongs to spark.readStream"):
+    with pytest.raises(InvalidCallError, match=f"option {next(iter(options))} belongs to spark.readStream"):
         given.require_batch()

@@ -13,7 +13,7 @@ from formats.entries import Position
 from formats.manifest import Gap, LedgersDeleted, Retire, Truncate
 from formats.segment import SegmentMap
 from formats.summary import Layout
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.manifest.state import SegmentRecord
 from offloader.read.ranges import whole_range
 from offloader.spark.scan import StreamRange
@@ -171,7 +171,7 @@ def test_offsets_round_trip_in_json_independent_of_stream_order() -> None:
     ids=str,
 )  # fmt: skip
 def test_invalid_offset_is_refused_with_the_stream_name(given: object) -> None:
-    with pytest.raises(InvalidCall, match=r"no offset of this source for stream orders.*checkpoint directory"):
+    with pytest.raises(InvalidCallError, match=r"no offset of this source for stream orders.*checkpoint directory"):
         decode_offsets({"orders": given})
 
 

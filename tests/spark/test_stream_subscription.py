@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructType
 
 from formats.entries import Position
-from offloader.errors import InvalidCall, OutcomeUnknown
+from offloader.errors import InvalidCallError, OutcomeUnknownError
 from offloader.retention.subscribers import open_retention
 from offloader.spark.options import SourceOptions
 from offloader.spark.stream import RETRY_S, StreamingReader, Subscription
@@ -101,7 +101,7 @@ def test_failing_store_is_logged_and_retried(
 ) -> None:
     here = bench("orders")
     here.subscription.needs({"orders": Position(1, 10)})
-    here.store.set_faults([Fault(call=1, verb=verb, key_part="retention/", calls=10**6, error=OutcomeUnknown)])
+    here.store.set_faults([Fault(call=1, verb=verb, key_part="retention/", calls=10**6, error=OutcomeUnknownError)])
     with caplog.at_level(logging.WARNING, "offloader.spark"):
         here.subscription.needs({"orders": Position(1, 20)})
     assert "retrying" in caplog.text
@@ -116,7 +116,7 @@ def test_unwritable_store_does_not_end_the_query(bench: Callable[..., Bench], ca
 
     def no_store() -> ObjectStore:
         tries.append(1)
-        raise ValueError("no such thing") if len(tries) == 1 else InvalidCall("read only")
+        raise ValueError("no such thing") if len(tries) == 1 else InvalidCallError("read only")
 
     subscription = Subscription("query", no_store, RENEW_S, here.clock)
     subscription.needs({"orders": Position(1, 10)})
@@ -168,7 +168,7 @@ def test_reader_subscribes_before_reading_and_releases_committed_batches(tmp_pat
 def test_options_of_a_subscriber(tmp_path: Path) -> None:
     given = {"store": f"file://{tmp_path}", "stream": "orders", "subscriber": " "}
     assert SourceOptions.of(given).subscriber == ""
-    with pytest.raises(InvalidCall, match=r"belongs to spark\.readStream"):
+    with pytest.raises(InvalidCallError, match=r"belongs to spark\.readStream"):
         SourceOptions.of({**given, "subscriber": "query"}).require_batch()
-    with pytest.raises(InvalidCall, match="isn't a valid subscriber name"):
+    with pytest.raises(InvalidCallError, match="isn't a valid subscriber name"):
         StreamingReader(SourceOptions.of({**given, "subscriber": "a\tb"}), SCHEMA)

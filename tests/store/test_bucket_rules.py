@@ -12,7 +12,7 @@ import pytest
 
 from offloader.cli.main import main
 from offloader.doctor import Finding, Outcome, check_bucket
-from offloader.errors import AccessDenied, ErrorKind, OffloaderError, StoreUnavailable, Unsupported
+from offloader.errors import AccessDeniedError, ErrorKind, OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.store.bucket_rules import (
     PERMISSIONS,
     BucketFinding,
@@ -141,15 +141,15 @@ class Refusing:
 
 
 def test_denied_permission_is_reported_by_its_name_and_is_no_problem() -> None:
-    found = list(check_bucket(Refusing(AccessDenied("s3://b/pulsar: failed: AccessDenied"))))
+    found = list(check_bucket(Refusing(AccessDeniedError("s3://b/pulsar: failed: AccessDenied"))))
     assert [each.outcome for each in found] == [Outcome.WARNING] * 3
     assert [each.hint.partition(",")[0] for each in found] == [f"allow {name}" for name in PERMISSIONS.values()]
 
 
 def test_configuration_that_a_server_does_not_offer_is_no_warning() -> None:
-    found = list(check_bucket(Refusing(Unsupported("501"))))
+    found = list(check_bucket(Refusing(UnsupportedError("501"))))
     assert {(each.outcome, each.what) for each in found} == {(Outcome.OK, "the server doesn't offer it")}
-    assert {each.outcome for each in check_bucket(Refusing(StoreUnavailable("timeout")))} == {Outcome.WARNING}
+    assert {each.outcome for each in check_bucket(Refusing(StoreUnavailableError("timeout")))} == {Outcome.WARNING}
 
 
 def test_only_stores_in_a_bucket_of_s3_are_asked() -> None:

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 
 from formats.checksum import crc32c
 from offloader.errors import (
-    AccessDenied,
-    BucketMissing,
-    Corrupt,
-    InvalidCall,
-    NotFound,
-    PreconditionFailed,
-    StoreUnavailable,
-    Unsupported,
+    AccessDeniedError,
+    BucketMissingError,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    UnsupportedError,
 )
 from offloader.runtime.clock import SystemClock
 from offloader.settings import StoreSettings
@@ -59,7 +59,7 @@ def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[s
 
 CREATOR = """
 import sys
-from offloader.errors import PreconditionFailed
+from offloader.errors import PreconditionFailedError
 from offloader.store.base import CREATE
 from offloader.store.open import open_store
 url, name = sys.argv[1:]
@@ -70,7 +70,7 @@ for number in range(40):
     try:
         store.put(f"race/{number}", name.encode(), mode=CREATE, metadata={"writer": name})
         print(number)
-    except PreconditionFailed:
+    except PreconditionFailedError:
         pass
 """
 
@@ -102,7 +102,7 @@ def test_one_of_concurrent_creating_processes_wins_with_its_metadata(store: Obje
 
 COUNTER = """
 import sys
-from offloader.errors import PreconditionFailed
+from offloader.errors import PreconditionFailedError
 from offloader.store.base import IfMatch
 from offloader.store.open import open_store
 store = open_store(sys.argv[1])
@@ -112,7 +112,7 @@ while done < 15:
     try:
         store.put("counter", str(int(body) + 1).encode(), mode=IfMatch(info.etag))
         done += 1
-    except PreconditionFailed:
+    except PreconditionFailedError:
         pass
 """
 
@@ -219,7 +219,7 @@ def test_deletes_replacements_refusals_and_aborts_leave_no_files(store: ObjectSt
     store.put("a/b/c", b"22", mode=IfMatch(etag))
     store.put("a/b/c", b"333")
     for mode in (CREATE, IfMatch(etag)):
-        with pytest.raises(PreconditionFailed, match="a/b/c"):
+        with pytest.raises(PreconditionFailedError, match="a/b/c"):
             store.put("a/b/c", b"4", mode=mode)
     upload_id = store.begin_upload("u/v")
     part = store.upload_part("u/v", upload_id, 1, b"part")
@@ -237,7 +237,7 @@ def test_a_damaged_part_is_not_made_an_object(store: ObjectStore, root: Path) ->
     part = store.upload_part("k", upload_id, 1, b"part")
     (path,) = (root / ".offloader" / "uploads" / upload_id).glob("*.part")
     path.write_bytes(b"pxrt")
-    with pytest.raises(InvalidCall, match="CRC-32C"):
+    with pytest.raises(InvalidCallError, match="CRC-32C"):
         store.complete_upload("k", upload_id, [part])
     assert all_keys(store) == []
     assert files_below(root / ".offloader" / "tmp") == []
@@ -247,7 +247,7 @@ def test_a_damaged_sidecar_is_reported_with_its_place(store: ObjectStore, root: 
     store.put("k", b"body", metadata={"k": "v"})
     (sidecar,) = (root / ".offloader" / "meta").glob("k.*")
     sidecar.write_bytes(b"{")
-    with pytest.raises(Corrupt, match=r"\.offloader/meta/k"):
+    with pytest.raises(CorruptError, match=r"\.offloader/meta/k"):
         store.head("k")
 
 
@@ -256,7 +256,7 @@ def test_changed_upload_description_is_an_error(store: ObjectStore, root: Path, 
     upload_id = store.begin_upload("a/b")
     [description] = root.rglob("upload.json")
     description.write_text(text)
-    with pytest.raises(Corrupt, match="invalid description of an upload"):
+    with pytest.raises(CorruptError, match="invalid description of an upload"):
         store.list_parts("a/b", upload_id)
 
 
@@ -267,9 +267,9 @@ def test_the_stores_own_files_are_neither_listed_nor_reachable(store: ObjectStor
     for prefix in (".off", ".offloader", ".offloader/", ".offloader/meta/", ".offloader/meta/k"):
         assert all_keys(store, prefix) == []
     for key in (".offloader/lock", ".offloader"):
-        with pytest.raises(InvalidCall):
+        with pytest.raises(InvalidCallError):
             store.get(key)
-        with pytest.raises(InvalidCall):
+        with pytest.raises(InvalidCallError):
             store.put(key, b"")
     store.put("deeper/.offloader/k", b"")
     assert all_keys(store, "deeper") == ["deeper/.offloader/k"]
@@ -285,10 +285,10 @@ def test_a_directory_is_no_object_and_an_object_no_directory(store: ObjectStore)
     store.put("a/b", b"1")
     calls: list[Callable[[], object]] = [lambda: store.put("a", b""), lambda: store.put("a", b"", mode=CREATE)]
     for call in calls:
-        with pytest.raises(Unsupported):
+        with pytest.raises(UnsupportedError):
             call()
     for call in (lambda: store.put("a/b/c", b""), lambda: store.put("a/b/c", b"", mode=CREATE)):
-        with pytest.raises(Unsupported):
+        with pytest.raises(UnsupportedError):
             call()
     assert list(store.delete(["a"])) == []
     assert all_keys(store) == ["a/b"]
@@ -296,7 +296,7 @@ def test_a_directory_is_no_object_and_an_object_no_directory(store: ObjectStore)
 
 def test_a_level_longer_than_the_file_system_takes_is_refused(store: ObjectStore) -> None:
     store.put("x" * 200, b"1", metadata={"k": "v"})
-    with pytest.raises(InvalidCall, match="longer than 200 bytes"):
+    with pytest.raises(InvalidCallError, match="longer than 200 bytes"):
         store.put("x" * 201, b"1")
 
 
@@ -306,9 +306,9 @@ def test_a_lock_held_elsewhere_runs_into_the_deadline(root: Path) -> None:
     store.put("k", b"1")
     with (root / ".offloader" / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(StoreUnavailable, match="another process has held the lock"):
+        with pytest.raises(StoreUnavailableError, match="another process held the lock"):
             store.put("k", b"2")
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             store.delete(["k"])
         store.put("created", b"needs no lock", mode=CREATE)
     store.put("k", b"2")
@@ -335,7 +335,7 @@ for mode in ({}, {"mode": CREATE}):
 @pytest.mark.process
 def test_failed_write_leaves_no_file(store: ObjectStore, root: Path) -> None:
     found = run_python(LIMITED, store.url)
-    assert found.stdout.split() == ["StoreUnavailable", "StoreUnavailable"], found.stderr
+    assert found.stdout.split() == ["StoreUnavailableError", "StoreUnavailableError"], found.stderr
     assert files_below(root) == []
 
 
@@ -366,7 +366,7 @@ def test_a_directory_that_cannot_be_written_is_denied_when_opened(tmp_path: Path
 
 
 def test_missing_directory_is_created_for_writing_only(tmp_path: Path) -> None:
-    with pytest.raises(BucketMissing, match="no such directory"):
+    with pytest.raises(BucketMissingError, match="no such directory"):
         open_store(f"file://{tmp_path}/new", read_only=True)
     assert not (tmp_path / "new").exists()
     store = open_store(f"file://{tmp_path}/new/deep")
@@ -374,15 +374,15 @@ def test_missing_directory_is_created_for_writing_only(tmp_path: Path) -> None:
     reader = open_store(f"file://{tmp_path}/new/deep", read_only=True)
     assert reader.list("").objects == ()
     shutil.rmtree(tmp_path / "new")
-    with pytest.raises(BucketMissing):
+    with pytest.raises(BucketMissingError):
         store.list("")
 
 
 def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises((Unsupported, AccessDenied)):
+    with pytest.raises((UnsupportedError, AccessDeniedError)):
         open_store(f"file://{tmp_path}/file/store")
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         open_store(f"file://{tmp_path}/file")
 
 
@@ -393,7 +393,7 @@ def test_directory_that_cannot_be_created_is_not_found(tmp_path: Path, monkeypat
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(NotFound, match="opening failed"):
+    with pytest.raises(NotFoundError, match="opening failed"):
         open_store(f"file://{tmp_path}/new/deep")
 
 

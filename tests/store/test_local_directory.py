@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.errors import OutcomeUnknownError, StoreUnavailableError
 from offloader.runtime.clock import SystemClock
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore
@@ -48,7 +48,7 @@ def test_operation_in_another_directory_is_refused_and_writes_nothing(
     root.rename(root.with_name("away"))
     if there:
         root.mkdir()
-    with pytest.raises(StoreUnavailable, match="isn't the directory that was opened") as caught:
+    with pytest.raises(StoreUnavailableError, match="isn't the directory that was opened") as caught:
         OPERATIONS[name](store)
     assert caught.value.retryable
     assert not (list(root.iterdir()) if there else root.exists())
@@ -68,6 +68,6 @@ def test_directory_that_changes_during_a_change_leaves_its_outcome_unknown(
         root.rename(root.with_name("away"))
 
     monkeypatch.setattr(os, "link", link_then_move)
-    with pytest.raises(OutcomeUnknown, match="isn't the directory that was opened"):
+    with pytest.raises(OutcomeUnknownError, match="isn't the directory that was opened"):
         store.put("a/c", b"new", mode=CREATE)
     assert not root.exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import OffloaderError, OutcomeUnknown, PreconditionFailed
+from offloader.errors import OffloaderError, OutcomeUnknownError, PreconditionFailedError
 from offloader.ledgers.sqlite.database import Database
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import CREATE, IfMatch, ObjectStore
@@ -72,7 +72,7 @@ def test_new_root_and_its_parents_survive(disk: PowerCut, tmp_path: Path) -> Non
 
 
 def refused(store: ObjectStore) -> None:
-    with suppress(PreconditionFailed):
+    with suppress(PreconditionFailedError):
         store.put("d/k", b"second", mode=CREATE)
 
 
@@ -133,7 +133,7 @@ def test_name_that_cannot_be_synced_is_an_unknown_outcome(disk: PowerCut, tmp_pa
         store.put("d/k", b"body")
     except OffloaderError as error:
         outcome = error
-    assert isinstance(outcome, OutcomeUnknown)
+    assert isinstance(outcome, OutcomeUnknownError)
     assert "d/k" not in stored(disk)
     disk.before_sync = lambda _: None
     assert store.get("d/k")[0] == b"body"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import Corrupt, OffloaderError
+from offloader.errors import CorruptError, OffloaderError
 from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore
 from offloader.store.local import LEFT_AGE_MS
 from offloader.store.open import open_store
@@ -49,7 +49,7 @@ def test_special_file_in_the_place_of_an_object_is_refused(
 ) -> None:
     make(folder / "a" / "k")
     store = open_store(f"file://{folder}")
-    with pytest.raises(Corrupt, match=f"/a/k is a {kind}, not a plain file") as caught:
+    with pytest.raises(CorruptError, match=f"/a/k is a {kind}, not a plain file") as caught:
         CALLS[name](store)
     assert caught.value.hint
     assert not (folder / "a" / "k").is_file()

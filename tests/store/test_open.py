@@ -15,7 +15,7 @@ from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 
 from formats.entries import Pieces, views_of
-from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, PutMode, StoreOptions
 from offloader.store.open import open_store
@@ -47,7 +47,7 @@ from tests.support.waiting import PATIENCE_S
     ],
 )
 def test_invalid_url_is_refused_with_a_hint(url: str, problem: str) -> None:
-    with pytest.raises(InvalidCall, match=problem) as caught:
+    with pytest.raises(InvalidCallError, match=problem) as caught:
         open_store(url)
     assert caught.value.hint
     assert "\n" not in str(caught.value)
@@ -55,13 +55,13 @@ def test_invalid_url_is_refused_with_a_hint(url: str, problem: str) -> None:
 
 @pytest.mark.parametrize("url", ["s3://AKIA:hunter2@bucket/root", "memory://user:hunter2@name"])
 def test_url_with_credentials_is_refused_without_repeating_them(url: str) -> None:
-    with pytest.raises(InvalidCall) as caught:
+    with pytest.raises(InvalidCallError) as caught:
         open_store(url)
     assert "hunter2" not in str(caught.value)
 
 
 def test_remote_url_error_shows_no_credentials() -> None:
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(StoreUnavailableError) as caught:
         open_store("ftp://user:hunter2@127.0.0.1:9/root")
     assert "hunter2" not in str(caught.value)
 
@@ -70,13 +70,13 @@ def test_remote_url_error_shows_no_credentials() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, url: str, package: str, module: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, f"offloader.store.clouds.{module}", raising=False)
-    with pytest.raises(Unsupported, match=package) as caught:
+    with pytest.raises(UnsupportedError, match=package) as caught:
         open_store(url)
     assert f"'.[{module}]'" in caught.value.hint
 
 
 def test_a_missing_package_of_another_file_system_is_named() -> None:
-    with pytest.raises(Unsupported, match="dropbox://box") as caught:
+    with pytest.raises(UnsupportedError, match="dropbox://box") as caught:
         open_store("dropbox://box/root")
     assert "install" in caught.value.hint
 
@@ -84,7 +84,7 @@ def test_a_missing_package_of_another_file_system_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["not a url", "127.0.0.1:9000", "http://"])
 def test_invalid_endpoint_is_refused(endpoint: str) -> None:
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         open_store("s3://bucket", endpoint_url=endpoint)
 
 
@@ -122,7 +122,7 @@ def test_memory_stores_of_one_name_are_shared_by_root() -> None:
     open_store(f"memory://{name}/a").put("k", b"1")
     assert open_store(f"memory://{name}/a").get("k")[0] == b"1"
     assert open_store(f"memory://{name}").get("a/k")[0] == b"1"
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         open_store(f"memory://{name}/b").get("k")
 
 
@@ -157,7 +157,7 @@ def test_a_store_opened_for_reading_refuses_every_write(name: str) -> None:
     url = f"memory://{uuid.uuid4().hex}"
     open_store(url).put("k", b"old")
     store = open_store(url, read_only=True)
-    with pytest.raises(Unsupported, match="opened for reading"):
+    with pytest.raises(UnsupportedError, match="opened for reading"):
         WRITES[name](store)
     assert store.get("k")[0] == b"old"
     assert (store.head("k").size_bytes, all_keys(store), list(store.list_uploads(""))) == (3, ["k"], [])
@@ -171,10 +171,10 @@ def test_other_fsspec_file_system_is_read_only_with_a_reason(name: str, tmp_path
     store = open_store(f"fsspec+file://{tmp_path}")
     assert store.get("a/k")[0] == b"0123456789"
     assert store.list("a/").objects[0].key == "a/k"
-    with pytest.raises(Unsupported, match="two concurrent writers could both succeed") as caught:
+    with pytest.raises(UnsupportedError, match="two concurrent writers could both succeed") as caught:
         WRITES[name](store)
     assert "s3://" in caught.value.hint
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         store.list_parts("k", "u")
 
 
@@ -196,7 +196,7 @@ def test_reads_through_fsspec_answer_what_the_directory_holds(tmp_path: Path) ->
             ]
             assert page.next_after == expected.next_after
     for key in ("absent", "a"):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             read.head(key)
     assert list(read.list_uploads("")) == []
 
@@ -220,7 +220,7 @@ def test_unlistable_folder_is_not_taken_for_empty(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     store = open_store(f"half://{tmp_path}")
     for prefix in ("", "a/", "a/b/"):
-        with pytest.raises(StoreUnavailable, match="no answer"):
+        with pytest.raises(StoreUnavailableError, match="no answer"):
             store.list(prefix)
     assert [info.key for info in store.list("none/").objects] == []
     (tmp_path / "a/b").rename(tmp_path / "a/d")
@@ -255,7 +255,7 @@ def test_s3_is_readable_through_fsspec_too(s3_place: Any) -> None:
     assert store.get("a/k")[0] == b"0123456789"
     assert store.head("a/k").etag == s3_place.open().head("a/k").etag
     assert all_keys(store) == ["a/k"]
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         store.get("absent")
 
 
@@ -264,14 +264,14 @@ def test_a_remote_file_system_that_never_answers_runs_into_the_deadline() -> Non
     with silent_server() as url:
         settings = StoreSettings(connect_timeout_s=0.2, read_timeout_s=0.3, retries_max=0)
         store = open_store(f"{url}/root", settings=settings)
-        with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s"):
+        with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.5 s"):
             store.head("k")
 
 
 @pytest.mark.parametrize("mode", [PutMode(create_only=True, etag='"e"'), PutMode(etag="")])
 def test_a_mode_that_contradicts_itself_is_refused(mode: PutMode) -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         store.put("k", b"", mode=mode)
     assert PutMode() == OVERWRITE
     assert IfMatch('"e"') == PutMode(etag='"e"')
@@ -319,7 +319,7 @@ def test_a_small_body_is_sent_whole() -> None:
 def test_a_store_that_ignores_the_condition_is_refused_for_writing(servers: Any) -> None:
     place = servers.place("rclone")
     store = place.open()
-    with pytest.raises(Unsupported, match="can't be written safely") as caught:
+    with pytest.raises(UnsupportedError, match="can't be written safely") as caught:
         require_conditional_puts(store)
     assert "a create replaces an existing object" in str(caught.value)
     assert "concurrent creates, 2 were reported as successful" in str(caught.value)

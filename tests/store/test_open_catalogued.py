@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import BucketMissing, Corrupt, InvalidCall, NotFound, Unsupported
+from offloader.errors import BucketMissingError, CorruptError, InvalidCallError, NotFoundError, UnsupportedError
 from offloader.manifest.protection import global_hold, lift_global_hold, set_global_hold
 from offloader.store.base import CREATE, ObjectStore, StoreOptions
 from offloader.store.open import ObjectsPlace, create_catalogue, open_store
@@ -44,7 +44,7 @@ def test_hold_on_everything_is_a_note(url: str, objects: ObjectStore) -> None:
     refused = []
     try:
         set_global_hold(store, by="me", reason="wait", now_ms=1)
-    except Unsupported as error:
+    except UnsupportedError as error:
         refused.append(error)
     assert refused == []
     assert global_hold(objects) is None
@@ -70,7 +70,7 @@ def test_the_objects_are_never_written(url: str, objects: ObjectStore) -> None:
         lambda: store.delete(["somebodys", "_catalog/orders"]),
         lambda: store.begin_upload("new"),
     ):
-        with pytest.raises(Unsupported, match="belong to another program"):
+        with pytest.raises(UnsupportedError, match="belong to another program"):
             write()
     assert objects.get("somebodys")[0] == b"data"
 
@@ -78,33 +78,33 @@ def test_the_objects_are_never_written(url: str, objects: ObjectStore) -> None:
 def test_catalogue_refuses_entries_of_its_own(url: str) -> None:
     store = open_store(url)
     for write in (lambda: store.put("orders/uuid", b"x"), lambda: store.begin_upload("orders/uuid")):
-        with pytest.raises(Unsupported, match="a catalogue can't hold entries"):
+        with pytest.raises(UnsupportedError, match="a catalogue can't hold entries"):
             write()
     for key in ("orders/manifest/i/1.json", "orders/leases/l", "orders/retention/set", "_catalog/orders"):
         store.put(key, b"note")
 
 
 def test_opened_for_reading_the_notes_are_not_written_either(url: str) -> None:
-    with pytest.raises(Unsupported, match="opened for reading"):
+    with pytest.raises(UnsupportedError, match="opened for reading"):
         open_store(url, read_only=True).put("_catalog/orders", b"x")
 
 
 def test_catalogue_may_be_recreated_only_for_the_same_objects(url: str, objects: ObjectStore, tmp_path: Path) -> None:
     create_catalogue(url, ObjectsPlace(objects.url), StoreOptions())
-    with pytest.raises(InvalidCall, match=r"is a catalogue of file://.*/bucket, not of s3://other at http://x"):
+    with pytest.raises(InvalidCallError, match=r"is a catalogue of file://.*/bucket, not of s3://other at http://x"):
         create_catalogue(url, ObjectsPlace("s3://other", "http://x"), StoreOptions())
-    with pytest.raises(InvalidCall, match="is a catalogue; a catalogue can't describe another one"):
+    with pytest.raises(InvalidCallError, match="is a catalogue; a catalogue can't describe another one"):
         create_catalogue(f"catalogue://{tmp_path}/more", ObjectsPlace(url), StoreOptions())
 
 
 def test_invalid_catalogue_is_an_error(url: str, tmp_path: Path) -> None:
-    with pytest.raises(BucketMissing):
+    with pytest.raises(BucketMissingError):
         open_store(f"catalogue://{tmp_path}/nothing", read_only=True)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NotFound, match="is not a catalogue"):
+    with pytest.raises(NotFoundError, match="is not a catalogue"):
         open_store(f"catalogue://{tmp_path}/empty", read_only=True)
-    with pytest.raises(InvalidCall, match="three slashes"):
+    with pytest.raises(InvalidCallError, match="three slashes"):
         open_store("catalogue://notes")
     (tmp_path / "notes" / "_objects" / "place.json").write_bytes(b"{}")
-    with pytest.raises(Corrupt, match="is damaged"):
+    with pytest.raises(CorruptError, match="is damaged"):
         open_store(url, read_only=True)

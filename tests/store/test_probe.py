@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import Unsupported
+from offloader.errors import UnsupportedError
 from offloader.store.base import OVERWRITE, PutMode
 from offloader.store.open import open_store
 from offloader.store.probe import probe_conditional_puts, require_conditional_puts
@@ -47,7 +47,7 @@ def test_store_ignoring_one_condition_in_twenty_is_refused_for_writing(servers: 
         assert all_keys(store) == []
     with DroppingConditions(place.endpoint.url, 20) as proxy:
         store = open_store(place.url, **{**place.options, "endpoint_url": proxy.url})
-        with pytest.raises(Unsupported, match="can't be written safely: of 90 creates"):
+        with pytest.raises(UnsupportedError, match="can't be written safely: of 90 creates"):
             require_conditional_puts(store)
 
 
@@ -111,7 +111,7 @@ def test_store_that_fails_the_probe_is_not_noted(servers: Any, tmp_path: Path) -
     place = servers.place("moto")
     with DroppingConditions(place.endpoint.url, 20) as proxy:
         store = open_store(place.url, **{**place.options, "endpoint_url": proxy.url})
-        with pytest.raises(Unsupported):
+        with pytest.raises(UnsupportedError):
             require_conditional_puts(store, notes=tmp_path / "notes")
     assert list(tmp_path.rglob("*")) == []
 

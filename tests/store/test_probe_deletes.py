@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import AccessDenied, Unsupported
+from offloader.errors import AccessDeniedError, UnsupportedError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.boundary import delete_keys
 from offloader.read.partitions import open_reader
@@ -34,7 +34,7 @@ class Denying(FaultyStore):
         self._raises = raises
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        denied = AccessDenied("AccessDenied: Access Denied.")
+        denied = AccessDeniedError("AccessDenied: Access Denied.")
         if self._raises:
             raise denied
         return [DeleteFailure.of(key, denied) for key in keys]
@@ -56,7 +56,7 @@ def test_probe_that_may_not_delete_still_finds_a_create_by_etag() -> None:
                 mode = OVERWRITE
             return super().put(key, body, mode=mode, **more)
 
-    with pytest.raises(Unsupported, match="a put with an ETag creates a missing object"):
+    with pytest.raises(UnsupportedError, match="a put with an ETag creates a missing object"):
         require_conditional_puts(Creating(raises=False))
 
 
@@ -70,7 +70,7 @@ def test_deletes_denied_by_s3_are_recognised() -> None:
         store = server.open()
         [failure] = store.delete(["k"])
         assert (failure.is_denied, failure.retryable) == (True, False)
-        with pytest.raises(AccessDenied, match="k in s3://bucket/root couldn't be deleted") as caught:
+        with pytest.raises(AccessDeniedError, match="k in s3://bucket/root couldn't be deleted") as caught:
             delete_keys(store, ["k"])
         assert "s3:DeleteObject" in caught.value.hint
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import offloader
-from offloader.errors import AccessDenied, PreconditionFailed, Unsupported
+from offloader.errors import AccessDeniedError, PreconditionFailedError, UnsupportedError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.read.partitions import open_reader
 from offloader.settings import Settings, StoreSettings
@@ -41,14 +41,14 @@ class Refusing(FaultyStore):
 
     def put(self, key: str, body: Any, *, mode: PutMode = OVERWRITE, **more: Any) -> Any:
         if mode != OVERWRITE and not self.ignores:
-            raise Unsupported("put failed: NotImplemented")
+            raise UnsupportedError("put failed: NotImplemented")
         return super().put(key, body, **more)
 
 
 @pytest.mark.slow
 def test_store_that_answers_501_to_conditions_is_refused_by_name() -> None:
     with FakeS3(not_implemented) as server:
-        with pytest.raises(Unsupported, match=r"conditional writes are not supported: .*NotImplemented") as caught:
+        with pytest.raises(UnsupportedError, match=r"conditional writes are not supported: .*NotImplemented") as caught:
             require_conditional_puts(server.open())
         assert "store.single_writer" in caught.value.hint
         assert str(caught.value).count("NotImplemented") == 1
@@ -58,11 +58,11 @@ def test_store_that_answers_501_to_conditions_is_refused_by_name() -> None:
 @pytest.mark.slow
 def test_store_that_refuses_every_write_is_not_said_to_lack_conditions() -> None:
     with FakeS3(lambda request: refused(501, "NotImplemented") if request.method == "PUT" else None) as server:
-        with pytest.raises(Unsupported) as caught:
+        with pytest.raises(UnsupportedError) as caught:
             require_conditional_puts(server.open(), single_writer=True)
         assert "conditional" not in str(caught.value)
     with FakeS3(lambda request: refused(403, "AccessDenied") if request.method == "PUT" else None) as server:
-        with pytest.raises(AccessDenied) as denied:
+        with pytest.raises(AccessDeniedError) as denied:
             require_conditional_puts(server.open())
         assert "single_writer" not in denied.value.hint
 
@@ -75,15 +75,15 @@ def test_single_writer_looks_before_it_writes(*, ignores: bool, is_opened_so: bo
     [problem, *_] = require_conditional_puts(store, single_writer=True).problems
     assert ("not supported" in problem) is not ignores
     etag = store.put("k", b"1", mode=CREATE).etag
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(PreconditionFailedError):
         store.put("k", b"2", mode=CREATE)
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(PreconditionFailedError):
         store.put("absent", b"2", mode=IfMatch(etag))
     assert store.put("k", b"2", mode=IfMatch(etag)).etag != etag
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(PreconditionFailedError):
         store.put("k", b"3", mode=IfMatch(etag))
     assert store.get("k")[0] == b"2"
-    with pytest.raises(Unsupported, match="can't be written safely"):
+    with pytest.raises(UnsupportedError, match="can't be written safely"):
         require_conditional_puts(store)
 
 
@@ -91,7 +91,7 @@ def test_process_that_does_not_probe_looks_first_where_the_store_refuses() -> No
     """An executor of Spark, for example."""
     store = stack(Refusing(), StoreOptions(settings=ALONE))
     store.put("k", b"1", mode=CREATE)
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(PreconditionFailedError):
         store.put("k", b"2", mode=CREATE)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloader.errors import StoreUnavailable, Throttled
+from offloader.errors import StoreUnavailableError, ThrottledError
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings
 from offloader.store.rate_limit import (
@@ -124,7 +124,7 @@ def test_withdrawn_request_unblocks_those_behind_it() -> None:
         closing.set()
         limiter.wake()
         assert small.result(timeout=PATIENCE_S).admitted == 2
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             large.result(timeout=PATIENCE_S)
 
 
@@ -250,7 +250,7 @@ def test_request_waiting_too_long_is_refused_naming_the_limit() -> None:
     limiter = Limiter(LimitSettings(bytes_per_s=1.0, throttle_wait_s_max=10.0), clock)
     limiter.acquire(Traffic.UPLOAD, 1000, NEVER, what="put a")
     with pytest.raises(
-        Throttled, match=r"put b: not sent within throttle_wait_max = 10 s because of limits.bytes_per_s"
+        ThrottledError, match=r"put b: not sent within throttle_wait_max = 10 s because of limits.bytes_per_s"
     ):
         limiter.acquire(Traffic.UPLOAD, 1, NEVER, what="put b")
     assert set(limiter.status().waiting.values()) == {0}
@@ -264,11 +264,11 @@ def test_throttle_queue_is_bounded() -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(limiter.acquire, Traffic.READ, 0, closing, what="get b")
         eventually(lambda: limiter.status().waiting["read"] == 1)
-        with pytest.raises(Throttled, match="get c: not queued: 1 requests are already waiting for a rate limit"):
+        with pytest.raises(ThrottledError, match="get c: not queued: 1 requests are already waiting for a rate limit"):
             limiter.acquire(Traffic.READ, 0, NEVER, what="get c")
         closing.set()
         limiter.wake()
-        with pytest.raises(StoreUnavailable, match="get b: the store was closed"):
+        with pytest.raises(StoreUnavailableError, match="get b: the store was closed"):
             waiting.result(timeout=PATIENCE_S)
     assert limiter.status().waiting["read"] == 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Throttled
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError, ThrottledError
 from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
@@ -51,7 +51,7 @@ def test_short_range_is_charged_its_actual_length() -> None:
     assert clock.monotonic_s() < 20
 
 
-@pytest.mark.parametrize("error", [NotFound, Throttled])
+@pytest.mark.parametrize("error", [NotFoundError, ThrottledError])
 def test_range_of_which_nothing_came_is_not_charged(error: type[OffloaderError]) -> None:
     clock = ManualClock()
     faulty = FaultyStore(
@@ -86,7 +86,8 @@ def test_parts_count_too_and_a_delete_of_nothing_is_no_request() -> None:
 def test_each_attempt_is_rate_limited_and_waiting_uses_no_retry_time() -> None:
     clock = ManualClock()
     faulty = FaultyStore(
-        MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, calls=2, error=StoreUnavailable)]
+        MemoryStore(uuid.uuid4().hex, "", clock=clock),
+        [Fault(verb="put", call=1, calls=2, error=StoreUnavailableError)],
     )
     limiter = Limiter(LimitSettings(bytes_per_s=1.0), clock)
     settings = StoreSettings(retry_total_s=5.0, retry_delay_first_s=0.1)
@@ -100,11 +101,11 @@ def test_throttled_store_slows_all_stores_of_its_limiter() -> None:
     clock = ManualClock()
     limiter = Limiter(LimitSettings(recovery_requests_per_s=0.001), clock)
     refused = AttemptStore(
-        FaultyStore(MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=Throttled)]),
+        FaultyStore(MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=ThrottledError)]),
         limiter,
     )
     other = opened(clock, limiter)
-    with pytest.raises(Throttled):
+    with pytest.raises(ThrottledError):
         refused.put("k", b"x")
     before_s = clock.monotonic_s()
     for _ in range(5):
@@ -117,7 +118,7 @@ def test_throttled_store_slows_all_stores_of_its_limiter() -> None:
 
 def test_after_slowing_down_the_store_recovers_and_everything_arrives() -> None:
     clock = ManualClock()
-    faults = [Fault(verb="put", call=call, error=Throttled) for call in (10, 11, 12, 30)]
+    faults = [Fault(verb="put", call=call, error=ThrottledError) for call in (10, 11, 12, 30)]
     faulty = FaultyStore(MemoryStore(uuid.uuid4().hex, "", clock=clock), faults)
     limiter = Limiter(LimitSettings(), clock)
     store = RetryingStore(AttemptStore(faulty, limiter), StoreSettings(), clock, random.Random(1))
@@ -134,9 +135,9 @@ def test_other_failures_leave_the_rate_unchanged() -> None:
     clock = ManualClock()
     limiter = Limiter(LimitSettings(), clock)
     faulty = FaultyStore(
-        MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=StoreUnavailable)]
+        MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=StoreUnavailableError)]
     )
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         AttemptStore(faulty, limiter).put("k", b"x")
     assert limiter.status().slowdowns == 0
 
@@ -176,11 +177,11 @@ def test_closing_a_store_ends_only_its_own_waits() -> None:
         staying = pool.submit(other.put, "second", b"x")
         eventually(lambda: limiter.status().waiting["live"] == 2)
         store.close()
-        with pytest.raises(StoreUnavailable, match="was closed while the request waited"):
+        with pytest.raises(StoreUnavailableError, match="was closed while the request waited"):
             waiting.result(timeout=PATIENCE_S)
         assert limiter.status().waiting["live"] == 1
         other.close()
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             staying.result(timeout=PATIENCE_S)
 
 
@@ -203,12 +204,12 @@ def test_concurrently_refused_threads_slow_down_once() -> None:
 
         def put(self, key: str, body: Body, **more: Any) -> ObjectInfo:
             gate.wait(timeout=PATIENCE_S)
-            raise Throttled("SlowDown")
+            raise ThrottledError("SlowDown")
 
     store = AttemptStore(Refusing(uuid.uuid4().hex, "", clock=clock), limiter)
     with ThreadPoolExecutor(4) as pool:
         results = [pool.submit(store.put, f"k{number}", b"x") for number in range(4)]
-        assert all(isinstance(result.exception(timeout=PATIENCE_S), Throttled) for result in results)
+        assert all(isinstance(result.exception(timeout=PATIENCE_S), ThrottledError) for result in results)
     assert limiter.status().slowdowns == 1
 
 
@@ -229,7 +230,7 @@ def test_a_store_with_a_capacity_is_used_without_being_stormed() -> None:
             self.taken += 1
             if self.taken > 20:
                 self.refused += 1
-                raise Throttled("SlowDown")
+                raise ThrottledError("SlowDown")
             return super().head(key)
 
     inner = Limited(uuid.uuid4().hex, "", clock=clock)
@@ -237,7 +238,7 @@ def test_a_store_with_a_capacity_is_used_without_being_stormed() -> None:
     store = AttemptStore(inner, Limiter(LimitSettings(), clock))
     done = 0
     while done < 1000:
-        with contextlib.suppress(Throttled):
+        with contextlib.suppress(ThrottledError):
             store.head("k")
             done += 1
     assert inner.refused < 200
@@ -264,7 +265,7 @@ def test_limits_that_the_store_doesnt_obey_are_refused() -> None:
     """A limit that is set and has no effect would be worse than none."""
     settings = Settings.of({"limits": {"bytes_per_s": 1000.0}})
     name = uuid.uuid4().hex
-    with pytest.raises(InvalidCall, match="the settings `limits` have no effect on memory://"):
+    with pytest.raises(InvalidCallError, match="the settings `limits` have no effect on memory://"):
         LedgerOffloader(open_store(f"memory://{name}"), settings)
     store = open_store(f"memory://{name}", limits=settings.limits)
     LedgerOffloader(store, settings).close()

@@ -11,7 +11,7 @@ import pytest
 from botocore.response import StreamingBody
 from urllib3.connectionpool import HTTPConnectionPool
 
-from offloader.errors import NotFound, ObjectChanged, OffloaderError, StoreUnavailable
+from offloader.errors import NotFoundError, ObjectChangedError, OffloaderError, StoreUnavailableError
 from offloader.settings import StoreSettings
 from offloader.store import s3_bodies
 from offloader.store.base import ByteRange, ObjectStore
@@ -89,7 +89,9 @@ def test_short_interrupted_body_is_fetched_again_by_the_retry_layer(s3_place: An
 def test_object_replaced_during_a_read_is_an_error(s3_place: Any, store: ObjectStore, proxy: CuttingProxy) -> None:
     other = s3_place.open()
     proxy.cut(CUT, then=lambda: other.put("k", BODY[::-1]))
-    with pytest.raises(ObjectChanged, match=f"get of k: the object was replaced after {CUT} bytes of it had been read"):
+    with pytest.raises(
+        ObjectChangedError, match=f"get of k: the object was replaced after {CUT} bytes of it had been read"
+    ):
         store.get("k")
     assert store.get("k")[0] == BODY[::-1]
     other.close()
@@ -100,7 +102,7 @@ def test_an_object_that_became_shorter_in_between_is_named(
 ) -> None:
     other = s3_place.open()
     proxy.cut(CUT, then=lambda: other.put("k", b"short"))
-    with pytest.raises(ObjectChanged, match="the object was replaced after"):
+    with pytest.raises(ObjectChangedError, match="the object was replaced after"):
         store.get("k", ByteRange(0, len(BODY)))
     other.close()
 
@@ -108,7 +110,7 @@ def test_an_object_that_became_shorter_in_between_is_named(
 def test_object_deleted_during_a_read_is_missing(s3_place: Any, store: ObjectStore, proxy: CuttingProxy) -> None:
     other = s3_place.open()
     proxy.cut(CUT, then=lambda: other.delete(["k"]))
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         store.get("k")
     other.close()
 
@@ -129,7 +131,7 @@ def test_nothing_is_continued_after_the_time_for_retries(s3_place: Any, proxy: C
     store = s3_place.open(endpoint_url=proxy.url, clock=clock)
     store.put("k", BODY)
     proxy.cut(CUT, then=lambda: clock.advance(StoreSettings().retry_total_s + 1))
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(StoreUnavailableError) as caught:
         store.get("k")
     assert f"gave up after 0 further requests and {CUT} bytes" in caught.value.__notes__
     assert len(proxy.gets) == 1
@@ -151,11 +153,16 @@ HALF = BODY[:CUT]
 @pytest.mark.parametrize(
     ("second", "kind", "text", "requests"),
     [
-        (rest(CUT, BODY[CUT:], '"f"'), ObjectChanged, 'its ETag changed from "e" to "f"', 2),
-        (Answer(200, BODY, HEADERS), StoreUnavailable, "received the whole object", 2),
-        (rest(CUT + 1, BODY[CUT + 1 :]), StoreUnavailable, f"bytes from {CUT}", 2),
-        (replace(rest(CUT, BODY[CUT:]), body=b"", announced_bytes=len(BODY) - CUT), StoreUnavailable, "get of k", 2),
-        (Answer(503), StoreUnavailable, "get of k failed", 2),
+        (rest(CUT, BODY[CUT:], '"f"'), ObjectChangedError, 'its ETag changed from "e" to "f"', 2),
+        (Answer(200, BODY, HEADERS), StoreUnavailableError, "received the whole object", 2),
+        (rest(CUT + 1, BODY[CUT + 1 :]), StoreUnavailableError, f"bytes from {CUT}", 2),
+        (
+            replace(rest(CUT, BODY[CUT:]), body=b"", announced_bytes=len(BODY) - CUT),
+            StoreUnavailableError,
+            "get of k",
+            2,
+        ),
+        (Answer(503), StoreUnavailableError, "get of k failed", 2),
     ],
 )
 def test_wrong_response_to_a_continuation_is_refused(
@@ -175,7 +182,7 @@ def test_parts_that_do_not_make_the_object_together_are_not_answered() -> None:
         [torn(HALF, len(BODY), **{"x-amz-checksum-crc32c": encoded_crc32c(1)}), rest(CUT, BODY[CUT:])]
     ) as server:
         store = open_store("s3://bucket/root", endpoint_url=server.url, settings=ONCE, **KEYS)
-        with pytest.raises(StoreUnavailable, match="don't match the object's CRC-32C"):
+        with pytest.raises(StoreUnavailableError, match="don't match the object's CRC-32C"):
             store.get("k")
         store.close()
 
@@ -241,7 +248,7 @@ def test_object_replaced_while_received_is_an_error(s3_place: Any, store: Object
     other = s3_place.open()
     proxy.cut(CUT, then=lambda: other.put("k", BODY[::-1]))
     into = KeptBody(MIB)
-    with pytest.raises(ObjectChanged, match=f"was replaced after {CUT} bytes of it had been read"):
+    with pytest.raises(ObjectChangedError, match=f"was replaced after {CUT} bytes of it had been read"):
         store.get("k", ByteRange(0, len(BODY)), into=into)
     assert store.get("k", ByteRange(5, 100), into=into)[0] == b""
     assert into.body == BODY[::-1][5:100]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from offloader.errors import InvalidCall, StoreUnavailable, Unsupported
+from offloader.errors import InvalidCallError, StoreUnavailableError, UnsupportedError
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, ByteRange
 from offloader.store.open import open_store
@@ -43,7 +43,7 @@ def settings(checksum: str) -> StoreSettings:
 @pytest.mark.parametrize(("refuse", "checksum"), [(NO_CHECKSUMS, "md5"), (NO_DIGESTS, "none")])
 def test_probe_names_the_checksum_that_a_store_takes(refuse: Callable[[Request], Answer | None], checksum: str) -> None:
     with FakeS3(refuse) as server:
-        with pytest.raises(Unsupported, match="x-amz-checksum-crc32c is not implemented") as caught:
+        with pytest.raises(UnsupportedError, match="x-amz-checksum-crc32c is not implemented") as caught:
             require_conditional_puts(server.open(), single_writer=True)
         assert caught.value.hint == f'set store.checksum = "{checksum}"'
         assert require_conditional_puts(server.open(settings=settings(checksum))).conditional
@@ -76,20 +76,20 @@ def test_objects_and_uploads_are_written_and_read(refuse: Callable[[Request], An
 def test_damaged_body_is_refused(checksum: str) -> None:
     with FakeS3() as server:
         store, server.damages = server.open(settings=settings(checksum)), True
-        with pytest.raises(StoreUnavailable, match="BadDigest"):
+        with pytest.raises(StoreUnavailableError, match="BadDigest"):
             store.put("k", b"bytes")
 
 
 @pytest.mark.slow
 def test_refusal_for_another_reason_names_no_checksum() -> None:
     with FakeS3(lambda request: refused(400, "InvalidArgument") if request.method == "PUT" else None) as server:
-        with pytest.raises(InvalidCall) as caught:
+        with pytest.raises(InvalidCallError) as caught:
             require_conditional_puts(server.open())
         assert "store.checksum" not in str(caught.value)
 
 
 def test_other_stores_refuse_the_setting() -> None:
-    with pytest.raises(InvalidCall, match=r"store\.checksum is supported for s3:// only"):
+    with pytest.raises(InvalidCallError, match=r"store\.checksum is supported for s3:// only"):
         open_store("memory://no-checksums", settings=settings("md5"))
 
 

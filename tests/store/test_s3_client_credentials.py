@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import AccessDenied
+from offloader.errors import AccessDeniedError
 from offloader.store.base import ObjectStore
 from offloader.store.s3_client import RENEWAL_S_MIN
 from offloader.testing.manual_clock import ManualClock
@@ -91,10 +91,10 @@ def test_refused_keys_are_looked_for_at_most_once_a_second(keys: Keys) -> None:
         store = opened(server, clock)
         keys.valid = "second"
         for _ in range(2):
-            with pytest.raises(AccessDenied, match="InvalidAccessKeyId"):
+            with pytest.raises(AccessDeniedError, match="InvalidAccessKeyId"):
                 store.put("k", b"1")
         keys.write("second")
-        with pytest.raises(AccessDenied):
+        with pytest.raises(AccessDeniedError):
             store.put("k", b"1")
         clock.advance(RENEWAL_S_MIN)
         store.put("k", b"1")
@@ -106,7 +106,7 @@ def test_damaged_file_of_keys_leaves_the_refusal(keys: Keys) -> None:
         store = opened(server)
         keys.valid = "second"
         keys.file.write_text("no section\n")
-        with pytest.raises(AccessDenied, match="InvalidAccessKeyId"):
+        with pytest.raises(AccessDeniedError, match="InvalidAccessKeyId"):
             store.put("k", b"1")
 
 
@@ -114,7 +114,7 @@ def test_damaged_file_of_keys_leaves_the_refusal(keys: Keys) -> None:
 def test_given_keys_are_never_replaced_by_those_of_the_file(keys: Keys) -> None:
     with FakeS3(keys.refuse) as server:
         store = server.open(access_key="given", secret_key="a-secret")
-        with pytest.raises(AccessDenied):
+        with pytest.raises(AccessDeniedError):
             store.put("k", b"1")
         assert len(server.requests) == 1
 
@@ -122,7 +122,7 @@ def test_given_keys_are_never_replaced_by_those_of_the_file(keys: Keys) -> None:
 @pytest.mark.slow
 def test_wrong_signature_is_explained(keys: Keys) -> None:
     keys.valid, keys.code = "second", "SignatureDoesNotMatch"
-    with FakeS3(keys.refuse) as server, pytest.raises(AccessDenied, match="SignatureDoesNotMatch") as caught:
+    with FakeS3(keys.refuse) as server, pytest.raises(AccessDeniedError, match="SignatureDoesNotMatch") as caught:
         opened(server).put("k", b"1")
     assert "the secret key" in caught.value.hint
     assert "clock" in caught.value.hint

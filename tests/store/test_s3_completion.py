@@ -14,7 +14,7 @@ import pytest
 from formats.checksum import crc32c
 from formats.entries import Pieces
 from formats.segment import Part
-from offloader.errors import OffloaderError, OutcomeUnknown
+from offloader.errors import OffloaderError, OutcomeUnknownError
 from offloader.settings import StoreSettings
 from offloader.store.base import ObjectStore, PartInfo
 from offloader.store.open import open_store
@@ -80,7 +80,7 @@ def test_completion_whose_verification_fails_is_an_unknown_outcome(blind: Blind,
         upload_id = store.begin_upload("k")
         part = store.upload_part("k", upload_id, 1, b"bytes")
         blind.heads = 1
-        assert isinstance(outcome_of(lambda: store.complete_upload("k", upload_id, [part])), OutcomeUnknown)
+        assert isinstance(outcome_of(lambda: store.complete_upload("k", upload_id, [part])), OutcomeUnknownError)
         assert store.get("k")[0] == b"bytes"
 
 
@@ -108,5 +108,5 @@ def test_unproven_s3_completion_whose_head_fails_is_an_unknown_outcome() -> None
         closing(open_store("s3://bucket/root", endpoint_url=server.url, settings=ONCE, **options)) as store,
     ):
         error = outcome_of(lambda: store.complete_upload("k", "u", [part]))
-        assert isinstance(error, OutcomeUnknown)
+        assert isinstance(error, OutcomeUnknownError)
         assert "head of k failed: 403" in error.message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offloader.errors import InvalidCall, StoreUnavailable
+from offloader.errors import InvalidCallError, StoreUnavailableError
 from offloader.store.probe import require_conditional_puts
 from tests.support.fake_s3 import FakeS3, Request, refused
 from tests.support.misbehaving_servers import Answer
@@ -71,13 +71,13 @@ def test_delete_that_is_refused_alone_too_raises_the_first_refusal() -> None:
     with FakeS3(refuse) as server:
         store = server.open()
         for _ in range(2):
-            with pytest.raises(InvalidCall, match="no such thing"):
+            with pytest.raises(InvalidCallError, match="no such thing"):
                 store.delete(["a"])
         assert len(server.asked("POST")) == 2, "it isn't taken for a server without multi-deletes"
 
 
 def test_unavailable_store_is_no_store_without_multi_deletes() -> None:
     with FakeS3(lambda request: refused(503, "SlowDown") if request.is_multi_delete else None) as server:
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             server.open().delete(["a"])
         assert not server.asked("DELETE")

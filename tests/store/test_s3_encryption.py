@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import AccessDenied, Unsupported
+from offloader.errors import AccessDeniedError, UnsupportedError
 from offloader.settings import StoreSettings
 from offloader.store.probe import probe_conditional_puts, require_conditional_puts
 from tests.support.fake_s3 import FakeS3, Request, refused
@@ -25,7 +25,7 @@ def settings(**given: Any) -> StoreSettings:
 def test_store_that_ignores_the_encryption_is_refused(given: dict[str, str]) -> None:
     with FakeS3(encrypts=False) as server:
         store = server.open(settings=settings(**given))
-        with pytest.raises(Unsupported, match=r"store\.encryption = .* has no effect") as caught:
+        with pytest.raises(UnsupportedError, match=r"store\.encryption = .* has no effect") as caught:
             require_conditional_puts(store, single_writer=True)
         assert "store.encryption" in caught.value.hint
         assert server.objects == {}
@@ -45,7 +45,10 @@ def test_store_that_encrypts_no_uploads_is_refused() -> None:
         if "uploads" in request.query:
             request.headers.pop("x-amz-server-side-encryption")
 
-    with FakeS3(forget) as server, pytest.raises(Unsupported, match=r"store\.encryption = 'aws:kms' has no effect"):
+    with (
+        FakeS3(forget) as server,
+        pytest.raises(UnsupportedError, match=r"store\.encryption = 'aws:kms' has no effect"),
+    ):
         require_conditional_puts(server.open(settings=settings(**KMS)))
 
 
@@ -57,7 +60,7 @@ def test_store_that_uses_another_key_is_refused() -> None:
         if name in request.headers:
             request.headers[name] = "arn:aws:kms:us-east-1:1:key/another"
 
-    with FakeS3(change) as server, pytest.raises(Unsupported, match=r"'1234-key' has no effect: .*key/another"):
+    with FakeS3(change) as server, pytest.raises(UnsupportedError, match=r"'1234-key' has no effect: .*key/another"):
         require_conditional_puts(server.open(settings=settings(**KMS)))
 
 
@@ -75,7 +78,7 @@ def test_denied_write_without_encryption_names_the_setting(answer: Answer) -> No
     with FakeS3(lambda _: answer) as server:
         store, encrypting = server.open(), server.open(settings=settings(encryption="AES256"))
         for call in (lambda: store.put("k", b"bytes"), lambda: store.begin_upload("k")):
-            with pytest.raises(AccessDenied) as caught:
+            with pytest.raises(AccessDeniedError) as caught:
                 call()
             assert "store.encryption" in caught.value.hint
         others: list[Callable[[], object]] = [
@@ -86,6 +89,6 @@ def test_denied_write_without_encryption_names_the_setting(answer: Answer) -> No
             lambda: store.delete(["k"]),
         ]
         for other in others:
-            with pytest.raises(AccessDenied) as caught:
+            with pytest.raises(AccessDeniedError) as caught:
                 other()
             assert "store.encryption" not in caught.value.hint

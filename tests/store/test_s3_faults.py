@@ -15,17 +15,17 @@ from urllib.parse import urlsplit
 import pytest
 
 from offloader.errors import (
-    AccessDenied,
-    BucketMissing,
-    InvalidCall,
-    NotFound,
+    AccessDeniedError,
+    BucketMissingError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    Overloaded,
-    PreconditionFailed,
-    StoreUnavailable,
-    Throttled,
-    Unsupported,
+    OutcomeUnknownError,
+    OverloadedError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    ThrottledError,
+    UnsupportedError,
 )
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo
@@ -69,7 +69,7 @@ READS = ("head", "get", "list", "uploads", "parts")
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid:9000"])
 def test_request_never_sent_changed_nothing(name: str, url: str) -> None:
     store = opened(url)
-    kind: type[OffloaderError] = OutcomeUnknown if name == "complete" and "x" in url else StoreUnavailable
+    kind: type[OffloaderError] = OutcomeUnknownError if name == "complete" and "x" in url else StoreUnavailableError
     with pytest.raises(kind) as caught:
         CALLS[name](store)
     assert "--endpoint-url" in caught.value.hint
@@ -78,37 +78,37 @@ def test_request_never_sent_changed_nothing(name: str, url: str) -> None:
 
 
 TABLE: list[tuple[int, str, str, type[OffloaderError]]] = [
-    (503, "SlowDown", "put", Throttled),
-    (503, "ServiceUnavailable", "get", Throttled),
-    (429, "TooManyRequests", "create", Throttled),
-    (503, "", "part", Overloaded),
-    (503, "", "get", Throttled),
-    (500, "InternalError", "put", OutcomeUnknown),
-    (500, "InternalError", "get", StoreUnavailable),
-    (502, "", "create", OutcomeUnknown),
-    (504, "", "begin", OutcomeUnknown),
-    (409, "ConditionalRequestConflict", "create", StoreUnavailable),
-    (409, "OperationAborted", "put", StoreUnavailable),
-    (412, "PreconditionFailed", "create", PreconditionFailed),
-    (404, "NoSuchKey", "get", NotFound),
-    (404, "NoSuchBucket", "get", BucketMissing),
-    (404, "NoSuchBucket", "create", BucketMissing),
-    (404, "NoSuchUpload", "part", NotFound),
-    (404, "NoSuchUpload", "parts", NotFound),
-    (403, "AccessDenied", "list", AccessDenied),
-    (403, "InvalidAccessKeyId", "put", AccessDenied),
-    (403, "SignatureDoesNotMatch", "put", AccessDenied),
-    (400, "ExpiredToken", "put", AccessDenied),
-    (403, "RequestTimeTooSkewed", "put", AccessDenied),
-    (400, "RequestTimeout", "put", StoreUnavailable),
-    (400, "BadDigest", "part", StoreUnavailable),
-    (400, "EntityTooSmall", "complete", InvalidCall),
-    (400, "InvalidPart", "complete", InvalidCall),
-    (301, "PermanentRedirect", "list", InvalidCall),
-    (501, "NotImplemented", "uploads", Unsupported),
-    (507, "", "put", OutcomeUnknown),
-    (507, "", "get", StoreUnavailable),
-    (418, "Teapot", "put", InvalidCall),
+    (503, "SlowDown", "put", ThrottledError),
+    (503, "ServiceUnavailable", "get", ThrottledError),
+    (429, "TooManyRequests", "create", ThrottledError),
+    (503, "", "part", OverloadedError),
+    (503, "", "get", ThrottledError),
+    (500, "InternalError", "put", OutcomeUnknownError),
+    (500, "InternalError", "get", StoreUnavailableError),
+    (502, "", "create", OutcomeUnknownError),
+    (504, "", "begin", OutcomeUnknownError),
+    (409, "ConditionalRequestConflict", "create", StoreUnavailableError),
+    (409, "OperationAborted", "put", StoreUnavailableError),
+    (412, "PreconditionFailed", "create", PreconditionFailedError),
+    (404, "NoSuchKey", "get", NotFoundError),
+    (404, "NoSuchBucket", "get", BucketMissingError),
+    (404, "NoSuchBucket", "create", BucketMissingError),
+    (404, "NoSuchUpload", "part", NotFoundError),
+    (404, "NoSuchUpload", "parts", NotFoundError),
+    (403, "AccessDenied", "list", AccessDeniedError),
+    (403, "InvalidAccessKeyId", "put", AccessDeniedError),
+    (403, "SignatureDoesNotMatch", "put", AccessDeniedError),
+    (400, "ExpiredToken", "put", AccessDeniedError),
+    (403, "RequestTimeTooSkewed", "put", AccessDeniedError),
+    (400, "RequestTimeout", "put", StoreUnavailableError),
+    (400, "BadDigest", "part", StoreUnavailableError),
+    (400, "EntityTooSmall", "complete", InvalidCallError),
+    (400, "InvalidPart", "complete", InvalidCallError),
+    (301, "PermanentRedirect", "list", InvalidCallError),
+    (501, "NotImplemented", "uploads", UnsupportedError),
+    (507, "", "put", OutcomeUnknownError),
+    (507, "", "get", StoreUnavailableError),
+    (418, "Teapot", "put", InvalidCallError),
 ]
 
 
@@ -128,7 +128,7 @@ def test_each_error_code_has_its_kind(status: int, code: str, name: str, kind: t
 def test_an_error_text_of_several_lines_stays_one_line() -> None:
     with ScriptedServer([Answer(403, error_body("AccessDenied", "line one\n  line two"))]) as server:
         store = opened(server.url)
-        with pytest.raises(AccessDenied, match="line one line two"):
+        with pytest.raises(AccessDeniedError, match="line one line two"):
             store.get("k")
         store.close()
 
@@ -136,7 +136,7 @@ def test_an_error_text_of_several_lines_stays_one_line() -> None:
 def test_if_match_on_a_missing_key_is_a_failed_condition() -> None:
     with ScriptedServer([Answer(404, error_body("NoSuchKey"))]) as server:
         store = opened(server.url)
-        with pytest.raises(PreconditionFailed):
+        with pytest.raises(PreconditionFailedError):
             store.put("k", b"x", mode=IfMatch('"e"'))
         store.close()
 
@@ -144,7 +144,7 @@ def test_if_match_on_a_missing_key_is_a_failed_condition() -> None:
 def test_a_complete_that_ends_with_an_error_inside_a_200_is_unknown() -> None:
     with ScriptedServer([Answer(200, error_body("InternalError")), Answer(404)]) as server:
         store = opened(server.url)
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(OutcomeUnknownError):
             store.complete_upload("k", "u", [PART])
         assert [line.split()[0] for line in server.requests][:2] == ["POST", "HEAD"]
         store.close()
@@ -171,7 +171,7 @@ def test_completion_is_not_proven_by_etag_or_another_checksum(checksum: str) -> 
     """A response may be derived from the request; the object is verified, and is missing."""
     with ScriptedServer([completed(composite_etag([PART]), checksum), Answer(404)]) as server:
         store = opened(server.url)
-        with pytest.raises(OutcomeUnknown, match="succeeded, but the object differs"):
+        with pytest.raises(OutcomeUnknownError, match="succeeded, but the object differs"):
             store.complete_upload("k", "u", [PART])
         assert [line.split()[0] for line in server.requests][:2] == ["POST", "HEAD"]
         store.close()
@@ -219,7 +219,7 @@ def test_interrupted_multi_delete_names_the_remaining_keys() -> None:
 def test_success_status_from_a_non_s3_server_is_an_error(name: str, body: bytes) -> None:
     with ScriptedServer([Answer(200, body)] * 2) as server:
         store = opened(server.url)
-        with pytest.raises(StoreUnavailable if name in READS else OutcomeUnknown):
+        with pytest.raises(StoreUnavailableError if name in READS else OutcomeUnknownError):
             CALLS[name](store)
         store.close()
 
@@ -228,12 +228,12 @@ def test_success_status_from_a_non_s3_server_is_an_error(name: str, body: bytes)
 @pytest.mark.parametrize(
     ("name", "body", "expected"),
     [
-        ("delete", b"<DeleteResult><Error><Code>InternalError</Code></Error></DeleteResult>", OutcomeUnknown),
-        ("parts", b"<ListPartsResult><Part><PartNumber>1</PartNumber></Part></ListPartsResult>", StoreUnavailable),
+        ("delete", b"<DeleteResult><Error><Code>InternalError</Code></Error></DeleteResult>", OutcomeUnknownError),
+        ("parts", b"<ListPartsResult><Part><PartNumber>1</PartNumber></Part></ListPartsResult>", StoreUnavailableError),
         (
             "uploads",
             b"<ListMultipartUploadsResult><Upload><Key>root/k</Key></Upload></ListMultipartUploadsResult>",
-            StoreUnavailable,
+            StoreUnavailableError,
         ),
     ],
 )
@@ -255,7 +255,7 @@ def test_torn_body_is_an_error() -> None:
     headers = {"ETag": '"e"', "Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT"}
     with ScriptedServer([Answer(200, b"half", headers, announced_bytes=8)]) as server:
         store = opened(server.url)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             store.get("k")
         store.close()
 
@@ -281,7 +281,7 @@ def test_range_is_returned_whole_or_fails(answer: Answer, expected: bytes | str)
     with ScriptedServer([Answer(answer.status, answer.body, headers)]) as server:
         store = opened(server.url)
         if isinstance(expected, str):
-            with pytest.raises(StoreUnavailable, match=re.escape(expected)):
+            with pytest.raises(StoreUnavailableError, match=re.escape(expected)):
                 store.get("k", ByteRange(2, 6))
         else:
             assert store.get("k", ByteRange(2, 6))[0] == expected
@@ -305,7 +305,7 @@ def test_a_listing_from_a_server_that_ignores_where_to_begin_ends() -> None:
             seen += [info.key for info in found.objects]
             after = found.next_after
         assert seen == ["k"]
-        assert isinstance(error, StoreUnavailable)
+        assert isinstance(error, StoreUnavailableError)
         store.close()
 
 
@@ -354,7 +354,7 @@ def test_lost_response_to_a_put_is_an_unknown_outcome_and_the_object_exists(prox
     proxy, place = proxied
     store = _through(proxy, place, StoreSettings(retries_max=0))
     proxy.lose(b"PUT /")
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         store.put("k", b"body", **({"mode": mode} if mode else {}))
     assert store.get("k")[0] == b"body"
     assert len(proxy.lost) == 1
@@ -379,7 +379,7 @@ def test_create_lost_to_another_writer_after_an_unknown_outcome_is_refused(proxi
     direct.put("k", b"another's")
     store = _through(proxy, place, FAST)
     proxy.lose(b"PUT /")
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(PreconditionFailedError):
         store.put("k", b"body", mode=CREATE)
     assert direct.get("k")[0] == b"another's"
     direct.close()
@@ -439,7 +439,7 @@ def test_wrong_credentials_are_denied_by_real_servers(s3_place: Any) -> None:
         assert s3_place.open(secret_key="wrong").list("").objects == ()  # it takes any: why moto alone proves little
         return
     store = s3_place.open(secret_key="wrong-secret")
-    with pytest.raises(AccessDenied) as caught:
+    with pytest.raises(AccessDeniedError) as caught:
         store.put("k", b"x")
     assert "credentials" in caught.value.hint
     store.close()
@@ -448,7 +448,7 @@ def test_wrong_credentials_are_denied_by_real_servers(s3_place: Any) -> None:
 def test_missing_bucket_is_reported(s3_place: Any) -> None:
     store = open_store("s3://no-such-bucket-here/root", **s3_place.options)
     for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
-        with pytest.raises(BucketMissing, match="no-such-bucket-here"):
+        with pytest.raises(BucketMissingError, match="no-such-bucket-here"):
             call()
     store.close()
 
@@ -456,7 +456,7 @@ def test_missing_bucket_is_reported(s3_place: Any) -> None:
 def test_the_table_never_calls_a_sent_write_harmless_by_accident() -> None:
     for status in range(500, 600):
         kind, _ = meaning_of("", status, writes=True)
-        assert issubclass(kind, OutcomeUnknown) or (kind is Unsupported and status == 501)
+        assert issubclass(kind, OutcomeUnknownError) or (kind is UnsupportedError and status == 501)
 
 
 def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **values: str) -> None:
@@ -521,10 +521,10 @@ def test_missing_credentials_and_unknown_profile_are_one_line_errors(
 ) -> None:
     _environment(monkeypatch, tmp_path)
     store = open_store("s3://bucket/root", endpoint_url="http://127.0.0.1:9")
-    with pytest.raises(AccessDenied, match="credentials") as caught:
+    with pytest.raises(AccessDeniedError, match="credentials") as caught:
         store.get("k")
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
     store.close()
     _environment(monkeypatch, tmp_path, AWS_PROFILE="nobody")
-    with pytest.raises(AccessDenied, match="nobody"):
+    with pytest.raises(AccessDeniedError, match="nobody"):
         open_store("s3://bucket/root", endpoint_url="http://127.0.0.1:9")

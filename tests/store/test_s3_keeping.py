@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall, Unsupported
+from offloader.errors import InvalidCallError, UnsupportedError
 from offloader.settings import Settings, StoreSettings
 from offloader.store.base import CREATE, ObjectStore, StoreOptions
 from offloader.store.open import open_store
@@ -85,7 +85,7 @@ def test_no_storage_class_or_encryption_is_requested_by_default() -> None:
     ],
 )
 def test_invalid_storage_settings_are_refused_when_opening(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidCall, match=said) as caught:
+    with pytest.raises(InvalidCallError, match=said) as caught:
         open_store("s3://bucket/root", settings=StoreSettings(**settings))
     assert caught.value.hint
 
@@ -94,7 +94,7 @@ def test_invalid_storage_settings_are_refused_when_opening(settings: dict[str, A
 def test_other_stores_refuse_s3_only_settings(tmp_path: Path, name: str) -> None:
     value = "aws:kms" if name == "encryption" else "STANDARD_IA"
     settings = Settings.of({"store": {name: value}}).store
-    with pytest.raises(InvalidCall, match=rf"store\.{name} is supported for s3://.* only, not for file://"):
+    with pytest.raises(InvalidCallError, match=rf"store\.{name} is supported for s3://.* only, not for file://"):
         open_store(f"file://{tmp_path}/store", settings=settings)
     assert not (tmp_path / "store").exists()
     open_store("memory://read-with-the-same-settings", settings=settings, read_only=True).close()
@@ -102,7 +102,7 @@ def test_other_stores_refuse_s3_only_settings(tmp_path: Path, name: str) -> None
 
 def test_unsupported_storage_class_is_an_error(servers: Servers) -> None:
     store = opened(servers.place("minio"), storage_class="STANDARD_IA")
-    with pytest.raises(InvalidCall, match="InvalidStorageClass") as caught:
+    with pytest.raises(InvalidCallError, match="InvalidStorageClass") as caught:
         store.put("large", bytes(CLASS_BYTES_MIN))
     assert "store.storage_class" in caught.value.hint
     store.close()
@@ -110,5 +110,5 @@ def test_unsupported_storage_class_is_an_error(servers: Servers) -> None:
 
 def test_archived_object_error_has_a_hint_to_restore_it() -> None:
     kind, hint = meaning_of("InvalidObjectState", 403, writes=False)
-    assert kind is Unsupported
+    assert kind is UnsupportedError
     assert "restore it, then repeat" in hint

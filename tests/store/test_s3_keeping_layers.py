@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.read.partitions import open_reader
 from offloader.settings import StoreSettings
@@ -77,7 +77,7 @@ def test_settings_of_every_stream_describe_the_same_store() -> None:
 @pytest.mark.parametrize("name", ["encryption", "checksum", "single_writer"])
 def test_other_settings_of_the_store_stay_those_of_the_process(name: str) -> None:
     value = {"encryption": '"AES256"', "checksum": '"md5"', "single_writer": "true"}[name]
-    with pytest.raises(InvalidCall, match=rf"store\.{name}: applies to the whole process"):
+    with pytest.raises(InvalidCallError, match=rf"store\.{name}: applies to the whole process"):
         read(f'[topics."{ORDERS}".store]\n{name} = {value}\n')
 
 
@@ -89,13 +89,13 @@ def test_other_settings_of_the_store_stay_those_of_the_process(name: str) -> Non
     ],
 )
 def test_invalid_value_of_a_layer_is_refused_when_opening(text: str, said: str) -> None:
-    with pytest.raises(InvalidCall, match=said):
+    with pytest.raises(InvalidCallError, match=said):
         open_store("s3://bucket/root", settings=read(text).settings_of("").store)
 
 
 def test_store_without_keys_refuses_those_of_a_layer() -> None:
     settings = read(f'[topics."{ORDERS}".store]\nkms_key = "k"\n').settings_of("").store
-    with pytest.raises(InvalidCall, match=r"store\.kms_key is supported for s3://, gs:// and az:// only"):
+    with pytest.raises(InvalidCallError, match=r"store\.kms_key is supported for s3://, gs:// and az:// only"):
         open_store("memory://no-keys", settings=settings)
     open_store("memory://no-keys", settings=settings.for_reading()).close()
 

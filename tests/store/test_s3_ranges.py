@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.settings import StoreSettings
 from offloader.store.base import ByteRange, ObjectStore
 from tests.support.holding_proxy import HoldingProxy
@@ -66,7 +66,7 @@ def test_a_range_of_a_replaced_object_is_the_new_one_and_of_a_deleted_one_is_mis
     assert (body, info.size_bytes, info.metadata) == (b"orter", 7, {"owner": "you"})
     store.delete(["k"])
     for _ in range(2):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             store.get("k", ByteRange(0, 5))
 
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.settings import StoreSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -157,7 +157,7 @@ def test_keys_of_uploads_may_have_letters_that_no_xml_has() -> None:
         ).encode()
 
     found: list[str] = []
-    with paging_server(page) as url, closing(_open("s3", url)) as store, suppress(StoreUnavailable):
+    with paging_server(page) as url, closing(_open("s3", url)) as store, suppress(StoreUnavailableError):
         found = [upload.key for upload in store.list_uploads("")]
     assert found == ["a\x01b% 1", "a\x01b% 2"]
     assert asked[1]["key-marker"] == "root/a\x01b% 1"
@@ -171,7 +171,7 @@ def test_listing_that_begins_before_the_asked_key_is_no_page() -> None:
     )
     page = f"<ListBucketResult><IsTruncated>true</IsTruncated>{keys}</ListBucketResult>".encode()
     found: list[str] = []
-    with paging_server(lambda _: page) as url, closing(_open("s3", url)) as store, suppress(StoreUnavailable):
+    with paging_server(lambda _: page) as url, closing(_open("s3", url)) as store, suppress(StoreUnavailableError):
         found += [info.key for info in store.list("", after="x", limit=3).objects]
     assert found == []
 
@@ -197,7 +197,7 @@ def test_endless_listing_is_an_error() -> None:
     with (
         paging_server(lambda _: page + b"</ListBucketResult>") as url,
         closing(_open("s3", url)) as store,
-        pytest.raises(StoreUnavailable, match="has too many pages"),
+        pytest.raises(StoreUnavailableError, match="has too many pages"),
     ):
         store.list("")
 
@@ -206,6 +206,6 @@ def test_truncated_page_without_keys_and_token_is_an_error() -> None:
     with (
         paging_server(lambda _: b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>") as url,
         closing(_open("s3", url)) as store,
-        pytest.raises(StoreUnavailable, match="NextContinuationToken"),
+        pytest.raises(StoreUnavailableError, match="NextContinuationToken"),
     ):
         store.list("")

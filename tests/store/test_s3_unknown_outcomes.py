@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from offloader.errors import (
-    BucketMissing,
-    NotFound,
+    BucketMissingError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    PreconditionFailed,
-    StoreUnavailable,
-    Throttled,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    ThrottledError,
 )
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.store.base import CREATE, ByteRange, ObjectStore, PartInfo
@@ -97,26 +97,26 @@ GATEWAY_NAMES = ["503", "503 page", "503 code", "write quorum", "lock", "startin
 @pytest.mark.parametrize(("status", "body"), GATEWAY, ids=GATEWAY_NAMES)
 def test_s3_write_that_a_gateway_refuses_may_have_happened(name: str, status: int, body: bytes) -> None:
     with ScriptedServer([Answer(status, body)]) as server, closing(s3(server.url)) as store:
-        assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknown)
+        assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknownError)
 
 
 def test_s3_completion_with_503_in_its_body_may_have_happened() -> None:
     with ScriptedServer([Answer(200, error_body("ServiceUnavailable"))]) as server, closing(s3(server.url)) as store:
-        assert isinstance(raised_by(lambda: WRITES["complete"](store)), OutcomeUnknown)
+        assert isinstance(raised_by(lambda: WRITES["complete"](store)), OutcomeUnknownError)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES)
 def test_s3_write_refused_by_s3_itself_changed_nothing(name: str) -> None:
     with ScriptedServer([Answer(503, error_body("SlowDown"))]) as server, closing(s3(server.url)) as store:
-        assert type(raised_by(lambda: WRITES[name](store))) is Throttled
+        assert type(raised_by(lambda: WRITES[name](store))) is ThrottledError
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "body"), GATEWAY, ids=GATEWAY_NAMES)
 def test_s3_read_that_a_gateway_refuses_is_tried_again(status: int, body: bytes) -> None:
     with ScriptedServer([Answer(status, body)]) as server, closing(s3(server.url)) as store:
-        assert isinstance(raised_by(lambda: store.get("k")), StoreUnavailable)
+        assert isinstance(raised_by(lambda: store.get("k")), StoreUnavailableError)
 
 
 @pytest.mark.slow
@@ -125,20 +125,20 @@ def test_s3_read_that_a_gateway_refuses_is_tried_again(status: int, body: bytes)
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_cloud_write_refused_with_503_or_507_may_have_happened(cloud: str, status: int, name: str) -> None:
     with ScriptedServer([Answer(status)]) as server, closing(CLOUDS[cloud](server.url)) as store:
-        assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknown)
+        assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknownError)
 
 
 def test_gcs_object_that_is_missing_in_a_bucket_called_bucket_is_no_missing_bucket() -> None:
     body = b'{"error": {"code": 404, "message": "No such object: my-bucket/objects/k", "errors": []}}'
     with ScriptedServer([Answer(404, body)] * 2) as server, closing(gcs(server.url)) as store:
         store.delete_if_match("k", '"1"')  # counts as removed
-        assert isinstance(raised_by(lambda: store.get("k")), NotFound)
+        assert isinstance(raised_by(lambda: store.get("k")), NotFoundError)
 
 
 def test_gcs_bucket_that_is_missing_is_named() -> None:
     body = b'{"error": {"code": 404, "message": "The specified bucket does not exist.", "errors": []}}'
     with ScriptedServer([Answer(404, body)]) as server, closing(gcs(server.url)) as store:
-        assert isinstance(raised_by(lambda: store.put("k", b"body")), BucketMissing)
+        assert isinstance(raised_by(lambda: store.put("k", b"body")), BucketMissingError)
 
 
 class Forwarding(HoldingProxy):
@@ -161,7 +161,7 @@ def test_create_that_a_gateway_forwarded_is_recognised_as_our_own(s3_place: Any)
             gateway.refused = 1
             try:
                 created = store.put("k", b"body", mode=CREATE)
-            except PreconditionFailed:
+            except PreconditionFailedError:
                 pytest.fail("our own object was taken for another writer's")
             assert created.etag == store.head("k").etag
 
@@ -174,7 +174,7 @@ def test_gateway_that_refuses_writes_slows_requests_down() -> None:
             "s3://bucket/root", endpoint_url=server.url, region="us-east-1", settings=ONCE, limits=limits, **keys
         )
         with closing(store):
-            assert isinstance(raised_by(lambda: store.put("k", b"body")), OutcomeUnknown)
+            assert isinstance(raised_by(lambda: store.put("k", b"body")), OutcomeUnknownError)
             status = limits_of(store)
             assert status is not None
             assert status.slowdowns == 1
@@ -264,13 +264,13 @@ def test_cloud_write_with_a_broken_connection_may_have_happened(
     cloud: str, name: str, end: Callable[[Connections, socket.socket, int], None]
 ) -> None:
     with Connections(end) as server, closing(CLOUDS[cloud](f"http://127.0.0.1:{server.port}")) as store:
-        assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknown)
+        assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknownError)
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_cloud_read_with_a_broken_connection_is_retryable(cloud: str) -> None:
     with Connections(read_and_reset) as server, closing(CLOUDS[cloud](f"http://127.0.0.1:{server.port}")) as store:
-        assert isinstance(raised_by(lambda: store.get("k")), StoreUnavailable)
+        assert isinstance(raised_by(lambda: store.get("k")), StoreUnavailableError)
 
 
 _READS: dict[str, Callable[[ObjectStore], object]] = {
@@ -292,7 +292,7 @@ def test_success_status_from_another_server_than_the_cloud_is_an_error(cloud: st
             {**WRITES, **_READS}[name](store)
         except Exception as error:  # whatever escapes
             kind = type(error)
-        assert kind is (StoreUnavailable if name in _READS else OutcomeUnknown)
+        assert kind is (StoreUnavailableError if name in _READS else OutcomeUnknownError)
 
 
 @pytest.mark.slow
@@ -304,7 +304,7 @@ def test_azure_put_whose_answer_lacks_its_headers_may_have_happened(size_bytes: 
             store.put("k", bytes(size_bytes))
         except Exception as error:  # whatever escapes
             kind = type(error)
-        assert kind is OutcomeUnknown
+        assert kind is OutcomeUnknownError
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
@@ -317,7 +317,7 @@ def test_cloud_range_from_another_place_is_refused(cloud: str) -> None:
     }
     with ScriptedServer([Answer(206, b"0123", headers)]) as server, closing(CLOUDS[cloud](server.url)) as store:
         error = raised_by(lambda: store.get("k", ByteRange(2, 6)))
-        assert isinstance(error, StoreUnavailable)
+        assert isinstance(error, StoreUnavailableError)
         assert "the response has bytes 0-3/10, expected bytes from 2" in error.message
 
 
@@ -325,7 +325,7 @@ def test_cloud_range_from_another_place_is_refused(cloud: str) -> None:
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_cloud_write_that_never_connected_changed_nothing(cloud: str, host: str) -> None:
     with closing(CLOUDS[cloud](f"http://{host}")) as store:
-        assert isinstance(raised_by(lambda: store.put("k", b"body", mode=CREATE)), StoreUnavailable)
+        assert isinstance(raised_by(lambda: store.put("k", b"body", mode=CREATE)), StoreUnavailableError)
 
 
 def test_azure_write_with_a_failed_tls_handshake_changed_nothing() -> None:
@@ -333,7 +333,7 @@ def test_azure_write_with_a_failed_tls_handshake_changed_nothing() -> None:
         Connections(lambda _server, connection, _number: reset(connection)) as server,
         closing(azure(f"https://127.0.0.1:{server.port}")) as store,
     ):
-        assert isinstance(raised_by(lambda: store.put("k", b"body", mode=CREATE)), StoreUnavailable)
+        assert isinstance(raised_by(lambda: store.put("k", b"body", mode=CREATE)), StoreUnavailableError)
 
 
 _CREATED = (
@@ -371,7 +371,7 @@ def test_cloud_write_on_a_reused_connection_that_ends_is_sent_once(
         except OffloaderError as error:
             outcome = error
         assert len(server.requests) == 2
-        assert isinstance(outcome, OutcomeUnknown)
+        assert isinstance(outcome, OutcomeUnknownError)
 
 
 def test_gcs_delete_names_the_keys_it_never_sent() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.errors import OutcomeUnknownError, StoreUnavailableError
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, ObjectStore
 from offloader.store.open import open_store
@@ -43,7 +43,7 @@ def test_response_lost_behind_a_proxy_is_an_unknown_outcome(s3_place: Any, monke
         monkeypatch.setenv("NO_PROXY", "")
         with closing(s3_place.open(settings=ONCE)) as store:
             armed.set()
-            with pytest.raises(OutcomeUnknown):
+            with pytest.raises(OutcomeUnknownError):
                 store.put("k", b"body", mode=CREATE)
             armed.clear()
             assert store.get("k")[0] == b"body"
@@ -53,7 +53,7 @@ def test_response_lost_behind_a_proxy_is_an_unknown_outcome(s3_place: Any, monke
 def test_unreachable_proxy_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("NO_PROXY", "")
-    with closing(opened("http://127.0.0.1:9")) as store, pytest.raises(StoreUnavailable):
+    with closing(opened("http://127.0.0.1:9")) as store, pytest.raises(StoreUnavailableError):
         store.put("k", b"body")
 
 
@@ -81,13 +81,16 @@ def test_proxy_refusing_to_connect_changes_nothing(monkeypatch: pytest.MonkeyPat
     with one_connection(refuse) as port:
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("NO_PROXY", "")
-        with closing(opened("https://127.0.0.1:9")) as store, pytest.raises(StoreUnavailable):
+        with closing(opened("https://127.0.0.1:9")) as store, pytest.raises(StoreUnavailableError):
             store.put("k", b"body")
 
 
 @pytest.mark.parametrize(
     ("call", "expected"),
-    [(lambda store: store.get("k"), StoreUnavailable), (lambda store: store.put("k", b"body"), OutcomeUnknown)],
+    [
+        (lambda store: store.get("k"), StoreUnavailableError),
+        (lambda store: store.put("k", b"body"), OutcomeUnknownError),
+    ],
     ids=["get", "put"],
 )
 def test_refusal_reset_in_the_middle_is_no_bug(call: Callable[[ObjectStore], Any], expected: type[Exception]) -> None:
@@ -109,7 +112,9 @@ def test_refusal_reset_in_the_middle_is_no_bug(call: Callable[[ObjectStore], Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("trusted", "expected"), [(True, OutcomeUnknown), (False, StoreUnavailable)], ids=["an answer", "the handshake"]
+    ("trusted", "expected"),
+    [(True, OutcomeUnknownError), (False, StoreUnavailableError)],
+    ids=["an answer", "the handshake"],
 )
 def test_tls_failure_in_a_response_but_not_in_the_handshake_is_unknown(
     trusted: bool, expected: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

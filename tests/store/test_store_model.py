@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offloader.errors import NotFound, PreconditionFailed
+from offloader.errors import NotFoundError, PreconditionFailedError
 from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo
 from offloader.store.open import open_store
 from offloader.testing.store_suite import all_keys
@@ -50,7 +50,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule(key=KEYS, body=BODIES, metadata=METADATA)
     def create(self, key: str, body: bytes, metadata: dict[str, str]) -> None:
         if key in self.objects:
-            with pytest.raises(PreconditionFailed):
+            with pytest.raises(PreconditionFailedError):
                 self.store.put(key, body, mode=CREATE, metadata=metadata)
         else:
             self.wrote(key, body, metadata, self.store.put(key, body, mode=CREATE, metadata=metadata).etag)
@@ -61,14 +61,14 @@ class StoreModel(RuleBasedStateMachine):
         if key in self.objects:
             self.wrote(key, body, {}, self.store.put(key, body, mode=mode).etag)
         else:
-            with pytest.raises(PreconditionFailed):
+            with pytest.raises(PreconditionFailedError):
                 self.store.put(key, body, mode=mode)
 
     @precondition(lambda self: self.stale)
     @rule(data=st.data(), body=BODIES)
     def replace_a_stale_version(self, data: Any, body: bytes) -> None:
         key = data.draw(st.sampled_from(sorted(self.stale)))
-        with pytest.raises(PreconditionFailed):
+        with pytest.raises(PreconditionFailedError):
             self.store.put(key, body, mode=IfMatch(self.stale[key]))
 
     @rule(keys=st.lists(KEYS, max_size=4))
@@ -87,7 +87,7 @@ class StoreModel(RuleBasedStateMachine):
             assert found == body[start : start + length]
             assert (info.size_bytes, info.metadata, info.etag) == (len(body), metadata, self.etags[key])
         else:
-            with pytest.raises(NotFound):
+            with pytest.raises(NotFoundError):
                 self.store.get(key, ByteRange(start, start + length))
 
     @rule(key=KEYS)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloader.errors import (
-    AccessDenied,
-    InvalidCall,
-    NotFound,
+    AccessDeniedError,
+    InvalidCallError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    PreconditionFailed,
-    StoreUnavailable,
-    Throttled,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    ThrottledError,
 )
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.store.base import CREATE, IfMatch, ObjectStore
@@ -52,7 +52,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("verb", CALLS)
-@pytest.mark.parametrize("error", [StoreUnavailable, Throttled, OutcomeUnknown])
+@pytest.mark.parametrize("error", [StoreUnavailableError, ThrottledError, OutcomeUnknownError])
 def test_a_verb_that_can_be_repeated_is_repeated(verb: str, error: type[OffloaderError]) -> None:
     store, faulty, clock = stores(Fault(verb=verb, call=1, calls=2, error=error))
     faulty.inner.put("k", b"there")
@@ -62,7 +62,7 @@ def test_a_verb_that_can_be_repeated_is_repeated(verb: str, error: type[Offloade
 
 
 @pytest.mark.parametrize("verb", CALLS)
-@pytest.mark.parametrize("error", [AccessDenied, NotFound, PreconditionFailed])
+@pytest.mark.parametrize("error", [AccessDeniedError, NotFoundError, PreconditionFailedError])
 def test_permanent_error_is_not_retried(verb: str, error: type[OffloaderError]) -> None:
     store, faulty, clock = stores(Fault(verb=verb, call=1, error=error))
     with pytest.raises(error):
@@ -75,7 +75,7 @@ def test_permanent_error_is_not_retried(verb: str, error: type[OffloaderError]) 
 def test_number_of_attempts_is_bounded_and_reported(retries_max: int) -> None:
     settings = StoreSettings(retries_max=retries_max, retry_delay_first_s=0.1)
     store, faulty, _ = stores(Fault(verb="get", call=1, calls=1000), settings=settings)
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(StoreUnavailableError) as caught:
         store.get("k")
     assert len(faulty.calls) == 1 + retries_max
     assert caught.value.__notes__ == [f"gave up after attempt {1 + retries_max}"]
@@ -84,7 +84,7 @@ def test_number_of_attempts_is_bounded_and_reported(retries_max: int) -> None:
 def test_no_attempt_starts_after_the_total_time() -> None:
     settings = StoreSettings(retries_max=100, retry_delay_first_s=1.0, retry_delay_max_s=10.0, retry_total_s=30.0)
     store, faulty, clock = stores(Fault(verb="get", call=1, calls=1000), settings=settings)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         store.get("k")
     assert clock.monotonic_s() <= 30.0
     assert 3 < len(faulty.calls) < 100
@@ -101,7 +101,7 @@ def test_waits_differ_between_clients() -> None:
     waits = set()
     for seed in range(5):
         store, _, clock = stores(Fault(verb="get", call=1, calls=9), seed=seed)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             store.get("k")
         waits.add(tuple(clock.waits_s))
     assert len(waits) == 5
@@ -110,14 +110,14 @@ def test_waits_differ_between_clients() -> None:
 def test_closed_store_does_not_retry() -> None:
     store, faulty, _ = stores(Fault(verb="get", call=1, calls=9))
     store.close()
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         store.get("k")
     assert len(faulty.calls) == 1
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_create_recognises_its_own_earlier_put(lost: int) -> None:
-    store, faulty, _ = stores(Fault(verb="put", call=1, calls=lost, after=True, error=OutcomeUnknown))
+    store, faulty, _ = stores(Fault(verb="put", call=1, calls=lost, after=True, error=OutcomeUnknownError))
     info = store.put("k", b"mine", mode=CREATE)
     assert info.etag == faulty.inner.head("k").etag
     assert [verb for verb, _ in faulty.calls].count("get") == 1
@@ -126,68 +126,68 @@ def test_create_recognises_its_own_earlier_put(lost: int) -> None:
 def test_create_refused_at_once_sends_no_read() -> None:
     store, faulty, _ = stores()
     faulty.inner.put("k", b"mine")
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(PreconditionFailedError):
         store.put("k", b"mine", mode=CREATE)
     assert [verb for verb, _ in faulty.calls] == ["put"]
 
 
 def test_a_create_refused_after_an_attempt_that_changed_nothing_is_refused() -> None:
     """Only an unknown outcome makes equal bytes a proof of our own put."""
-    store, faulty, _ = stores(Fault(verb="put", call=1, error=Throttled))
+    store, faulty, _ = stores(Fault(verb="put", call=1, error=ThrottledError))
     faulty.inner.put("k", b"mine")
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(PreconditionFailedError):
         store.put("k", b"mine", mode=CREATE)
 
 
 def test_a_create_that_another_won_is_refused_after_an_unknown_outcome() -> None:
-    store, faulty, _ = stores(Fault(verb="put", call=1, error=OutcomeUnknown))
+    store, faulty, _ = stores(Fault(verb="put", call=1, error=OutcomeUnknownError))
     faulty.inner.put("k", b"another's")
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(PreconditionFailedError):
         store.put("k", b"mine", mode=CREATE)
 
 
 def test_an_if_match_recognises_its_own_earlier_put() -> None:
-    store, faulty, _ = stores(Fault(verb="put", call=1, after=True, error=OutcomeUnknown))
+    store, faulty, _ = stores(Fault(verb="put", call=1, after=True, error=OutcomeUnknownError))
     etag = faulty.inner.put("k", b"old").etag
     assert store.put("k", b"mine", mode=IfMatch(etag)).size_bytes == 4
     assert faulty.inner.get("k")[0] == b"mine"
 
 
 def test_an_if_match_that_may_have_been_replaced_stays_unknown() -> None:
-    store, faulty, _ = stores(Fault(verb="put", call=1, error=OutcomeUnknown))
+    store, faulty, _ = stores(Fault(verb="put", call=1, error=OutcomeUnknownError))
     etag = faulty.inner.put("k", b"old").etag
     faulty.inner.put("k", b"newer")
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         store.put("k", b"mine", mode=IfMatch(etag))
 
 
-@pytest.mark.parametrize("then", [StoreUnavailable, Throttled, AccessDenied])
+@pytest.mark.parametrize("then", [StoreUnavailableError, ThrottledError, AccessDeniedError])
 def test_an_unknown_outcome_is_never_forgotten(then: type[OffloaderError]) -> None:
     """The last attempt changed nothing, but the first may have: "nothing was changed" would be false."""
     store, _, _ = stores(
-        Fault(verb="put", call=1, error=OutcomeUnknown), Fault(verb="put", call=2, calls=100, error=then)
+        Fault(verb="put", call=1, error=OutcomeUnknownError), Fault(verb="put", call=2, calls=100, error=then)
     )
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         store.put("k", b"mine", mode=CREATE)
 
 
 def test_unknown_outcome_stays_unknown_when_its_verification_fails() -> None:
     store, _, _ = stores(
-        Fault(verb="put", call=1, after=True, error=OutcomeUnknown), Fault(verb="get", call=1, calls=100)
+        Fault(verb="put", call=1, after=True, error=OutcomeUnknownError), Fault(verb="get", call=1, calls=100)
     )
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         store.put("k", b"mine", mode=CREATE)
 
 
 def test_a_part_of_unknown_outcome_is_sent_again() -> None:
-    store, _, _ = stores(Fault(verb="upload_part", call=1, after=True, error=OutcomeUnknown))
+    store, _, _ = stores(Fault(verb="upload_part", call=1, after=True, error=OutcomeUnknownError))
     upload_id = store.begin_upload("k")
     part = store.upload_part("k", upload_id, 1, b"part")
     assert store.complete_upload("k", upload_id, [part]).size_bytes == 4
 
 
 def test_a_completion_that_did_not_happen_is_repeated() -> None:
-    store, faulty, _ = stores(Fault(verb="complete_upload", call=1, error=OutcomeUnknown))
+    store, faulty, _ = stores(Fault(verb="complete_upload", call=1, error=OutcomeUnknownError))
     upload_id = store.begin_upload("k")
     part = store.upload_part("k", upload_id, 1, b"part")
     assert store.complete_upload("k", upload_id, [part]).size_bytes == 4
@@ -195,26 +195,26 @@ def test_a_completion_that_did_not_happen_is_repeated() -> None:
 
 
 def test_completion_with_a_lost_response_is_not_repeated() -> None:
-    store, faulty, _ = stores(Fault(verb="complete_upload", call=1, after=True, error=OutcomeUnknown))
+    store, faulty, _ = stores(Fault(verb="complete_upload", call=1, after=True, error=OutcomeUnknownError))
     upload_id = store.begin_upload("k")
     part = store.upload_part("k", upload_id, 1, b"part")
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         store.complete_upload("k", upload_id, [part])
     assert store.get("k")[0] == b"part"
     assert [verb for verb, _ in faulty.calls].count("complete_upload") == 1
 
 
-@pytest.mark.parametrize("then", [None, StoreUnavailable, AccessDenied, InvalidCall])
+@pytest.mark.parametrize("then", [None, StoreUnavailableError, AccessDeniedError, InvalidCallError])
 def test_completion_of_unknown_outcome_is_never_reported_as_unavailable(then: type[OffloaderError] | None) -> None:
     """The upload is still listed, but a completion that was sent may still arrive."""
-    faults = [Fault(verb="complete_upload", call=1, calls=1 if then else 100, error=OutcomeUnknown)]
+    faults = [Fault(verb="complete_upload", call=1, calls=1 if then else 100, error=OutcomeUnknownError)]
     faults += [Fault(verb="complete_upload", call=2, calls=100, error=then)] if then else []
     store, _, _ = stores(*faults)
     upload_id = store.begin_upload("k")
     part = store.upload_part("k", upload_id, 1, b"part")
     with pytest.raises(OffloaderError) as caught:
         store.complete_upload("k", upload_id, [part])
-    assert type(caught.value) is OutcomeUnknown
+    assert type(caught.value) is OutcomeUnknownError
 
 
 def test_every_attempt_is_counted() -> None:
@@ -224,7 +224,7 @@ def test_every_attempt_is_counted() -> None:
     store = RetryingStore(AttemptStore(faulty, Limiter(LimitSettings(), clock)), SETTINGS, clock, random.Random(1))
     store.put("k", b"12345")
     store.get("k")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         store.get("absent")
     counts = requests_of(store)
     assert counts == {
@@ -244,11 +244,11 @@ def test_the_nth_call_fails_and_no_other() -> None:
     store.put("a", b"")
     store.put("b", b"")
     store.put("a", b"")
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         store.put("b", b"new")
     assert store.get("b")[0] == b""
     store.put("b", b"new")
     assert store.calls[-1] == ("put", "b")
-    store.set_faults([Fault(verb="get", call=1, after=True, error=OutcomeUnknown)])
-    with pytest.raises(OutcomeUnknown):
+    store.set_faults([Fault(verb="get", call=1, after=True, error=OutcomeUnknownError)])
+    with pytest.raises(OutcomeUnknownError):
         store.get("b")

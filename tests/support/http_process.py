@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Credentials, open_credentials
@@ -64,7 +64,7 @@ class _Streams(dict[str, StreamOffload]):
 
     def require(self, stream: str) -> StreamOffload:
         if stream not in self:
-            raise NotFound(f"stream {stream} isn't offloaded by this process", hint="`/v1/streams?served=true`")
+            raise NotFoundError(f"stream {stream} isn't offloaded by this process", hint="`/v1/streams?served=true`")
         return self[stream]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from formats.entries import Position
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
 from offloader.service.providers.pulsar import PulsarProvider
@@ -95,7 +95,7 @@ class Cluster:
     def cold(self, name: str) -> list[tuple[Position, bytes]]:
         try:
             return stored_entries(self.store, S + name)
-        except NotFound:
+        except NotFoundError:
             return []
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, TypeVar
 
-from offloader.errors import OffloaderError, OutcomeUnknown
+from offloader.errors import OffloaderError, OutcomeUnknownError
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import Request, StoreWrapper
 
@@ -71,10 +71,10 @@ class _GatedStore(StoreWrapper):
             raise _Crash
         if fate is Fate.IN_FLIGHT:
             self._in_flight.append(call)
-            raise OutcomeUnknown(f"{verb} of {key} is in flight")
+            raise OutcomeUnknownError(f"{verb} of {key} is in flight")
         answer = call()
         if fate is Fate.REPLY_LOST:
-            raise OutcomeUnknown(f"the reply to {verb} of {key} is lost")
+            raise OutcomeUnknownError(f"the reply to {verb} of {key} is lost")
         return answer
 
 

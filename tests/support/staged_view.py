@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from offloader.errors import NotFound, StoreUnavailable
+from offloader.errors import NotFoundError, StoreUnavailableError
 from offloader.monitor import idle_document
 from offloader.plot import StreamTimeline
 from offloader.service.queries import Page, StreamOrder, page_of
@@ -109,7 +109,7 @@ class StagedView:
     def _ask_the_store(self) -> None:
         self.store_answers.wait(PATIENCE_S)
         if self.store_error:
-            raise StoreUnavailable(self.store_error)
+            raise StoreUnavailableError(self.store_error)
 
     def overview(self) -> dict[str, Any]:
         modes: dict[str, int] = {}
@@ -164,7 +164,7 @@ class StagedView:
             if row["stream"] == name:
                 more = {"epoch": 4, "writer": "offloader@broker-2", "record": 128, "recorded_ms": self.now_ms - 95_000}
                 return {**row, "store_error": self.store_error} if self.store_error else {**row, "gaps": 1, **more}
-        raise NotFound(f"there is no stream {name}", hint="`offloader ls` lists them")
+        raise NotFoundError(f"there is no stream {name}", hint="`offloader ls` lists them")
 
     def errors(self, *, stream: str | None = None, limit: int = 500) -> list[dict[str, Any]]:
         return [row for row in self.error_rows if stream is None or row["stream"] == stream][:limit]

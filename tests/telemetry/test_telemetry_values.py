@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.errors import Fenced, OutcomeUnknown, StoreUnavailable, Throttled
+from offloader.errors import FencedError, OutcomeUnknownError, StoreUnavailableError, ThrottledError
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
@@ -127,7 +127,7 @@ def test_a_record_of_unknown_outcome_counts_once(measured: Measured) -> None:
     stream = measured.bench.start(source, measured.store)
     source.append([b"x" * 100] * 3, 1_000)
     eventually(lambda: stream.status().offered == stream.status().tail)
-    lost = [Fault(call=2, calls=20, verb="put", key_part="/manifest/", after=True, error=OutcomeUnknown)]
+    lost = [Fault(call=2, calls=20, verb="put", key_part="/manifest/", after=True, error=OutcomeUnknownError)]
     measured.bench.store.set_faults(lost)
     stream.offload()
     assert measured("entries_offloaded_total") == 3
@@ -156,7 +156,7 @@ def test_a_segment_that_fails_counts_and_so_do_its_errors_and_retries(measured: 
     source.append([b"x" * 100] * 3, 1_000)
     eventually(lambda: stream.status().offered == stream.status().tail)
     attempts = 1 + StoreSettings().retries_max
-    failing = [Fault(call=1, calls=attempts, verb="put", key_part="-index", error=StoreUnavailable)]
+    failing = [Fault(call=1, calls=attempts, verb="put", key_part="-index", error=StoreUnavailableError)]
     measured.bench.store.set_faults(failing)
     stream.offload()
     assert measured("segments_total", status="failed") == 1
@@ -168,7 +168,7 @@ def test_a_segment_that_fails_counts_and_so_do_its_errors_and_retries(measured: 
 
 def test_throttles_are_errors_too_and_slow_the_process_down() -> None:
     metrics, clock = Metrics(TelemetrySettings(), ManualClock()), ManualClock()
-    raw = FaultyStore(MemoryStore("throttles", "", clock), [Fault(verb="head", call=1, calls=3, error=Throttled)])
+    raw = FaultyStore(MemoryStore("throttles", "", clock), [Fault(verb="head", call=1, calls=3, error=ThrottledError)])
     raw.put("a/b/persistent/c/k", b"x")
     opened(raw, metrics, clock).head("a/b/persistent/c/k")
     found = exposed(metrics)
@@ -197,7 +197,7 @@ def test_stream_taken_by_another_owner_counts_as_fenced_once(measured: Measured)
     source.append([b"y"] * 2, 2_000)
     other.offload()
     source.append([b"z"] * 2, 3_000)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         stream.offload()
     assert measured("fenced_total") == 1
     assert measured("streams", mode="stopped") == 1

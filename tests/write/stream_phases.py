@@ -13,7 +13,7 @@ from typing import Any
 
 from formats.keys import catalog_key
 from formats.manifest import Edit, Pause, Resume
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
@@ -42,7 +42,7 @@ class SwitchableStore(StoreWrapper):
 
     def around(self, request: Request, call: Callable[[], Any]) -> Any:
         if self.is_down:
-            raise StoreUnavailable("no route to the store")
+            raise StoreUnavailableError("no route to the store")
         return call()
 
 

@@ -18,7 +18,7 @@ from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.keys import new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Edit, Failed, LedgerClosed, LedgersDeleted, Offloaded, decode_record
 from formats.summary import SegmentSummary
-from offloader.errors import Corrupt, Fenced, OffloaderError, StoreUnavailable
+from offloader.errors import CorruptError, FencedError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -136,7 +136,7 @@ def test_a_second_run_has_nothing_to_do_and_opens_no_epoch(bench: Bench) -> None
 @pytest.mark.slow
 def test_failed_attempt_is_retried_under_another_uuid_and_its_objects_deleted(bench: Bench) -> None:
     bench.append(300)
-    bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=StoreUnavailableError)])
 
     assert bench.offloader.history.backfill(bench.source, STREAM).errors == []
 
@@ -152,11 +152,11 @@ def test_interrupted_backfill_commits_the_contiguous_prefix_and_continues(bench:
     bench.offloader.history.backfill(bench.source, STREAM, last=bench.expected[50][0])
     before = load_manifest(bench.memory, STREAM)
     # The first data object of what follows can't be written, whatever its name.
-    bench.store.set_faults([Fault(call=1, calls=1, verb="put", key_part="-index", error=Corrupt)])
+    bench.store.set_faults([Fault(call=1, calls=1, verb="put", key_part="-index", error=CorruptError)])
 
     stopped = bench.offloader.history.backfill(bench.source, STREAM)
 
-    assert [type(error) for error in stopped.errors] == [Corrupt]
+    assert [type(error) for error in stopped.errors] == [CorruptError]
     half = load_manifest(bench.memory, STREAM)
     planned = [segment.uuid for segment in half.assigned()]
     assert len(planned) == 1
@@ -186,7 +186,7 @@ def test_a_run_that_loses_the_stream_ends_fenced_and_commits_nothing_more(bench:
         if not taken:
             taken.append(ManifestLog(bench.memory, STREAM, clock=SystemClock()).open_epoch())
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         bench.offloader.history.backfill(bench.source, STREAM, on_progress=take)
     bench.offloader.close()
     edits = bench.edits()
@@ -286,7 +286,7 @@ def begin_and_lose(bench: Bench) -> Position:
 def test_backfill_stops_at_a_gap_with_an_error(bench: Bench) -> None:
     end = begin_and_lose(bench)
     result = bench.offloader.history.backfill(bench.source, STREAM)
-    assert [type(error) for error in result.errors] == [Corrupt]
+    assert [type(error) for error in result.errors] == [CorruptError]
     assert "set on_gap = record" in str(result.errors[0])
     state = load_manifest(bench.memory, STREAM)
     assert (state.committed_end(), state.gaps, state.newest_end) == (end, (), end)
@@ -467,7 +467,7 @@ class PrioritiesSeen(StoreWrapper):
 def test_backfill_uploads_have_backfill_priority_and_deletes_deletion_priority(bench: Bench) -> None:
     bench.append(300)
     watched = PrioritiesSeen(bench.store)
-    bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=StoreUnavailableError)])
     offloader = LedgerOffloader(watched, SETTINGS)
     offloader.history.backfill(bench.source, STREAM)
     offloader.close()

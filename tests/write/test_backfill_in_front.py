@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from formats.entries import Position
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import open_stream_reader
@@ -52,7 +52,7 @@ def test_history_in_front_is_offloaded_and_promised_segments_stay() -> None:
         # The older ledger is assigned, and its upload fails for good: a half-done run.
         store.set_faults([Fault(verb="put", key_part=f"{STREAM}/", but="/manifest/", call=1, calls=10**6)])
         result = offloader.history.backfill(ledgers, STREAM)
-        assert [type(error) for error in result.errors] == [StoreUnavailable]
+        assert [type(error) for error in result.errors] == [StoreUnavailableError]
         store.set_faults([])
         assert [segment.begin for segment in load_manifest(store, STREAM).assigned()] == [first]
         _require_later_only(store, ledgers, later, last)

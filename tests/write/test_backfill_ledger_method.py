@@ -14,7 +14,7 @@ import pytest
 from formats.entries import EntryBatch, Position
 from formats.keys import parse_object_key
 from formats.manifest import Failed, Gap, LedgersDeleted, decode_record
-from offloader.errors import Corrupt, Fenced, InvalidCall, StoreUnavailable, Unsupported
+from offloader.errors import CorruptError, FencedError, InvalidCallError, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -87,13 +87,13 @@ def test_the_plan_is_shown_although_the_gaps_of_the_stream_cant_be_told(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **__: object) -> None:
-        raise Corrupt("the source lists entries in a gap")
+        raise CorruptError("the source lists entries in a gap")
 
     bench.append(700)
     monkeypatch.setattr("offloader.write.backfill_service.find_gaps", refused)
     shown: list[int] = []
 
-    with pytest.raises(Corrupt, match="in a gap"):
+    with pytest.raises(CorruptError, match="in a gap"):
         bench.offloader.history.ledgers(bench.source, STREAM, on_plan=lambda plan: shown.append(len(plan.segments)))
 
     assert shown == [3]
@@ -135,7 +135,7 @@ def test_open_and_empty_ledgers_are_refused(bench: Bench) -> None:
     info = bench.source.ledgers()[-1]
     for wrong in (info, replace(info, closed=True, entries=0)):
         future = bench.offloader.offload(SourceLedger(bench.source, wrong), UUID(int=next(_names)), {}, stream=STREAM)
-        with pytest.raises(InvalidCall, match="can't be offloaded"):
+        with pytest.raises(InvalidCallError, match="can't be offloaded"):
             future.result(PATIENCE_S)
     assert bench.store.calls == []
 
@@ -157,7 +157,7 @@ def test_ledger_differing_from_its_recorded_facts_is_not_reported_as_offloaded(
 
     future = bench.offloader.offload(SourceLedger(bench.source, info), UUID(int=1), {}, stream=STREAM)
 
-    with pytest.raises(Corrupt, match=shown):
+    with pytest.raises(CorruptError, match=shown):
         future.result(PATIENCE_S)
     assert bench.memory.list("").objects == ()
 
@@ -179,8 +179,8 @@ def test_wrong_recorded_size_neither_truncates_nor_fails(bench: Bench, size: int
 
 def test_a_failed_attempt_is_recorded_and_the_next_one_has_another_name(bench: Bench) -> None:
     bench.append(300)
-    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailable)])
-    with pytest.raises(StoreUnavailable):
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailableError)])
+    with pytest.raises(StoreUnavailableError):
         bench.offload()
     bench.store.set_faults([])
 
@@ -198,8 +198,8 @@ def test_a_failed_attempt_is_recorded_and_the_next_one_has_another_name(bench: B
 
 def test_complete_data_object_of_a_failed_attempt_is_adopted_without_resending(bench: Bench) -> None:
     bench.append(300)
-    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1-index", error=StoreUnavailable)])
-    with pytest.raises(StoreUnavailable):
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1-index", error=StoreUnavailableError)])
+    with pytest.raises(StoreUnavailableError):
         bench.offload()
     sent = [key for verb, key in bench.store.calls if verb == "put" and key.endswith("-ledger-1")]
 
@@ -242,9 +242,9 @@ def test_a_closed_ledger_of_empty_payloads_is_due_as_soon_as_it_is_closed() -> N
 def test_failing_ledger_is_reported_and_does_not_stop_the_others(bench: Bench) -> None:
     bench.append(700)
     first = bench.source.ledgers()[0]
-    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailableError)])
 
-    with pytest.raises(StoreUnavailable, match=r"fault before put of .*-ledger-1"):
+    with pytest.raises(StoreUnavailableError, match=r"fault before put of .*-ledger-1"):
         bench.offload()
 
     state = load_manifest(bench.memory, STREAM)
@@ -301,7 +301,7 @@ def test_ledger_with_a_gap_is_refused_by_name_and_others_are_offloaded(bench: Be
     bench.append(700)
     result = bench.offloader.history.ledgers(Holed(bench.source, 2), STREAM)
 
-    assert [type(error) for error in result.errors] == [Unsupported]
+    assert [type(error) for error in result.errors] == [UnsupportedError]
     assert "ledger 2 has a gap at entry 10" in str(result.errors[0])
     assert [segment.v1_ledger_id for segment in load_manifest(bench.memory, STREAM).offloaded()] == [1, 3]
 
@@ -328,7 +328,7 @@ def test_attempt_of_a_fenced_writer_is_not_recorded_as_complete(bench: Bench) ->
             log.open_epoch()
             return self._inner.read(start, max_bytes)
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         bench.offloader.history.ledgers(Usurped(bench.source, 1), STREAM)
 
     state = load_manifest(bench.memory, STREAM)
@@ -339,7 +339,7 @@ def test_attempt_of_a_fenced_writer_is_not_recorded_as_complete(bench: Bench) ->
 def test_living_owner_is_fenced_only_on_request(bench: Bench) -> None:
     bench.append(300)
     ManifestLog(bench.memory, STREAM, clock=SystemClock()).open_epoch()
-    with pytest.raises(Fenced, match="--take-over"):
+    with pytest.raises(FencedError, match="--take-over"):
         bench.offloader.history.ledgers(bench.source, STREAM, take_over=False)
     assert bench.offloader.history.ledgers(bench.source, STREAM).errors == []
 
@@ -349,7 +349,7 @@ def test_owner_that_comes_after_the_manifest_was_loaded_is_not_fenced_either(ben
     bench.append(300)
     owner = ManifestLog(bench.memory, STREAM, clock=SystemClock())
     run = getattr(bench.offloader.history, method)
-    with pytest.raises(Fenced, match="--take-over"):
+    with pytest.raises(FencedError, match="--take-over"):
         run(bench.source, STREAM, take_over=False, on_plan=lambda _: owner.open_epoch())
     assert load_manifest(bench.memory, STREAM).epoch == owner.epoch == 1
     owner.load()

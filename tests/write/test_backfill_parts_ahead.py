@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.errors import OffloaderError, StoreUnavailableError
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
@@ -60,7 +60,7 @@ class _Gate(StoreWrapper):
         if self._aborted:
             self.after_abort.append(request.key)
         if number >= self.fails_from:
-            raise StoreUnavailable("no more")
+            raise StoreUnavailableError("no more")
         return call()
 
 
@@ -127,7 +127,7 @@ def test_failed_part_ends_the_segment_after_the_other_parts_finished(new_bench: 
     eventually(lambda: bench.store.waiting == 3)
     bench.store.open.set()
     assert bench.done.wait(PATIENCE_S)
-    assert [type(error) for error in bench.errors] == [StoreUnavailable]
+    assert [type(error) for error in bench.errors] == [StoreUnavailableError]
     assert bench.store.after_abort == []
     assert bench.store.inner.list_uploads("") == []
     assert load_manifest(bench.store.inner, STREAM).offloaded() == []

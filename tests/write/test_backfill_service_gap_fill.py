@@ -14,18 +14,18 @@ from formats.keys import fill_key, is_segment_uuid_of, object_owner
 from formats.manifest import Edit, Gap, LedgerClosed, LedgersDeleted, Purged, Retire, StreamDeleted
 from offloader.coverage import GapReason
 from offloader.errors import (
-    Corrupt,
-    InvalidCall,
-    LimitReached,
-    ObjectChanged,
-    ObjectMissing,
-    OutcomeUnknown,
-    SourceMismatch,
-    Trimmed,
+    CorruptError,
+    InvalidCallError,
+    LimitReachedError,
+    ObjectChangedError,
+    ObjectMissingError,
+    OutcomeUnknownError,
+    SourceMismatchError,
+    TrimmedError,
 )
 from offloader.manifest.load import load_manifest
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefusedError
 from offloader.read.cold import read_fill
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
@@ -154,7 +154,7 @@ def test_what_is_on_its_way_between_gaps_divides_them() -> None:
 def test_other_entries_than_the_missing_ones_are_refused(ids: Sequence[int], first: int, last: int, why: str) -> None:
     store = new_store()
     writer = written(store)
-    with pytest.raises(InvalidCall, match=why):
+    with pytest.raises(InvalidCallError, match=why):
         fill_gaps(writer.log, given(*ids), first, last)
     assert fill_objects(store) == []
 
@@ -164,7 +164,7 @@ def test_a_huge_range_costs_nothing() -> None:
     writer = StreamWriter(store)
     writer.add([batch_of(7, 0, 5)])
     writer.log.commit([Gap(Position(7, 5), Position(9, -1), GapReason.UNDELIVERED)])
-    with pytest.raises(InvalidCall, match="entry 6 is missing"):
+    with pytest.raises(InvalidCallError, match="entry 6 is missing"):
         fill_gaps(writer.log, given(5), 0, 2**62)
 
 
@@ -172,9 +172,9 @@ def test_other_bytes_for_an_entry_that_is_stored_are_another_source() -> None:
     store = new_store()
     writer = written(store)
     fill_gaps(writer.log, given(5, 9, 10), 0, 10)
-    with pytest.raises(SourceMismatch, match="have other bytes"):
+    with pytest.raises(SourceMismatchError, match="have other bytes"):
         fill_gaps(writer.log, given(9, 10, size=21), 9, 10)
-    with pytest.raises(SourceMismatch):
+    with pytest.raises(SourceMismatchError):
         fill_gaps(writer.log, given(5, 9, 10, 15, size=21), 0, 15)
     assert len(writer.log.load().fills) == 1
 
@@ -182,10 +182,10 @@ def test_other_bytes_for_an_entry_that_is_stored_are_another_source() -> None:
 def test_too_much_at_once_and_a_deleted_ledger_are_refused_by_name() -> None:
     store = new_store()
     writer = written(store)
-    with pytest.raises(LimitReached, match="send fewer entries per call"):
+    with pytest.raises(LimitReachedError, match="send fewer entries per call"):
         fill_gaps(writer.log, given(5, size=FRAMES_BYTES_MAX), 5, 5)
     writer.log.commit([LedgersDeleted((7,))])
-    with pytest.raises(Trimmed, match="deleted from the stream"):
+    with pytest.raises(TrimmedError, match="deleted from the stream"):
         fill_gaps(writer.log, given(5), 5, 5)
     assert fill_objects(store) == []
 
@@ -222,7 +222,7 @@ def test_a_ledger_that_is_deleted_meanwhile_gets_no_fill() -> None:
     meddling = Meddling(store)
     slow = ManifestLog(meddling, writer.stream, clock=SystemClock())
     meddling.meddle.append(lambda: writer.log.commit([LedgersDeleted((7,))]))
-    with pytest.raises(Trimmed):
+    with pytest.raises(TrimmedError):
         fill_gaps(slow, given(5), 5, 5)
     assert load_manifest(store, writer.stream).fills == ()
 
@@ -239,11 +239,11 @@ class Lossy(StoreWrapper):
         if request.verb == "put" and request.key.endswith(".json"):
             if self.dropped:
                 self.dropped -= 1
-                raise OutcomeUnknown("no answer")
+                raise OutcomeUnknownError("no answer")
             if self.lost:
                 self.lost -= 1
                 call()
-                raise OutcomeUnknown("no answer")
+                raise OutcomeUnknownError("no answer")
         return call()
 
 
@@ -263,7 +263,7 @@ def test_while_it_is_unknown_whether_the_record_arrived_nothing_is_promised() ->
     lossy = Lossy(store)
     log = ManifestLog(lossy, writer.stream, clock=SystemClock())
     lossy.dropped = 100
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         fill_gaps(log, given(5), 5, 5)
     lossy.dropped = 0
     assert fill_gaps(log, given(5), 5, 5) == 1
@@ -279,14 +279,14 @@ def test_a_fill_that_was_damaged_replaced_or_removed_is_an_error_of_that_kind() 
     whole = bytes(store.get(key)[0])
     for at in range(len(whole)):
         store.put(key, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(Corrupt, match="CRC-32C"):
+        with pytest.raises(CorruptError, match="CRC-32C"):
             read_fill(store, writer.stream, fill)
     for other in (whole[:-1], whole + b"\0", whole * 100):
         store.put(key, other)
-        with pytest.raises(ObjectChanged, match=f"expected {len(whole)} bytes, found {len(other)}"):
+        with pytest.raises(ObjectChangedError, match=f"expected {len(whole)} bytes, found {len(other)}"):
             read_fill(store, writer.stream, fill)
     store.delete([key])
-    with pytest.raises(ObjectMissing, match="but the manifest records it"):
+    with pytest.raises(ObjectMissingError, match="but the manifest records it"):
         read_fill(store, writer.stream, fill)
 
 
@@ -300,7 +300,7 @@ def test_a_fill_whose_ledger_was_purged_is_trimmed_not_missing() -> None:
     log.commit([LedgersDeleted((7,)), Retire(tuple(writer.uuids[:3]))])
     log.commit([Purged(tuple(writer.uuids[:3]), log.state.record_id)])
     assert log.state.fills == ()
-    with pytest.raises(Trimmed, match="ledger 7 was deleted"):
+    with pytest.raises(TrimmedError, match="ledger 7 was deleted"):
         read_fill(store, writer.stream, fill)
 
 
@@ -308,6 +308,6 @@ def test_a_deleted_stream_takes_no_fill() -> None:
     store = new_store()
     writer = written(store)
     writer.log.commit([StreamDeleted()])
-    with pytest.raises(EditRefused, match="was deleted"):
+    with pytest.raises(EditRefusedError, match="was deleted"):
         fill_gaps(writer.log, given(5), 5, 5)
     assert fill_objects(store) == []

@@ -11,7 +11,7 @@ import pytest
 from formats.entries import Position
 from formats.keys import index_key
 from formats.manifest import Assign, Edit, Failed, Gap, Offloaded
-from offloader.errors import Corrupt, StoreUnavailable
+from offloader.errors import CorruptError, StoreUnavailableError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
@@ -100,7 +100,7 @@ def test_stream_far_behind_after_an_outage_catches_up_in_parallel(
     stream = bench.start(source)
     bench.append(source, 3)
     stream.offload()
-    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailableError)])
     bench.append(source, 100)
     eventually(lambda: stream.status().error)
     bench.store.set_faults([])
@@ -116,7 +116,7 @@ class _FirstFails(StoreWrapper):
         if request.verb == "put" and request.key.endswith("-index"):
             under_way = load_manifest(self.inner, STREAM).assigned()
             if request.key == index_key(STREAM, min(under_way, key=lambda each: each.begin).uuid):
-                raise Corrupt("a fault")
+                raise CorruptError("a fault")
         return call()
 
 
@@ -127,7 +127,7 @@ def leave_failed_range(bench: Bench) -> tuple[Position, Position]:
     offloader = LedgerOffloader(_FirstFails(bench.store), bench.settings, clock=bench.clock)
     result = offloader.history.backfill(source, STREAM)
     offloader.close()
-    assert [type(error) for error in result.errors] == [Corrupt]
+    assert [type(error) for error in result.errors] == [CorruptError]
     state = load_manifest(bench.memory, STREAM)
     gaps = [segment for segment in state.assigned() if segment.end is not None]
     assert gaps
@@ -142,7 +142,7 @@ def test_failed_historical_range_before_later_ones_is_offloaded_again(
 ) -> None:
     bench = new_bench()
     begin, _ = leave_failed_range(bench)
-    bench.store.set_faults([Fault(call=1, verb="head", key_part=STREAM, error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, verb="head", key_part=STREAM, error=StoreUnavailableError)])
 
     second = bench.start(bench.open())
     second.offload()

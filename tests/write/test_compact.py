@@ -15,11 +15,11 @@ from formats.keys import data_key, parse_object_key, record_key
 from formats.manifest import Gap, Hold, LedgerClosed, LedgersDeleted, Truncate
 from formats.segment import Codec
 from formats.summary import Layout
-from offloader.errors import Corrupt, Fenced, StoreUnavailable
+from offloader.errors import CorruptError, FencedError, StoreUnavailableError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
@@ -317,7 +317,7 @@ def test_a_following_reader_sees_neither_a_hole_nor_a_duplicate(bench: Compactio
 @pytest.mark.slow
 def test_an_active_owner_is_asked_for_and_never_fenced(bench: CompactionBench) -> None:
     record = load_manifest(bench.memory, STREAM).record_id
-    with pytest.raises(Fenced, match="is owned by"):
+    with pytest.raises(FencedError, match="is owned by"):
         bench.compact(beside_owner=False)
     assert load_manifest(bench.memory, STREAM).record_id == record
     bench.compact()
@@ -336,7 +336,7 @@ def test_writer_taking_the_stream_fences_the_compaction(bench: CompactionBench, 
 
     takers: list[StreamWriter] = []
     bench.store.on_put = taken
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         bench.compact()
     assert len(takers) == 1
     bench.require_whole()
@@ -377,8 +377,8 @@ def test_owner_that_commits_meanwhile_delays_nothing(bench: CompactionBench) -> 
 
 def test_promise_of_a_run_that_ended_is_given_up_after_a_day(bench: CompactionBench) -> None:
     clock = ManualClock(SystemClock().now_ms())
-    bench.store.set_faults([Fault(call=1, verb="put", but="/manifest/", error=StoreUnavailable, calls=100)])
-    with pytest.raises(StoreUnavailable):
+    bench.store.set_faults([Fault(call=1, verb="put", but="/manifest/", error=StoreUnavailableError, calls=100)])
+    with pytest.raises(StoreUnavailableError):
         bench.compact()
     [promise] = load_manifest(bench.memory, STREAM).rewrites
     bench.store.set_faults([])
@@ -397,7 +397,7 @@ def test_promise_of_a_run_that_ended_is_given_up_after_a_day(bench: CompactionBe
 
 def test_held_stream_is_not_compacted_and_keeps_its_owner(bench: CompactionBench) -> None:
     epoch = bench.writer.log.commit([Hold(True, "court")]).epoch
-    with pytest.raises(EditRefused, match="on hold"):
+    with pytest.raises(EditRefusedError, match="on hold"):
         bench.compact()
     assert load_manifest(bench.memory, STREAM).epoch == epoch
     bench.require_whole()
@@ -412,7 +412,7 @@ def test_damaged_segment_is_left_and_the_other_merges_are_done() -> None:
     data[300] ^= 1
     bench.memory.put(key, bytes(data))
     done = bench.compact()
-    assert [type(error) for error in done.errors] == [Corrupt]
+    assert [type(error) for error in done.errors] == [CorruptError]
     assert key in str(done.errors[0])
     assert bench.ends() == [
         (Position(1, 0), Position(1, 9)),
@@ -464,8 +464,8 @@ def test_retention_during_a_compaction_is_planned_again(bench: CompactionBench) 
 @pytest.mark.slow
 def test_full_store_leaves_the_stream_as_it_was(bench: CompactionBench) -> None:
     before = bench.ends()
-    bench.store.set_faults([Fault(call=1, verb="put", but="/manifest/", error=StoreUnavailable, calls=100)])
-    with pytest.raises(StoreUnavailable):
+    bench.store.set_faults([Fault(call=1, verb="put", but="/manifest/", error=StoreUnavailableError, calls=100)])
+    with pytest.raises(StoreUnavailableError):
         bench.compact()
     assert bench.ends() == before
     bench.require_whole()

@@ -15,7 +15,7 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Pause
 from offloader.cli.main import main
-from offloader.errors import Corrupt, NotFound, StoreMismatch
+from offloader.errors import CorruptError, NotFoundError, StoreMismatchError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import ManifestLog
@@ -154,14 +154,14 @@ def replaced(place: Place, request: pytest.FixtureRequest) -> Place:
 @pytest.mark.slow
 def test_writer_is_refused_and_changes_nothing(replaced: Place) -> None:
     before = replaced.files()
-    with pytest.raises(StoreMismatch, match="isn't the store recorded by its hot tier"):
+    with pytest.raises(StoreMismatchError, match="isn't the store recorded by its hot tier"):
         replaced.open().close()
     assert replaced.files() == before
 
 
 @pytest.mark.slow
 def test_reader_of_both_tiers_is_refused(replaced: Place) -> None:
-    with pytest.raises(StoreMismatch, match="isn't the store recorded by its hot tier"):
+    with pytest.raises(StoreMismatchError, match="isn't the store recorded by its hot tier"):
         replaced.read()
     assert main(["read", STREAM, "--ledgers", replaced.database, "--store", replaced.store.url]) == 6
     assert main(["doctor", "--ledgers", replaced.database, "--store", replaced.store.url]) != 0
@@ -173,7 +173,7 @@ def test_no_hot_copy_is_released(replaced: Place) -> None:
     with closing(EmbeddedLedgers(replaced.database, create=False)) as ledgers:
         source = ledgers.view_stream(STREAM, may_delete=True)
         before = source.ledgers()
-        with pytest.raises((StoreMismatch, NotFound)):
+        with pytest.raises((StoreMismatchError, NotFoundError)):
             release_hot_ledgers(
                 source, ManifestLog(replaced.store, STREAM, clock=clock), now_ms=clock.now_ms(), lag_ms=0
             )
@@ -191,7 +191,7 @@ def test_no_hot_copy_is_truncated(replaced: Place, method: str) -> None:
         source = ledgers.view_stream(STREAM, may_delete=True)
         found = source.ledgers()
         log = ManifestLog(replaced.store, STREAM, clock=SystemClock())
-        with pytest.raises(StoreMismatch):
+        with pytest.raises(StoreMismatchError):
             truncate_stream(
                 log, Position(10**6, 0), clock=SystemClock(), source=source, force=True, take_over=True, method=method
             )
@@ -201,7 +201,7 @@ def test_no_hot_copy_is_truncated(replaced: Place, method: str) -> None:
 
 @pytest.mark.slow
 def test_stream_goes_on_when_its_store_is_back(replaced: Place) -> None:
-    with suppress(StoreMismatch):
+    with suppress(StoreMismatchError):
         replaced.open().close()
     replaced.swap_back()
     replaced.offload("later")
@@ -252,7 +252,7 @@ def test_rebuilt_stream_goes_on_by_itself(place: Place) -> None:
 def test_lost_catalogue_entry_is_named_to_readers_of_both_tiers(place: Place) -> None:
     place.offload("old")
     (place.root / "_catalog" / STREAM).unlink()
-    with pytest.raises(Corrupt, match="no catalogue entry"):
+    with pytest.raises(CorruptError, match="no catalogue entry"):
         place.read()
 
 
@@ -299,5 +299,5 @@ def test_start_with_a_view_older_than_the_hot_tiers_note_reads_the_manifest_agai
         starting.open_epoch(source)
         assert starting.state.record_id == newest.record_id + 1
         source.note_manifest(newest.incarnation, newest.record_id + 7)
-        with pytest.raises(StoreMismatch, match="ends with record"):
+        with pytest.raises(StoreMismatchError, match="ends with record"):
             ManifestLog(store, STREAM, clock=clock).open_epoch(source)

@@ -22,7 +22,7 @@ from formats.keys import data_key
 from offloader import errors
 from offloader.cli.main import main
 from offloader.coverage import GapReason
-from offloader.errors import ErrorKind, Fenced, OffloaderError
+from offloader.errors import ErrorKind, FencedError, OffloaderError
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
@@ -158,7 +158,7 @@ def test_a_lost_database_is_refused_by_name_and_no_entry_is_acknowledged(place: 
     acknowledged, error = use(place, method=method)
 
     assert lost_entries(place, acknowledged) == []
-    assert (error, acknowledged) == ("SourceMismatch", [])
+    assert (error, acknowledged) == ("SourceMismatchError", [])
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_an_older_backup_is_refused_by_name_and_no_entry_is_acknowledged(place: 
     acknowledged, error = use(place, method=method)
 
     assert lost_entries(place, acknowledged) == []
-    assert (error, acknowledged) == ("SourceMismatch", [])
+    assert (error, acknowledged) == ("SourceMismatchError", [])
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_a_second_database_for_the_same_stream_is_refused_by_name(place: Place, 
     acknowledged, error = use(place, "two", method=method)
 
     assert lost_entries(place, acknowledged, "two") == []
-    assert (error, acknowledged) == ("SourceMismatch", [])
+    assert (error, acknowledged) == ("SourceMismatchError", [])
 
 
 def test_truncation_at_an_unchanged_head_keeps_ledgers_of_another_database(place: Place) -> None:
@@ -220,7 +220,7 @@ def test_source_mismatch_names_both_databases_and_the_ways_on(place: Place) -> N
     with pytest.raises(OffloaderError) as caught:
         place.open()
 
-    assert type(caught.value).__name__ == "SourceMismatch"
+    assert type(caught.value).__name__ == "SourceMismatchError"
     assert not caught.value.retryable
     assert caught.value.kind is ErrorKind.DATA_CORRUPTION
     assert STREAM in str(caught.value)
@@ -350,7 +350,7 @@ def test_restart_standby_and_moved_database_are_the_same_source(stored: StoredPl
     active = stored.open()
     second = append(active, "second")
     with stored.open() as standby:
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             append(active, "nothing")
         third = offloaded(standby, "third")
     active.close(drain=False)
@@ -417,7 +417,7 @@ def test_identity_is_compared_again_after_a_concurrent_epoch(place: Place) -> No
         fast.load()
         fast.open_epoch(copied.open_stream(STREAM, held=True), reserve=True)
 
-        with pytest.raises(errors.SourceMismatch):
+        with pytest.raises(errors.SourceMismatchError):
             slow.open_epoch(source, reserve=True)
 
         with pytest.raises(OffloaderError):
@@ -434,7 +434,7 @@ def test_database_ending_before_its_recorded_end_is_refused(place: Place) -> Non
     for acked in (place.folder / "ledgers").glob("*.acked"):
         acked.unlink()  # what only the manifest can tell
 
-    with pytest.raises(errors.SourceMismatch, match="it ends at"):
+    with pytest.raises(errors.SourceMismatchError, match="it ends at"):
         place.open()
 
 
@@ -462,7 +462,7 @@ def test_hot_copies_of_another_database_are_not_released(place: Place) -> None:
         strange.append([b"new %d" % number for number in range(30)])
         strange.close_ledger()
 
-        with pytest.raises(errors.SourceMismatch):
+        with pytest.raises(errors.SourceMismatchError):
             release_hot_ledgers(strange, log_of(place), now_ms=2**52, lag_ms=0)
 
         assert [info.entries for info in strange.ledgers() if info.entries] == [30]
@@ -508,7 +508,7 @@ def test_manifest_of_an_earlier_release_is_accepted_unless_contradicted(place: P
 
     acknowledged, error = use(place)
 
-    assert error == ("SourceMismatch" if is_lost else "")
+    assert error == ("SourceMismatchError" if is_lost else "")
     assert lost_entries(place, acknowledged) == []
 
 
@@ -564,7 +564,7 @@ def test_entries_lost_by_a_database_become_a_gap_by_command(stored: StoredPlace)
     for file in (stored.folder / "backup").iterdir():
         if not file.name.endswith(".acked"):
             shutil.copy(file, stored.folder / "ledgers" / file.name)
-    with pytest.raises(errors.SourceMismatch, match="acknowledged"):
+    with pytest.raises(errors.SourceMismatchError, match="acknowledged"):
         stored.open()
 
     database = f"sqlite:///{stored.folder}/ledgers/ledgers.db"
@@ -593,7 +593,7 @@ def crashed_with_an_open_segment(place: StoredPlace) -> dict[str, list[tuple[Pos
     for file in (place.folder / "backup").iterdir():
         if not file.name.endswith(".acked"):
             shutil.copy(file, place.folder / "ledgers" / file.name)
-    with pytest.raises(errors.SourceMismatch, match="acknowledged"):
+    with pytest.raises(errors.SourceMismatchError, match="acknowledged"):
         place.open()
     return {"old": old, "kept": kept, "lost": lost}
 

@@ -14,7 +14,7 @@ import pytest
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.manifest import Assign, Failed, Offloaded
-from offloader.errors import Fenced, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import FencedError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import ManifestState, require_takeable
 from offloader.store.base import ObjectStore
@@ -65,13 +65,13 @@ class _Dying(StoreWrapper):
                 if self._after:
                     call()
             if self.is_dead:
-                raise StoreUnavailable(f"the process died at or before {request.verb} of {request.key}")
+                raise StoreUnavailableError(f"the process died at or before {request.verb} of {request.key}")
         return call()
 
     def _is_there(self, key: str) -> bool:
         try:
             self.inner.head(key)
-        except NotFound:
+        except NotFoundError:
             return False
         return True
 
@@ -95,7 +95,7 @@ def test_a_complete_data_object_is_adopted_and_not_sent_again(new_bench: Callabl
     bench = new_bench(settings=BIG)
     left = crash_at(bench, "put", "-index").assigned()
     assert len(left) == 1
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         bench.memory.head(index_key(STREAM, left[0].uuid))
     written = bench.memory.head(data_key(STREAM, left[0].uuid))
 
@@ -192,7 +192,7 @@ def test_an_object_that_its_owner_completes_just_before_the_abort_is_adopted(new
 
 def test_stream_of_a_living_owner_is_taken_only_on_request() -> None:
     state = ManifestState(stream="s", incarnation=UUID(int=1), epoch=3, time_ms=100_000)
-    with pytest.raises(Fenced, match=r"wrote its last record 59 s ago.*--take-over"):
+    with pytest.raises(FencedError, match=r"wrote its last record 59 s ago.*--take-over"):
         require_takeable(state, 159_000, 60.0, take_over=False)
     require_takeable(state, 159_000, 60.0, take_over=True)
     require_takeable(state, 160_000, 60.0, take_over=False)
@@ -208,7 +208,7 @@ def test_a_command_is_refused_by_a_living_owner_and_changes_nothing(new_bench: C
     written = len(bench.records())
 
     command = bench.start(source, take_over=False)
-    with pytest.raises(Fenced, match="--take-over"):
+    with pytest.raises(FencedError, match="--take-over"):
         command.offload()
 
     assert load_manifest(bench.memory, STREAM).epoch == 1
@@ -230,7 +230,7 @@ def test_fenced_owner_takes_back_a_silent_stream_and_never_a_living_one(new_benc
     bench.append(source, 2)
     second.offload()
     bench.append(source, 2)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         first.offload()
     eventually(bench.has_assigned)  # the second gathers
 
@@ -258,7 +258,7 @@ def test_fenced_owner_looks_again_after_an_error_of_any_kind(new_bench: Callable
     bench.append(source, 2)
     second.offload()
     bench.append(source, 2)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         first.offload()
     second.stop()
     store.set_faults([Fault(call=1, error=MemoryError)])  # type: ignore[arg-type]
@@ -284,7 +284,7 @@ def test_owner_that_is_fenced_again_and_again_looks_once_each_time(new_bench: Ca
         bench.append(source, 2)
         other.offload()
         bench.append(source, 2)
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             first.offload()
     eventually(bench.has_assigned)  # without a segment the other owner would be silent, and the stream taken back
     calls = len(store.calls)
@@ -336,7 +336,7 @@ def test_a_fenced_stream_is_reopened_on_command(new_bench: Callable[..., Bench])
     first.offload()
     ManifestLog(bench.memory, STREAM, clock=bench.clock).open_epoch()
     bench.append(source, 2)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         first.offload()
 
     first.reopen()

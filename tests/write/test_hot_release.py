@@ -12,7 +12,7 @@ import pytest
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.manifest import HotReleased, decode_record
-from offloader.errors import ObjectChanged, ObjectMissing, OutcomeUnknown, StoreUnavailable
+from offloader.errors import ObjectChangedError, ObjectMissingError, OutcomeUnknownError, StoreUnavailableError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.read.reader import open_stream_reader
@@ -123,7 +123,7 @@ def _shorter(store: MemoryStore, data: str, index: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("damage", "error"), [(_missing, ObjectMissing), (_shorter, ObjectChanged)])
+@pytest.mark.parametrize(("damage", "error"), [(_missing, ObjectMissingError), (_shorter, ObjectChangedError)])
 def test_ledger_with_damaged_objects_stays(
     bench: Bench, damage: Callable[[MemoryStore, str, str], None], error: type[Exception]
 ) -> None:
@@ -151,7 +151,7 @@ class Failing(Hiding):
         records = [i.key for i in self.records() if i.key.endswith(".json")]
         edits = [edit for key in records for edit in decode_record(self.store.get(key)[0]).edits]
         assert any(isinstance(edit, HotReleased) and ledger_id in edit.ledger_ids for edit in edits), "recorded first"
-        raise StoreUnavailable(f"ledger {ledger_id} stays for now")
+        raise StoreUnavailableError(f"ledger {ledger_id} stays for now")
 
     def records(self) -> Any:
         return self.store.list("").objects
@@ -172,8 +172,8 @@ def test_release_is_recorded_first_and_a_failed_deletion_retried(bench: Bench) -
 def test_nothing_is_deleted_while_the_record_is_in_doubt(bench: Bench) -> None:
     bench.backfill()
     bench.pass_minutes(60)
-    bench.store.set_faults([Fault(call=1, calls=50, verb="put", key_part="manifest", error=OutcomeUnknown)])
-    with pytest.raises(OutcomeUnknown):
+    bench.store.set_faults([Fault(call=1, calls=50, verb="put", key_part="manifest", error=OutcomeUnknownError)])
+    with pytest.raises(OutcomeUnknownError):
         bench.release()
     assert bench.ledgers() == [1, 2, 3, 4, 5]
 
@@ -232,7 +232,7 @@ def test_common_cause_for_keeping_all_ledgers_is_logged_once(bench: Bench, caplo
             return getattr(bench.source, name)
 
         def delete(self, ledger_id: int) -> None:
-            raise StoreUnavailable("ledger database l.db: the disk is full; nothing was written")
+            raise StoreUnavailableError("ledger database l.db: the disk is full; nothing was written")
 
     bench.backfill()
     bench.pass_minutes(LAG_MINUTES + 1)

@@ -22,10 +22,10 @@ from formats.manifest import (
     Truncate,
 )
 from offloader.coverage import GapReason
-from offloader.errors import Corrupt
+from offloader.errors import CorruptError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.settings import OffloadSettings
 from offloader.write.backfill import start_of_history
 from offloader.write.hot_tier import HotRead, find_gaps, gap_before
@@ -112,7 +112,7 @@ def test_range_of_a_recorded_failed_segment_is_a_gap_too() -> None:
     ]
     state, after = state_of(edits), assigned(4, (5, 0), None)
     assert state.newest_end == Position(2, 4)
-    with pytest.raises(EditRefused, match="a live segment at 5:0 doesn't follow the newest end 2:4"):
+    with pytest.raises(EditRefusedError, match="a live segment at 5:0 doesn't follow the newest end 2:4"):
         apply_edits(state, [after], record_id=2)
     found = find_gaps(state, [ledger(1, 10), ledger(5, 9)]).gaps
     assert [(gap.first, gap.last) for gap in found] == [(Position(2, 0), Position(5, -1))]
@@ -181,7 +181,7 @@ def test_gap_before_the_head_is_recorded_under_any_policy() -> None:
 def test_a_ledger_that_may_still_grow_is_never_followed_by_a_gap() -> None:
     """A source that contradicts itself: nothing is decided."""
     state = state_of(offloaded(1, (2, 0), (2, 9)))
-    with pytest.raises(Corrupt, match="ledger 2 is still listed"):
+    with pytest.raises(CorruptError, match="ledger 2 is still listed"):
         find_gaps(state, [ledger(2, 10, closed=False), ledger(4, 5)])
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from formats.manifest import Failed, Gap
-from offloader.errors import Corrupt, StoreUnavailable
+from offloader.errors import CorruptError, StoreUnavailableError
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.manifest.log import load_manifest
@@ -92,7 +92,7 @@ def lose_ledgers(bench: Bench) -> tuple[EmbeddedStream, int]:
     stream = bench.start(source)
     stream.offload()
     kept = len(bench.expected)
-    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailableError)])
     bench.append(source, 5)
     lost = source.close_ledger()
     assert lost is not None
@@ -113,7 +113,7 @@ def test_stream_blocks_at_a_gap_by_default_with_an_error(new_bench: Callable[...
     bench.store.set_faults([])
     again = bench.start(bench.open())
 
-    with pytest.raises(Corrupt, match=r"are missing: .*on_gap = record"):
+    with pytest.raises(CorruptError, match=r"are missing: .*on_gap = record"):
         again.offload()
     assert "are missing" in again.status().error
     assert again.status().gaps_recorded == 0
@@ -238,7 +238,7 @@ def test_stream_does_not_skip_lost_assigned_entries_silently(
     lose_what_was_assigned(bench, committed_before=committed_before)
     end = load_manifest(bench.memory, STREAM).committed_end()
 
-    with pytest.raises(Corrupt, match=r"are missing: .*on_gap = record"):
+    with pytest.raises(CorruptError, match=r"are missing: .*on_gap = record"):
         bench.start(bench.open()).offload()
     assert load_manifest(bench.memory, STREAM).committed_end() == end
 
@@ -265,7 +265,7 @@ def test_a_ledger_that_a_stream_saw_and_did_not_offload_is_missed(new_bench: Cal
     bench.append(source, 5)
     source.close_ledger()
     stream.offload()
-    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailableError)])
     bench.append(source, 5)
     lost = source.close_ledger()
     assert lost is not None
@@ -275,7 +275,7 @@ def test_a_ledger_that_a_stream_saw_and_did_not_offload_is_missed(new_bench: Cal
     source.delete(lost.ledger_id)
 
     bench.store.set_faults([])
-    with pytest.raises(Corrupt, match=r"are missing: .*on_gap = record"):
+    with pytest.raises(CorruptError, match=r"are missing: .*on_gap = record"):
         stream.offload()
 
 
@@ -312,13 +312,13 @@ def test_the_first_ledger_that_a_stream_saw_is_missed_too(new_bench: Callable[..
     bench.append(source, 2)
     lost = source.close_ledger()
     assert lost is not None
-    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailableError)])
     stream = bench.start(source)
     bench.append(source, 2)
     source.delete(lost.ledger_id)
 
     bench.store.set_faults([])
-    with pytest.raises(Corrupt, match=rf"entries {lost.ledger_id}:0 up to .* are missing"):
+    with pytest.raises(CorruptError, match=rf"entries {lost.ledger_id}:0 up to .* are missing"):
         stream.offload()
     assert load_manifest(bench.memory, STREAM).committed_end() is None
 
@@ -459,7 +459,7 @@ class SilentSource(PassingSource):
     def ledgers(self) -> list[LedgerInfo]:
         self.asked += 1
         if self.silent and self.asked > 1:
-            raise StoreUnavailable("the hot tier doesn't answer")
+            raise StoreUnavailableError("the hot tier doesn't answer")
         return super().ledgers()
 
 

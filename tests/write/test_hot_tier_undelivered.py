@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from formats.entries import EntryBatch, Position
 from formats.summary import Layout
 from offloader.coverage import GapReason
-from offloader.errors import Corrupt
+from offloader.errors import CorruptError
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
 from offloader.ledgers.tail_buffer import Listeners
 from offloader.manifest.log import load_manifest
@@ -260,7 +260,7 @@ def test_lost_entries_stop_a_stream_with_policy_block(when: str, fate: str, said
     source.ledgers = listing  # type: ignore[method-assign]
     if when == "after":
         source.tell()
-    with pytest.raises(Corrupt, match=f"entries 7:2 up to 7:2 are missing: {said}"):
+    with pytest.raises(CorruptError, match=f"entries 7:2 up to 7:2 are missing: {said}"):
         stream.offload()
     released = offloader.history.hot_release(source, STREAM).look()
     offloader.close()

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from formats.manifest import Assign, Edit, Offloaded, Pause, Resume, decode_record
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import StreamPaused
@@ -187,13 +187,13 @@ def load_or_none(bench: Bench) -> bool:
     """Whether something is assigned."""
     try:
         return bool(load_manifest(bench.world.store, STREAM).assigned())
-    except NotFound:
+    except NotFoundError:
         return False
 
 
 def test_manual_offload_of_a_paused_stream_is_refused_unless_nothing_is_due(bench: Bench) -> None:
     runs = bench.process.offloader.history
-    with pytest.raises(NotFound, match=STREAM):
+    with pytest.raises(NotFoundError, match=STREAM):
         runs.pause(STREAM)
     bench.append()
     bench.process.die()
@@ -264,7 +264,7 @@ def test_ledger_method_is_paused_too(tmp_path: Path) -> None:
 def is_committed(store: MemoryStore, segments: int) -> bool:
     try:
         return len(load_manifest(store, STREAM).offloaded()) == segments
-    except NotFound:
+    except NotFoundError:
         return False
 
 

@@ -10,8 +10,8 @@ import pytest
 from formats.entries import Position
 from formats.keys import new_segment_uuid
 from formats.manifest import Assign, LedgerClosed
-from offloader.errors import Closed, StoreUnavailable
-from offloader.ledgers.pushed import Offered, OutOfOrder, PushedLedgers, PushMemory, PushNews
+from offloader.errors import ClosedError, StoreUnavailableError
+from offloader.ledgers.pushed import Offered, OutOfOrderError, PushedLedgers, PushMemory, PushNews
 from offloader.manifest.log import ManifestLog
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
@@ -62,7 +62,7 @@ class Sidecar:
 
     def offered(self) -> Offered:
         status: StreamStatus = self.stream.status()
-        error = Closed(status.error) if status.mode is Mode.STOPPED else None
+        error = ClosedError(status.error) if status.mode is Mode.STOPPED else None
         return Offered(status.offered, status.committed, error)
 
     def push(self, broker: Broker, count: int, *, within_s: float = PATIENCE_S) -> None:
@@ -154,7 +154,7 @@ def test_failed_segment_is_requested_again_from_the_committed_end(
 
     eventually(lambda: sidecar.source.waits_for_broker)
     assert sidecar.source.news() == PushNews(committed, committed), "the broker is told to go back"
-    with pytest.raises(StoreUnavailable, match=r"has to push the entries .* again"):
+    with pytest.raises(StoreUnavailableError, match=r"has to push the entries .* again"):
         sidecar.source.ledgers()
 
     sidecar.finish(broker)
@@ -178,7 +178,7 @@ def test_pushes_sent_before_a_reset_was_received_are_skipped(store: FaultyStore,
     sidecar.finish(broker)
     broker.append(5)
     missing = broker.next_after(Position(broker.end.ledger_id, 121), 3)  # type: ignore[union-attr]
-    with pytest.raises(OutOfOrder):  # once it knows, a gap is a gap
+    with pytest.raises(OutOfOrderError):  # once it knows, a gap is a gap
         sidecar.source.push(missing.batches, missing.ends, within_s=1)
     assert stored_entries(store, STREAM) == broker.entries[:120]
 
@@ -228,7 +228,7 @@ def test_a_full_buffer_holds_the_broker_back_and_a_limit_ends_its_wait(
         """Not only slow: what is refused stays in the window."""
         try:
             sidecar.push(broker, 8, within_s=0.2)
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             return "no room" in str(error) and sidecar.memory.held_bytes > 8 * KIB
         return False
 
@@ -272,7 +272,7 @@ def test_assigned_range_is_not_reported_lost_before_the_broker_pushes_it_again(
     sidecar = start(store, on_gap="record", window_bytes_max=4 * KIB)
     for _ in range(4):
         sidecar.push(broker, 10)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             sidecar.source.ledgers()
     sidecar.finish(broker)
 
@@ -318,7 +318,7 @@ def test_stopped_stream_reports_its_reason_to_the_broker(store: FaultyStore, sta
         broker.append(10)
         try:
             first.push(broker, 10)
-        except Closed as error:
+        except ClosedError as error:
             return "epoch" in str(error)
         first.stream.request_offload()
         return False
@@ -334,7 +334,7 @@ def test_other_readers_get_a_retryable_error_for_entries_not_yet_pushed(
     sidecar.push_all(broker)
     eventually(lambda: sidecar.stream.status().mode is Mode.LIVE)
     sidecar.source.news()
-    with pytest.raises(StoreUnavailable, match="is being written to a segment"):
+    with pytest.raises(StoreUnavailableError, match="is being written to a segment"):
         sidecar.source.read(Position(broker.end.ledger_id, 5), 1000)  # type: ignore[union-attr]
     assert sidecar.source.news().taken == broker.end
     assert len(sidecar.source.ledgers()) == 1

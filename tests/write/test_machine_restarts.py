@@ -13,7 +13,7 @@ import pytest
 from formats.manifest import Edit
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
@@ -45,7 +45,7 @@ class Refusing(ManifestLog):
     """The manifest of an owner, that takes no edit."""
 
     def commit(self, edits: Sequence[Edit]) -> ManifestState:
-        raise EditRefused(f"stream {self.stream}: no edit is taken: {len(edits)}")
+        raise EditRefusedError(f"stream {self.stream}: no edit is taken: {len(edits)}")
 
 
 class World:
@@ -117,7 +117,7 @@ def test_stream_that_made_progress_is_started_again_after_the_first_wait(
     def some(log: ManifestLog, edits: Sequence[Edit]) -> ManifestState:
         if refused[0]:
             refused[0] = False
-            raise EditRefused(f"stream {STREAM}: no edit is taken")
+            raise EditRefusedError(f"stream {STREAM}: no edit is taken")
         return commit(log, edits)
 
     monkeypatch.setattr(ManifestLog, "commit", some)

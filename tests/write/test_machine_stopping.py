@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
@@ -126,7 +126,7 @@ def test_stream_that_is_stopped_while_it_is_taken_back_stays_stopped(
     successor = world.take_over()
     stream.request_offload()
     world.run()
-    assert stream.status().error_kind == "Fenced"
+    assert stream.status().error_kind == "FencedError"
     monkeypatch.setattr(stream._shared, "lock", _ReleasedLock(stream._shared.lock, stream.stop))
     stream.reopen()
     world.run()
@@ -175,7 +175,7 @@ def test_error_after_the_stop_is_not_the_reason_of_the_stop(world: World) -> Non
 
     def stopped_in_an_outage() -> None:
         stream.stop()
-        raise StoreUnavailable("no route to the store")
+        raise StoreUnavailableError("no route to the store")
 
     world.store.at, world.store.happens = ("put", ".json"), stopped_in_an_outage
     world.run()
@@ -190,7 +190,7 @@ def test_stream_with_nothing_to_offload_forgets_the_error_of_its_first_attempt(w
     before.stop()
 
     def outage() -> None:
-        raise StoreUnavailable("no route to the store")
+        raise StoreUnavailableError("no route to the store")
 
     world.store.at, world.store.happens = ("get", ""), outage
     stream = world.start()

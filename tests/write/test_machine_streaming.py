@@ -11,7 +11,7 @@ import pytest
 
 from formats.keys import manifest_prefix
 from formats.manifest import Assign, Failed, LedgerClosed, Offloaded, OpenEpoch
-from offloader.errors import Fenced, StoreUnavailable
+from offloader.errors import FencedError, StoreUnavailableError
 from offloader.manifest.log import load_manifest
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault
@@ -189,11 +189,11 @@ def test_source_is_acknowledged_only_after_the_record_is_durable(new_bench: Call
     bench = new_bench(settings=settings(drain_seconds_max=0.2))
     source = bench.open()
     record = f"{3:020d}.json"  # epoch, assigned, offloaded
-    bench.store.set_faults([Fault(call=1, calls=10_000, verb="put", key_part=record, error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, calls=10_000, verb="put", key_part=record, error=StoreUnavailableError)])
     stream = bench.start(source)
     bench.append(source, 3)
 
-    with pytest.raises(StoreUnavailable, match=r"isn't offloaded after 0\.2 s"):
+    with pytest.raises(StoreUnavailableError, match=r"isn't offloaded after 0\.2 s"):
         stream.offload()
     assert source.released_position() is None
 
@@ -244,7 +244,7 @@ def test_stream_with_a_full_buffer_catches_up_and_is_live_again(new_bench: Calla
     stream = bench.start(source)
     bench.append(source, 1)
     stream.offload()
-    bench.store.set_faults([Fault(call=1, calls=10_000, error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, calls=10_000, error=StoreUnavailableError)])
     bench.append(source, 100, size=600)
     status = stream.status()
     assert status.buffer_bytes <= 2 * 64 * KIB
@@ -269,7 +269,7 @@ def test_a_new_owner_fences_the_old_one_which_deletes_nothing(new_bench: Callabl
     second.offload()
     bench.append(source, 10)
 
-    with pytest.raises(Fenced, match="is owned by epoch 2"):
+    with pytest.raises(FencedError, match="is owned by epoch 2"):
         first.offload()
     second.offload()
 

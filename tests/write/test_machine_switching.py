@@ -12,7 +12,7 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import parse_object_key
-from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.errors import CorruptError, InvalidCallError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
@@ -133,7 +133,7 @@ def test_switching_off_and_on_sends_nothing_twice_and_loses_nothing(bench: Bench
     sent = bench.sent()
     assert stored_entries(bench.memory, STREAM) == bench.expected
     bench.append(topic, 100)
-    with pytest.raises(InvalidCall, match="its method is none"):
+    with pytest.raises(InvalidCallError, match="its method is none"):
         topic.offload()
     assert bench.sent() == sent
 
@@ -170,8 +170,8 @@ def test_streaming_first_offloads_what_a_failing_ledger_left_open(bench: Bench) 
     bench.append(topic, 300)
     topic.close_ledger()
     first = topic.ledgers()[0].ledger_id
-    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"-ledger-{first}", error=StoreUnavailable)])
-    with pytest.raises(StoreUnavailable):
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"-ledger-{first}", error=StoreUnavailableError)])
+    with pytest.raises(StoreUnavailableError):
         topic.offload()
     assert load_manifest(bench.memory, STREAM).committed_end() is None
     bench.append(topic, 30)
@@ -187,7 +187,7 @@ def test_streaming_first_offloads_what_a_failing_ledger_left_open(bench: Bench) 
 def test_streaming_first_offloads_what_an_interrupted_backfill_left_open(bench: Bench) -> None:
     topic = bench.open("none")
     bench.append(topic, 1500)
-    bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=Corrupt)])
+    bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=CorruptError)])
     result = topic._parts.offloader.history.backfill(topic._parts.source, STREAM)
     assert result.errors
     bench.store.set_faults([])
@@ -205,7 +205,7 @@ def test_stream_is_offloaded_although_the_hot_tier_fails_once_at_the_switch(
 ) -> None:
     topic = bench.open("none")
     bench.append(topic, 5)
-    list_ledgers, errors = EmbeddedStream.ledgers, [StoreUnavailable("too many open files")]
+    list_ledgers, errors = EmbeddedStream.ledgers, [StoreUnavailableError("too many open files")]
 
     def failing(stream: EmbeddedStream) -> list[LedgerInfo]:
         if errors:
@@ -213,12 +213,12 @@ def test_stream_is_offloaded_although_the_hot_tier_fails_once_at_the_switch(
         return list_ledgers(stream)
 
     monkeypatch.setattr(EmbeddedStream, "ledgers", failing)
-    with contextlib.suppress(StoreUnavailable):
+    with contextlib.suppress(StoreUnavailableError):
         topic.set_method("streaming")
     assert (topic.method, errors) == ("streaming", [])
 
     def is_offloaded() -> bool:
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(StoreUnavailableError):
             return topic.offload(timeout_s=PATIENCE_S) == bench.expected[-1][0]
         return False
 
@@ -241,7 +241,7 @@ def test_offload_that_is_asked_for_during_a_truncation_can_be_asked_for_again(be
 
     bench.store.before_put = ask
     topic.truncate(bench.expected[2][0], force=True)
-    assert [type(error) for error in asked] == [StoreUnavailable], "its method isn't none"
+    assert [type(error) for error in asked] == [StoreUnavailableError], "its method isn't none"
 
 
 def test_switch_during_which_the_ledger_is_closed_begins_nothing(bench: Bench) -> None:
@@ -312,6 +312,6 @@ def test_switching_while_others_append_keeps_every_entry(bench: Bench) -> None:
 
 def test_a_method_that_does_not_exist_changes_nothing(bench: Bench) -> None:
     topic = bench.open("none")
-    with pytest.raises(InvalidCall, match="no method 'teleport'"):
+    with pytest.raises(InvalidCallError, match="no method 'teleport'"):
         topic.set_method("teleport")
     assert topic.method == "none"

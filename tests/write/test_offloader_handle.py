@@ -19,13 +19,13 @@ from formats.keys import data_key, index_key
 from formats.segment import LedgerFacts
 from formats.segment_map import SegmentMap
 from offloader.errors import (
-    AccessDenied,
-    Closed,
-    Corrupt,
-    InvalidCall,
-    LimitReached,
-    OutcomeUnknown,
-    StoreUnavailable,
+    AccessDeniedError,
+    ClosedError,
+    CorruptError,
+    InvalidCallError,
+    LimitReachedError,
+    OutcomeUnknownError,
+    StoreUnavailableError,
 )
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.workers import Workers
@@ -175,18 +175,18 @@ def test_out_of_order_offer_is_refused_and_changes_nothing(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, after=Position(1, 9))
-    with pytest.raises(InvalidCall, match="1:11 doesn't follow 1:9"):
+    with pytest.raises(InvalidCallError, match="1:11 doesn't follow 1:9"):
         handle.offer_batch(batch(1, 11, 3))
     handle.offer_batch(batch(1, 10, 3))
     for wrong in (batch(1, 12, 3), batch(1, 14, 1), batch(2, 0, 1), batch(0, 0, 1)):
-        with pytest.raises(InvalidCall, match="doesn't follow 1:12"):
+        with pytest.raises(InvalidCallError, match="doesn't follow 1:12"):
             handle.offer_batch(wrong)
-        with pytest.raises(InvalidCall, match="doesn't follow 1:12"):
+        with pytest.raises(InvalidCallError, match="doesn't follow 1:12"):
             handle.offer_entry(next(wrong.entries()))
     gapped = EntryBatch(
         1, batch(1, 13, 4).entry_ids[[0, 1, 3]], batch(1, 13, 3).payloads, batch(1, 0, 3).publish_times_ms
     )
-    with pytest.raises(InvalidCall, match="gaps"):
+    with pytest.raises(InvalidCallError, match="gaps"):
         handle.offer_batch(gapped)
     assert handle.last_offered() == Position(1, 12)
 
@@ -224,7 +224,7 @@ def test_full_buffer_takes_what_fits_and_then_refuses_without_blocking(
     assert handle.offer_batch(batch(1, 100, 10, size=988)) == 0
     assert handle.offer_entry(Entry(1, 100, bytes(988))) is False
     assert handle.last_offered() == Position(1, 99)
-    handle.abandon(Closed("enough"), abort=True)
+    handle.abandon(ClosedError("enough"), abort=True)
     assert buffer.held_bytes == 0
 
 
@@ -244,11 +244,11 @@ def test_bytes_leave_the_buffer_when_their_part_is_acknowledged(
 
 def test_entries_above_a_limit_are_refused_by_name(new_offloader: Callable[..., LedgerOffloader]) -> None:
     handle = new_offloader(small(entry_bytes_max=1000)).streaming_offload(UUID_A, {}, stream=STREAM)
-    with pytest.raises(LimitReached, match="above the limit of 1000 set by entry_size_max"):
+    with pytest.raises(LimitReachedError, match="above the limit of 1000 set by entry_size_max"):
         handle.offer_entry(Entry(1, 0, bytes(1001)))
 
     tight = new_offloader().streaming_offload(UUID(int=2), {}, stream=STREAM, buffer=StreamQuota(70_000))
-    with pytest.raises(LimitReached, match="above the limit of 69988 set by offload_buffer_size_max"):
+    with pytest.raises(LimitReachedError, match="above the limit of 69988 set by offload_buffer_size_max"):
         tight.offer_batch(batch(1, 0, 1, size=70_000))
 
 
@@ -257,9 +257,9 @@ def test_closed_handle_refuses_offers(new_offloader: Callable[..., LedgerOffload
     handle.close()
 
     assert not handle.can_offer(1)
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         handle.offer_entry(Entry(1, 0, b""))
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         handle.offer_batch(batch(1, 0, 1))
 
 
@@ -267,9 +267,9 @@ def test_a_uuid_is_used_once_and_only_for_this_store(new_offloader: Callable[...
     offloader = new_offloader()
     offloader.streaming_offload(UUID_A, offloader.store.driver_metadata, stream=STREAM).close()
 
-    with pytest.raises(InvalidCall, match="exists already"):
+    with pytest.raises(InvalidCallError, match="exists already"):
         offloader.streaming_offload(UUID_A, {}, stream=STREAM)
-    with pytest.raises(InvalidCall, match="other-bucket"):
+    with pytest.raises(InvalidCallError, match="other-bucket"):
         offloader.streaming_offload(UUID(int=9), {"bucket": "other-bucket"}, stream=STREAM)
 
 
@@ -304,7 +304,7 @@ def offload_large(offloader: LedgerOffloader, buffer: StreamQuota) -> OffloadHan
     for each in LARGE:
         try:
             handle.offer_batch(each)
-        except Closed:
+        except ClosedError:
             break
     handle.close()
     return handle
@@ -312,13 +312,13 @@ def offload_large(offloader: LedgerOffloader, buffer: StreamQuota) -> OffloadHan
 
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
-@pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
+@pytest.mark.parametrize("error", [StoreUnavailableError, AccessDeniedError])
 def test_sent_object_that_cannot_be_verified_is_an_unknown_outcome(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, error: type[Exception], large: bool
 ) -> None:
     faults = [Fault(call=1, calls=1000, verb="head", error=error)]  # type: ignore[arg-type]
     if large:
-        faults.append(Fault(call=1, calls=1000, verb="complete_upload", after=True, error=OutcomeUnknown))
+        faults.append(Fault(call=1, calls=1000, verb="complete_upload", after=True, error=OutcomeUnknownError))
     store.set_faults(faults)
     offloader = new_offloader()
     if large:
@@ -329,7 +329,7 @@ def test_sent_object_that_cannot_be_verified_is_an_unknown_outcome(
         handle.close()
 
     failure = handle.get_offload_result_async().exception(PATIENCE_S)
-    assert isinstance(failure, OutcomeUnknown)
+    assert isinstance(failure, OutcomeUnknownError)
     assert isinstance(failure.__cause__, error)
 
 
@@ -338,9 +338,9 @@ def test_sent_object_that_cannot_be_verified_is_an_unknown_outcome(
 def test_sent_object_is_not_sent_again_after_a_failed_verification(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, large: bool
 ) -> None:
-    faults = [Fault(call=1, calls=2, verb="head", error=StoreUnavailable)]
+    faults = [Fault(call=1, calls=2, verb="head", error=StoreUnavailableError)]
     if large:
-        faults.append(Fault(call=1, verb="complete_upload", after=True, error=OutcomeUnknown))
+        faults.append(Fault(call=1, verb="complete_upload", after=True, error=OutcomeUnknownError))
     store.set_faults(faults)
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
     for each in LARGE if large else LARGE[:1]:
@@ -353,7 +353,7 @@ def test_sent_object_is_not_sent_again_after_a_failed_verification(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["begin_upload", "upload_part", "complete_upload", "put"])
-@pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
+@pytest.mark.parametrize("error", [StoreUnavailableError, AccessDeniedError])
 def test_refused_call_fails_the_segment_and_frees_its_bytes_and_upload(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, verb: str, error: type[Exception]
 ) -> None:
@@ -366,7 +366,7 @@ def test_refused_call_fails_the_segment_and_frees_its_bytes_and_upload(
         handle.get_offload_result_async().result(PATIENCE_S)
     assert buffer.held_bytes == 0
     assert store.inner.list_uploads("") == []
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         handle.offer_entry(Entry(1, 1200, b""))
 
 
@@ -374,7 +374,7 @@ def test_refused_call_fails_the_segment_and_frees_its_bytes_and_upload(
 def test_completion_with_a_lost_response_is_verified(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
-    store.set_faults([Fault(call=1, verb="complete_upload", after=True, error=OutcomeUnknown)])
+    store.set_faults([Fault(call=1, verb="complete_upload", after=True, error=OutcomeUnknownError)])
 
     offload_large(new_offloader(), StreamQuota(64 * MIB)).get_offload_result_async().result(PATIENCE_S)
 
@@ -386,7 +386,7 @@ def test_completion_with_a_lost_response_is_verified(
 def test_completion_that_did_not_happen_is_repeated_after_verification(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
-    store.set_faults([Fault(call=1, verb="complete_upload", error=OutcomeUnknown)])
+    store.set_faults([Fault(call=1, verb="complete_upload", error=OutcomeUnknownError)])
 
     offload_large(new_offloader(), StreamQuota(64 * MIB)).get_offload_result_async().result(PATIENCE_S)
 
@@ -399,7 +399,7 @@ def test_completion_that_did_not_happen_is_repeated_after_verification(
 def test_single_put_with_a_lost_response_is_verified(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
-    store.set_faults([Fault(call=1, verb="put", but="-index", after=True, error=OutcomeUnknown)])
+    store.set_faults([Fault(call=1, verb="put", but="-index", after=True, error=OutcomeUnknownError)])
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
     handle.offer_batch(batch(1, 0, 10))
 
@@ -447,7 +447,7 @@ def test_an_index_of_other_bytes_is_never_replaced(
     handle.offer_batch(batch(1, 0, 10))
     handle.close()
 
-    with pytest.raises(Corrupt, match="isn't the index of this data"):
+    with pytest.raises(CorruptError, match="isn't the index of this data"):
         handle.get_offload_result_async().result(PATIENCE_S)
     assert store.get(index_key(STREAM, UUID_A))[0] == b"somebody else's"
 
@@ -507,7 +507,7 @@ def test_held_bytes_are_counted_exactly_for_any_offers(
     if stop:
         offloader.close()  # waits for the encoder, so that both numbers are of one moment
         assert buffer.held_bytes == handle.held_bytes > 0
-        handle.abandon(Closed("stopped"), abort=True)
+        handle.abandon(ClosedError("stopped"), abort=True)
         assert buffer.held_bytes == handle.held_bytes == 0
         return
 
@@ -582,7 +582,7 @@ def test_finished_handle_holds_no_entries_while_it_is_referenced(
     handle.offer_batch(batch(1, 0, 800, size=1000))
     if fails:
         eventually(lambda: memory.lent > 3)
-        handle.abandon(StoreUnavailable("given up"), abort=False)
+        handle.abandon(StoreUnavailableError("given up"), abort=False)
     else:
         finish(handle)
     offloader.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from formats.metadata.messages import OffloadContext, PulsarLedger
-from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavailable
+from offloader.errors import InvalidCallError, NotFoundError, ObjectMissingError, StoreUnavailableError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.manifest.state import offload_context
@@ -106,7 +106,7 @@ def test_an_unknown_ledger_has_an_empty_context(bench: Bench) -> None:
     context = bench.context(999)
 
     assert (context.uuid, context.segments) == (None, ())
-    with pytest.raises((InvalidCall, NotFound)):
+    with pytest.raises((InvalidCallError, NotFoundError)):
         bench.offloader.read_offloaded(999, context, {}, stream=STREAM)
 
 
@@ -122,7 +122,7 @@ def test_deleting_a_segment_removes_both_objects_and_doing_it_twice_is_fine(benc
         bench.offloader.delete_offloaded(segment.uuid, {}, stream=STREAM).result(PATIENCE_S)
 
     assert not any(str(segment.uuid) in info.key for info in bench.memory.list("").objects)
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectMissingError):
         bench.offloader.read_offloaded(ledger_id, context, {}, stream=STREAM)
 
 
@@ -130,9 +130,9 @@ def test_a_delete_that_the_store_did_not_do_is_an_error(bench: Bench) -> None:
     bench.append(10)
     bench.offloader.offload_stream(bench.source, STREAM).offload()
     [segment] = load_manifest(bench.store, STREAM).offloaded()
-    bench.store.set_faults([Fault(call=1, verb="delete", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, verb="delete", error=StoreUnavailableError)])
 
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         bench.offloader.delete_offloaded(segment.uuid, {}, stream=STREAM).result(PATIENCE_S)
-    with pytest.raises(InvalidCall, match="elsewhere"):
+    with pytest.raises(InvalidCallError, match="elsewhere"):
         bench.offloader.delete_offloaded(segment.uuid, {"bucket": "elsewhere"}, stream=STREAM)

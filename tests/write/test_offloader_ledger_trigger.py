@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import Closed, StoreUnavailable
+from offloader.errors import ClosedError, StoreUnavailableError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
@@ -96,7 +96,7 @@ def test_with_both_thresholds_off_only_the_command_offloads(bench: Bench) -> Non
 
 @pytest.mark.slow
 def test_failed_ledger_is_retried_after_a_while(bench: Bench) -> None:
-    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailableError)])
     topic = bench.open()
     topic.append_batch([b"x"] * 25)
 
@@ -166,7 +166,7 @@ def test_requested_run_that_waited_for_another_one_does_not_begin_after_the_stop
             go_on.set()
             trigger.wait()
             first.result(PATIENCE_S)
-            with pytest.raises(Closed):
+            with pytest.raises(ClosedError):
                 second.result(PATIENCE_S)
         workers.close()
     assert runs == [1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from formats.entries import Position
-from offloader.errors import OutcomeUnknown
+from offloader.errors import OutcomeUnknownError
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
@@ -202,12 +202,12 @@ def test_a_stream_goes_on_whose_bytes_were_given_back_while_its_first_assignment
 ) -> None:
     first, second = "many/s0", "many/s1"
     # The record after the one that opens the epoch; every repeat of one commit, too.
-    doubt = Fault(call=2, calls=8, verb="put", key_part=f"{first}/manifest", but="boundary", error=OutcomeUnknown)
+    doubt = Fault(call=2, calls=8, verb="put", key_part=f"{first}/manifest", but="boundary", error=OutcomeUnknownError)
     world = World(2, 1, [doubt], offload_memory_bytes_max=64 * KIB, offload_buffer_bytes_max=64 * KIB)
     worlds.append(world)
     world.ledgers[first].append([bytes(10 * KIB)] * 5)
     world.run()
-    assert world.streams[first].status().error_kind == "OutcomeUnknown"
+    assert world.streams[first].status().error_kind == "OutcomeUnknownError"
     world.ledgers[second].append([bytes(10 * KIB)] * 5)
     world.run()
     assert world.streams[first].status().buffer_bytes == 0, "the other stream needs them"

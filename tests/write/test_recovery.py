@@ -12,7 +12,7 @@ import pytest
 from formats.entries import EntryBatch, Position
 from formats.manifest import Gap
 from offloader.coverage import GapReason
-from offloader.errors import Closed
+from offloader.errors import ClosedError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog
@@ -109,7 +109,7 @@ def test_recovered_entries_are_readable_and_nothing_is_left_to_do(bench: Bench) 
 
 
 def test_interrupted_recovery_is_done_again_under_another_name(bench: Bench) -> None:
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         bench.recover(stopped=True)
     [promised] = bench.log.state.rewrites
     assert bench.recover() == 3

@@ -12,7 +12,7 @@ from formats.checksum import crc32c
 from formats.entries import Pieces
 from formats.segment import Part
 from formats.summary import Layout
-from offloader.errors import Closed, Corrupt, StoreUnavailable
+from offloader.errors import ClosedError, CorruptError, StoreUnavailableError
 from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings
 from offloader.store.base import Body, ObjectStore, PartInfo
@@ -72,7 +72,7 @@ def test_a_part_after_the_abort_is_refused() -> None:
     upload = SegmentUpload(store, KEY, "index", {}, {})
     upload.send_part(part(1))
     upload.abort()
-    with pytest.raises(Closed, match="aborted"):
+    with pytest.raises(ClosedError, match="aborted"):
         upload.send_part(part(2))
     assert store.aborts == 1
     assert store.list_uploads("") == []
@@ -86,10 +86,10 @@ def test_segment_fails_by_its_own_error_although_its_upload_cant_be_aborted() ->
     claimed = SourceLedger(ledgers, replace(info, entries=101))
     store = FaultyStore(open_store("memory://failing-abort"), [Fault(call=1, verb="list_uploads", calls=9)])
     upload = SegmentUpload(store, KEY, "index", {}, {})
-    with pytest.raises((Corrupt, StoreUnavailable)) as failed:
+    with pytest.raises((CorruptError, StoreUnavailableError)) as failed:
         write_segment(
             [LedgerPiece(claimed, 0, 100)], Layout.V1, upload, OffloadSettings(block_bytes=4096), part_bytes=8192
         )
     assert ("list_uploads", KEY) in store.calls
-    assert type(failed.value) is Corrupt
+    assert type(failed.value) is CorruptError
     assert "couldn't be aborted" in failed.value.__notes__[0]

@@ -15,7 +15,7 @@ import pytest
 from formats.entries import EntryBatch, Position
 from formats.keys import data_key
 from formats.manifest import Assign, Failed, Offloaded, decode_record
-from offloader.errors import ErrorKind, Fenced, OutcomeUnknown, StoreUnavailable
+from offloader.errors import ErrorKind, FencedError, OutcomeUnknownError, StoreUnavailableError
 from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.monitor import Watchdog
@@ -98,7 +98,7 @@ class TestCompleteOutcomeUnknown:
     ) -> None:
         bench = new_bench(settings=BIG)
         source, stream = started(bench)
-        bench.store.set_faults([Fault(call=1, verb="complete_upload", after=after, error=OutcomeUnknown)])
+        bench.store.set_faults([Fault(call=1, verb="complete_upload", after=after, error=OutcomeUnknownError)])
         bench.append(source, 40, size=30_000)
         stream.offload()
 
@@ -124,7 +124,7 @@ class TestCompleteOutcomeUnknown:
         [segment] = load_manifest(bench.memory, STREAM).assigned()
         name = f"{segment.uuid}"
         bench.store.set_faults(
-            [Fault(call=1, verb="put", key_part=name, but="-index", after=after, error=OutcomeUnknown)]
+            [Fault(call=1, verb="put", key_part=name, but="-index", after=after, error=OutcomeUnknownError)]
         )
         stream.offload()
         calls = [verb for verb, key in bench.store.calls if key == data_key(STREAM, segment.uuid)]
@@ -149,7 +149,7 @@ class TestCommitOutcomeUnknown:
             if key.endswith(record):
                 bodies.append(bytes(body))  # type: ignore[call-overload]
                 if len(bodies) < 9:
-                    raise OutcomeUnknown("no answer")
+                    raise OutcomeUnknownError("no answer")
             return put(key, body, **options)  # type: ignore[arg-type]
 
         bench.memory.put = noting  # type: ignore[method-assign,assignment]
@@ -176,7 +176,7 @@ class TestCommitLostToAHigherEpoch:
         kept = {info.key for info in bench.memory.list("").objects}
         ManifestLog(bench.memory, STREAM, clock=bench.clock).open_epoch()
 
-        with pytest.raises(Fenced) as lost:
+        with pytest.raises(FencedError) as lost:
             stream.offload()
 
         assert lost.value.exit_code == ErrorKind.FENCED.value
@@ -218,7 +218,7 @@ class TestStoreDownForAnHour:
         bench.append(source, 3)
         stream.offload()
         committed = stream.status().committed
-        bench.store.set_faults([Fault(call=1, calls=FOR_EVER, error=StoreUnavailable)])
+        bench.store.set_faults([Fault(call=1, calls=FOR_EVER, error=StoreUnavailableError)])
         for _ in range(60):
             bench.append(source, 3)
             clock.advance(60)
@@ -331,7 +331,7 @@ class TestDiskOrMemoryErrorInAWorker:
         stream.offload()
         eventually(lambda: stream.status().mode is Mode.LIVE)
         source.append([bytes(20 * KIB)], 1_700_000_000_000)
-        eventually(lambda: stream.status().error_kind == "LimitReached")
+        eventually(lambda: stream.status().error_kind == "LimitReachedError")
         assert not bench.has_assigned(), "no segment begins without an entry"
 
     def test_the_watchdog_names_the_stream_and_why(self, new_bench: Callable[..., Bench]) -> None:

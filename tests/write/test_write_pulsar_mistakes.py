@@ -22,7 +22,7 @@ from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, decode_index, en
 from formats.keys import data_key, index_key
 from formats.metadata.messages import OffloadContext, OffloadSegment, PulsarLedger
 from formats.summary import Layout
-from offloader.errors import BeyondEnd, Corrupt, InvalidCall, StoreUnavailable
+from offloader.errors import BeyondEndError, CorruptError, InvalidCallError, StoreUnavailableError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
@@ -141,7 +141,7 @@ def test_failing_segments_leave_no_byte_in_the_buffer_and_no_upload(
         handle = offloader.streaming_offload(UUID(int=100 + number), {}, buffer=buffer)
         handle.offer_batch(batch)
         handle.close()
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             handle.get_offload_result_async().result(WAIT_S)
         verbs = [verb for verb, key in store.calls if key == data_key("", UUID(int=100 + number))]
         assert verbs.count("abort_upload") == 1
@@ -184,7 +184,7 @@ def test_second_call_with_a_uuid_is_an_error_and_the_first_continues(
     batch = batch_of(7, 0, 30, times=-1)
     handle = offloader.streaming_offload(UUID(int=6), {})
     handle.offer_batch(batch)
-    with pytest.raises(InvalidCall, match="exists already"):
+    with pytest.raises(InvalidCallError, match="exists already"):
         offloader.streaming_offload(UUID(int=6), {})
     assert read_all(offloader, 7, finish(handle)) == list(batch.entries())
 
@@ -213,7 +213,7 @@ def test_two_segments_are_read_in_order_with_both_ends_known(store: FaultyStore)
             handle = offloader.read_offloaded(7, OffloadContext(segments=tuple(order)), {}, stream=STREAM)
             assert (handle.first_entry_id, handle.last_entry_id) == (0, 44)
             assert list(handle.read(0, 44)) == writer.entries[:45]
-            with pytest.raises(BeyondEnd):
+            with pytest.raises(BeyondEndError):
                 handle.read(0, 45)
 
 
@@ -256,7 +256,7 @@ def test_the_recorded_length_of_a_ledger_decides_nothing(
         uuid = UUID(int=8)
         try:
             offloader.offload(ledger, uuid, {}).result(WAIT_S)
-        except Corrupt:
+        except CorruptError:
             assert not [info for info in store.inner.list("").objects if info.key.endswith("-index")]
         else:
             handle = offloader.read_offloaded(info.ledger_id, OffloadContext(uuid=uuid, complete=True), {})

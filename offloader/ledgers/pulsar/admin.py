@@ -15,12 +15,12 @@ from urllib.parse import quote, urljoin
 
 from formats.entries import Position
 from offloader.errors import (
-    AccessDenied,
-    Corrupt,
-    InvalidCall,
-    NotFound,
-    StoreUnavailable,
-    Throttled,
+    AccessDeniedError,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    StoreUnavailableError,
+    ThrottledError,
     needs_extra,
     plain_reason,
 )
@@ -69,10 +69,10 @@ class AdminClient:
         retries_max: of one call; for callers that don't retry.
 
     Raises (every call):
-        AccessDenied: the token isn't authorised.
-        NotFound: the tenant, namespace or topic does not exist.
-        StoreUnavailable, Throttled: retry later.
-        Corrupt: the response isn't from Pulsar's admin interface.
+        AccessDeniedError: the token isn't authorised.
+        NotFoundError: the tenant, namespace or topic does not exist.
+        StoreUnavailableError, ThrottledError: retry later.
+        CorruptError: the response isn't from Pulsar's admin interface.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class AdminClient:
         """All namespaces, ``tenant/namespace``."""
         found: list[str] = []
         for tenant in self._names("/admin/v2/tenants"):
-            with suppress(NotFound):  # deleted since
+            with suppress(NotFoundError):  # deleted since
                 found += self.namespaces_of(tenant)
         return found
 
@@ -134,7 +134,7 @@ class AdminClient:
         """Policies set for ``tenant/namespace``; for ``policy_warnings``."""
         found = self._json(f"/admin/v2/namespaces/{quote(namespace)}")
         if not isinstance(found, dict):
-            raise Corrupt(f"{self.url}: namespace {namespace} has no policies")
+            raise CorruptError(f"{self.url}: namespace {namespace} has no policies")
         return found
 
     def ledgers(self, topic: str) -> TopicLedgers:
@@ -154,7 +154,7 @@ class AdminClient:
         name = _path(topic).replace("/persistent/", "/schemas/", 1)
         found = self._json(f"{name}/schema" if version is None else f"{name}/schema/{version}")
         if not isinstance(found, dict) or not isinstance(found.get("type"), str):
-            raise Corrupt(f"{self.url}: topic {topic} has no schema")
+            raise CorruptError(f"{self.url}: topic {topic} has no schema")
         return found["type"], str(found.get("data") or ""), found.get("properties") or {}
 
     def fate(self, topic: str, position: Position) -> EntryFate:
@@ -162,7 +162,7 @@ class AdminClient:
         where = f"{self.url}{_path(topic)}/ledger/{position.ledger_id}/entry/{position.entry_id}"
         status, headers, body = self._exchange("GET", where)
         if (found := fate_of(status, headers, body)) is None:
-            raise StoreUnavailable(f"{where} returned status {status}: {self._shown(body)}")
+            raise StoreUnavailableError(f"{where} returned status {status}: {self._shown(body)}")
         return found
 
     def trim(self, topic: str) -> None:
@@ -194,14 +194,14 @@ class AdminClient:
         return "" if _UNDER_WAY in why.lower() else why[:OFFLOAD_ERROR_CHARS]
 
     def properties(self, topic: str, subscription: str) -> Mapping[str, str]:
-        """Properties of a subscription; ``NotFound``: the topic or subscription does not exist."""
+        """Properties of a subscription; ``NotFoundError``: the topic or subscription does not exist."""
         found = self._json(_properties_path(topic, subscription))
         if not isinstance(found, dict):
-            raise Corrupt(f"{self.url}: the response has no properties of subscription {subscription} of {topic}")
+            raise CorruptError(f"{self.url}: the response has no properties of subscription {subscription} of {topic}")
         return {str(name): str(value) for name, value in found.items()}
 
     def note(self, topic: str, subscription: str, changes: Mapping[str, str]) -> None:
-        """Set properties of a subscription, and keep its others; ``NotFound`` as ``properties``."""
+        """Set properties of a subscription, and keep its others; ``NotFoundError`` as ``properties``."""
         with self._noting:
             found = self.properties(topic, subscription)
             self._ask("PUT", _properties_path(topic, subscription), {**found, **changes})
@@ -210,7 +210,7 @@ class AdminClient:
         """The effective settings of the broker that responds; requires a superuser."""
         found = self._json("/admin/v2/brokers/configuration/runtime")
         if not isinstance(found, dict):
-            raise Corrupt(f"{self.url}: the response has no broker settings")
+            raise CorruptError(f"{self.url}: the response has no broker settings")
         return {str(name): "" if value is None else str(value) for name, value in found.items()}
 
     def broker_version(self) -> str:
@@ -220,7 +220,7 @@ class AdminClient:
     def _names(self, path: str) -> list[str]:
         found = self._json(path)
         if not isinstance(found, list) or not all(isinstance(name, str) and is_text(name) for name in found):
-            raise Corrupt(f"{self.url}{path}: the response is not a list of names")
+            raise CorruptError(f"{self.url}{path}: the response is not a list of names")
         return found
 
     def _json(self, path: str) -> Any:
@@ -228,7 +228,7 @@ class AdminClient:
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as cause:
-            raise Corrupt(f"{self.url}{path}: the response is not JSON: {self._shown(body)}") from cause
+            raise CorruptError(f"{self.url}{path}: the response is not JSON: {self._shown(body)}") from cause
 
     def _ask(self, method: str, path: str, document: Mapping[str, object] | None = None) -> bytes:
         where = f"{self.url}{path}"
@@ -238,15 +238,15 @@ class AdminClient:
 
     def _require_done(self, where: str, status: int, body: bytes) -> None:
         if status in (401, 403):
-            raise AccessDenied(
+            raise AccessDeniedError(
                 f"{where} returned status {status}",
                 hint="set a token with the required permission: OFFLOADER_ADMIN_TOKEN, or the token of the section "
                 "[pulsar]",
             )
         if status == 404:
-            raise NotFound(f"{where} does not exist")
+            raise NotFoundError(f"{where} does not exist")
         if status not in (200, 204):
-            raise (Throttled if status == 429 else StoreUnavailable)(
+            raise (ThrottledError if status == 429 else StoreUnavailableError)(
                 f"{where} returned status {status}: {self._shown(body)}"
             )
 
@@ -268,20 +268,20 @@ class AdminClient:
                 try:
                     elsewhere = urljoin(where, elsewhere)
                 except ValueError as cause:
-                    raise StoreUnavailable(
+                    raise StoreUnavailableError(
                         f"{where} redirects to {elsewhere[:200]!a}, which is not a valid address",
                         hint="check the advertised addresses of the brokers",
                     ) from cause
                 where = self._allowed(where, elsewhere)
             else:
-                raise StoreUnavailable(f"{url}: more than {REDIRECTS_MAX} redirects between brokers")
+                raise StoreUnavailableError(f"{url}: more than {REDIRECTS_MAX} redirects between brokers")
         except urllib3.exceptions.HTTPError as cause:
             if "CERTIFICATE_VERIFY_FAILED" in str(cause):
-                raise AccessDenied(
+                raise AccessDeniedError(
                     f"{self.url}: certificate verification failed",
                     hint="configure the file of its certificate authority, and a URL whose host is in its certificate",
                 ) from cause
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"{where} doesn't answer: {plain_reason(cause)}", hint="check the admin URL, or retry later"
             ) from cause
         return answer.status, {name.lower(): value for name, value in answer.headers.items()}, body
@@ -290,13 +290,13 @@ class AdminClient:
         """Follow a redirect to the owning broker, with the token only if its host is allowed."""
         safe = ("https://",) if where.startswith("https://") else ("http://", "https://")
         if not elsewhere.startswith(safe):
-            raise AccessDenied(
+            raise AccessDeniedError(
                 f"{where} redirects to {elsewhere[:200]}, which is not encrypted: the token is not sent there",
                 hint="give the brokers https addresses: webServicePortTls, and advertisedListeners",
             )
         host = host_of(elsewhere)
         if self._security.token is not None and not any(matches(host, allowed) for allowed in self._hosts):
-            raise AccessDenied(
+            raise AccessDeniedError(
                 f"{where} redirects to {elsewhere[:200]}, but {host[:100]} is not allowed to receive the token",
                 hint=f'if it is one of your brokers, set pulsar.admin_hosts = ["{host[:100]}"], with * for any '
                 "letters (adopt: OFFLOADER_ADMIN_HOSTS); or give the admin URL of a proxy",
@@ -309,9 +309,11 @@ class AdminClient:
         while piece := answer.read1(_PIECE_BYTES):
             body += piece
             if len(body) > ANSWER_BYTES_MAX:
-                raise Corrupt(f"{where} returned more than {ANSWER_BYTES_MAX} bytes")
+                raise CorruptError(f"{where} returned more than {ANSWER_BYTES_MAX} bytes")
             if self._clock.monotonic_s() > deadline_s:
-                raise StoreUnavailable(f"{where}: the response took more than {ANSWER_S_MAX:g} s", hint="retry later")
+                raise StoreUnavailableError(
+                    f"{where}: the response took more than {ANSWER_S_MAX:g} s", hint="retry later"
+                )
         return bytes(body)
 
     def _shown(self, body: bytes) -> str:
@@ -325,12 +327,12 @@ class AdminClient:
 
 
 def require_admin_url(url: str) -> None:
-    """Raise ``InvalidCall`` if the URL is not an admin interface's, or has credentials."""
+    """Raise ``InvalidCallError`` if the URL is not an admin interface's, or has credentials."""
     plain = without_credentials(url)
     if not url.startswith(("http://", "https://")):
-        raise InvalidCall(f"{plain!r} is not an admin URL", hint="give http://broker:8080 or https://broker:8443")
+        raise InvalidCallError(f"{plain!r} is not an admin URL", hint="give http://broker:8080 or https://broker:8443")
     if plain != url:
-        raise InvalidCall(f"the admin URL of {plain} contains credentials", hint="remove them, and set a token")
+        raise InvalidCallError(f"the admin URL of {plain} contains credentials", hint="remove them, and set a token")
 
 
 def host_of(url: str) -> str:

@@ -13,7 +13,14 @@ from typing import NamedTuple
 from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.pulsar.commands import Command, CommandType, message_id, position_of
 from formats.pulsar.entry import decode_frame, signed64
-from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.errors import (
+    BeyondEndError,
+    ClosedError,
+    CorruptError,
+    InvalidCallError,
+    OffloaderError,
+    StoreUnavailableError,
+)
 from offloader.ledgers.base import newest
 from offloader.ledgers.pulsar.protocol import UNASKED_REQUEST, Connection, PulsarClient
 from offloader.runtime.clock import Clock, SystemClock
@@ -230,10 +237,11 @@ class Consumer:
         entries.
 
         Raises:
-            StoreUnavailable: no broker serves the topic now, or an entry arrived damaged; retry later.
-            Corrupt: the entries of a reader don't ascend. AccessDenied, NotFound, InvalidCall: the broker refuses.
-            BeyondEnd: a reader's broker began before ``start``, as brokers do when no later entry is stored.
-            Closed: this consumer was closed.
+            StoreUnavailableError: no broker serves the topic now, or an entry arrived damaged; retry later.
+            CorruptError: the entries of a reader don't ascend. AccessDeniedError, NotFoundError, InvalidCallError: the
+                broker refuses.
+            BeyondEndError: a reader's broker began before ``start``, as brokers do when no later entry is stored.
+            ClosedError: this consumer was closed.
         """
         self._raise_error()
         session = self._subscribed()
@@ -263,13 +271,13 @@ class Consumer:
         """Acknowledge everything up to ``position``: the broker may delete it. Sends nothing if this was done before.
 
         Raises:
-            InvalidCall: it is a reader, or ``position`` is after the last taken entry.
-            StoreUnavailable: retry later.
+            InvalidCallError: it is a reader, or ``position`` is after the last taken entry.
+            StoreUnavailableError: retry later.
         """
         if self._start is not None:
-            raise InvalidCall(f"{self.topic}: a reader can't acknowledge")
+            raise InvalidCallError(f"{self.topic}: a reader can't acknowledge")
         if self._taken is None or position > self._taken:
-            raise InvalidCall(f"{self.topic}: can't acknowledge {position}, the last taken entry is {self._taken}")
+            raise InvalidCallError(f"{self.topic}: can't acknowledge {position}, the last taken entry is {self._taken}")
         if self._acknowledged is not None and position <= self._acknowledged:
             return
         session = self._subscribed()
@@ -333,12 +341,12 @@ class Consumer:
         """The error in the position of a reader's next entry: readers never receive repeats."""
         last, session.last = session.last, position
         if last is not None and position <= last:
-            return Corrupt(
+            return CorruptError(
                 f"{self.topic}: {session.connection.name} sent {position} after {last}",
                 hint="the broker's entry ids are inconsistent: unload the topic, so that another broker serves it",
             )
         if last is None and session.begin is not None and position < session.begin:
-            return BeyondEnd(f"{self.topic}: requested {session.begin}, the broker began at {position}")
+            return BeyondEndError(f"{self.topic}: requested {session.begin}, the broker began at {position}")
         return None
 
     def _raise_error(self) -> None:
@@ -355,16 +363,16 @@ class Consumer:
             permits = self._flow.grant() if session is self._session and session.is_usable else 0
         if permits:
             # If the connection breaks now, the next take reconnects.
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(StoreUnavailableError):
                 session.connection.send(CommandType.FLOW, consumer_id=session.consumer_id, permits=permits)
 
     def _subscribed(self) -> _Session:
         """The current session, or a new one."""
         with self._subscribing:
             if self._is_closed:
-                raise Closed(f"the consumer of {self.topic} is closed")
+                raise ClosedError(f"the consumer of {self.topic} is closed")
             if self._is_away:
-                raise StoreUnavailable(f"{self.topic}: this process has stepped aside for another one")
+                raise StoreUnavailableError(f"{self.topic}: this process has stepped aside for another one")
             with self._lock:
                 session = self._session
                 if session is not None and session.is_usable:
@@ -438,7 +446,7 @@ def first_entries(
     It uses a reader, which leaves no subscription behind.
 
     Raises:
-        StoreUnavailable, AccessDenied, NotFound, Corrupt: as ``Consumer.take``.
+        StoreUnavailableError, AccessDeniedError, NotFoundError, CorruptError: as ``Consumer.take``.
     """
     found: list[Delivery] = []
     size_bytes, until_s = 0, clock.monotonic_s() + wait_s

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.stream_names import is_pattern, matches, partition_of
 
@@ -58,7 +58,7 @@ class TopicPatterns(NamedTuple):
 
     @classmethod
     def of(cls, topics: Iterable[str], exclude: Iterable[str] = ()) -> TopicPatterns:
-        """Parse patterns. Raises ``InvalidCall``, which names all invalid patterns."""
+        """Parse patterns. Raises ``InvalidCallError``, which names all invalid patterns."""
         problems: list[str] = []
         found: dict[str, list[_Pattern]] = {"topics": [], "exclude": []}
         for name, text in [*(("topics", each) for each in topics), *(("exclude", each) for each in exclude)]:
@@ -67,7 +67,7 @@ class TopicPatterns(NamedTuple):
             except ValueError as cause:
                 problems.append(f"pulsar.{name}: {cause}")
         if problems:
-            raise InvalidCall(
+            raise InvalidCallError(
                 "; ".join(problems),
                 hint="use tenant/namespace/topic with * and ? in any part, or tenant/namespace for all its topics",
             )
@@ -168,7 +168,7 @@ def survey(
             namespaces |= {each for each in found if patterns.have_namespace(each)}
         except OffloaderError as error:
             # A tenant that does not exist has no topics; a list without any tenant does not come from a broker.
-            if tenant is None or not isinstance(error, NotFound):
+            if tenant is None or not isinstance(error, NotFoundError):
                 first, is_whole = first or error, False
     topics: dict[str, frozenset[str]] = {}
     in_a_row = 0
@@ -177,7 +177,7 @@ def survey(
             break
         try:
             listed = admin.topics(namespace)
-        except NotFound:
+        except NotFoundError:
             listed = ()
         except OffloaderError as error:
             first = first or error

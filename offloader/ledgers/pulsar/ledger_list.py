@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from formats.entries import Position
-from offloader.errors import Corrupt, StoreUnavailable
+from offloader.errors import CorruptError, StoreUnavailableError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.consumer import Consumer
@@ -21,7 +21,7 @@ from offloader.runtime.clock import Clock
 READ_S_MAX = 15.0
 
 
-class InconsistentRead(StoreUnavailable):
+class InconsistentReadError(StoreUnavailableError):
     """A reader skipped entries that another reader received: discard the read and repeat it."""
 
 
@@ -68,9 +68,9 @@ class SkippedEntries:
             following: the next delivered entry.
 
         Raises:
-            InconsistentRead: the broker delivers the first of them to a second reader.
-            StoreUnavailable: no response, or the broker stores the first entry but does not deliver it; nothing was
-                decided.
+            InconsistentReadError: the broker delivers the first of them to a second reader.
+            StoreUnavailableError: no response, or the broker stores the first entry but does not deliver it; nothing
+                was decided.
         """
         asked = range(first, min(last + 1, first + self._asked_max))
         fates = [self._admin.fate(self._topic, Position(ledger_id, each)) for each in asked]
@@ -78,7 +78,7 @@ class SkippedEntries:
             return [NotGiven(EntryFate.UNDELIVERED, first, last)]
         came = self._read_again(Position(ledger_id, first), following)
         if fates[0] is EntryFate.READABLE:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"{self._topic}: the broker stores {ledger_id}:{first}, which is neither a marker nor part of an "
                 f"aborted transaction, but skipped it and continued at {following}",
                 hint="offloading of the topic waits; check whether the namespace has an entry filter that applies "
@@ -98,10 +98,12 @@ class SkippedEntries:
             while not came and (left_s := deadline_s - self._clock.monotonic_s()) > 0:
                 came = reader.take(left_s)
         if not came:
-            raise StoreUnavailable(f"{self._topic}: the broker delivered nothing from {first} on to a second reader")
+            raise StoreUnavailableError(
+                f"{self._topic}: the broker delivered nothing from {first} on to a second reader"
+            )
         position = came[0].position
         if not first < position <= following:
-            raise InconsistentRead(
+            raise InconsistentReadError(
                 f"{self._topic}: the broker continued at {following} after {first} was requested, and the second "
                 f"time at {position}",
                 hint="the read is repeated from there",
@@ -250,8 +252,8 @@ class LedgerList:
             The closed ledgers from ``before`` on that end before ``begin``.
 
         Raises:
-            Corrupt: the broker delivered an entry that it does not list.
-            InconsistentRead: it delivers skipped entries to others; read again from ``first_from`` on.
+            CorruptError: the broker delivered an entry that it does not list.
+            InconsistentReadError: it delivers skipped entries to others; read again from ``first_from`` on.
             Errors of the queries: retry.
         """
         if before is not None and before.ledger_id == begin.ledger_id and begin.entry_id == before.entry_id + 1:
@@ -274,7 +276,7 @@ class LedgerList:
                 for piece in pieces:
                     self._add(self._runs[piece.fate], ledger_id, piece.first, piece.last)
             if pieces[-1].last < last:
-                raise InconsistentRead(
+                raise InconsistentReadError(
                     f"{self.topic}: the broker stores {ledger_id}:{pieces[-1].last + 1}, but skipped it with the "
                     "entries before it",
                     hint="the read is repeated from there",
@@ -302,7 +304,7 @@ class LedgerList:
             readable = self._ask_last() or _NO_LEDGER
             if not internals.ledgers.ledgers and readable != _NO_LEDGER:
                 # Nothing was deleted: a topic keeps its newest ledger.
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     f"{self.topic}: the admin interface lists no ledger, but the broker has entry {readable}",
                     hint="nothing is decided until a retry returns consistent responses",
                 )
@@ -398,10 +400,10 @@ class LedgerList:
         end = listed[begin.ledger_id].entries if begin.ledger_id in listed else 2**63
         beyond = begin.entry_id >= end or begin.ledger_id > max(listed, default=-1)
         if beyond or (confirmed is not None and begin > confirmed):
-            raise Corrupt(f"{self.topic}: the broker delivered {begin}, which it does not list", hint=hint)
+            raise CorruptError(f"{self.topic}: the broker delivered {begin}, which it does not list", hint=hint)
         own = None if before is None or before.ledger_id == begin.ledger_id else listed.get(before.ledger_id)
         if before is not None and own is not None and own.last_entry_id < before.entry_id:
-            raise Corrupt(
+            raise CorruptError(
                 f"{self.topic}: the broker delivered {before} of a ledger that ends at {own.last_entry_id} by its list",
                 hint=hint,
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from formats.entries import Position
-from offloader.errors import NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.source import SINCE_PROPERTY
 from offloader.ledgers.pulsar.topics import TopicInternals, stream_of_topic
@@ -136,7 +136,7 @@ class OffloadTriggers:
             self._next = each.topic + "\0"
             asked = self._topics.setdefault(each.topic, _Asked())
             try:
-                with suppress(NotFound):  # deleted since, or an unused partition
+                with suppress(NotFoundError):  # deleted since, or an unused partition
                     started += self._look_at(each, asked)
                 asked.error = None
             except OffloaderError as error:
@@ -144,8 +144,8 @@ class OffloadTriggers:
                     failed.append((each.topic, error))
                 asked.error = error
                 asked.back_off(now_s)
-        _report([each for each in failed if isinstance(each[1], StoreUnavailable)], {"event": "retry"})
-        _report([each for each in failed if not isinstance(each[1], StoreUnavailable)], {})
+        _report([each for each in failed if isinstance(each[1], StoreUnavailableError)], {"event": "retry"})
+        _report([each for each in failed if not isinstance(each[1], StoreUnavailableError)], {})
         return started
 
     def _look_at(self, served: ServedTopic, asked: _Asked) -> bool:
@@ -172,7 +172,7 @@ class OffloadTriggers:
             if not why:
                 asked.failure = None
                 return
-            asked.failure = StoreUnavailable(
+            asked.failure = StoreUnavailableError(
                 f"the broker does not offload ledger {asked.first}, which is committed to the store, and keeps its "
                 f"copy: {why}",
                 hint="check the broker's log; `offloader doctor` checks the plugin's settings and its connection "

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from formats.entries import Position
 from formats.pulsar.commands import Command, CommandType, position_of
-from offloader.errors import Closed, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.errors import ClosedError, InvalidCallError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.pulsar.protocol import Connection, PulsarClient, refusal
 from offloader.runtime.clock import Clock, SystemClock
 
@@ -56,8 +56,8 @@ class Producer:
         name: by which a broker recognises duplicates; a topic admits one producer per name.
 
     Raises:
-        AccessDenied, NotFound, InvalidCall: the broker refuses.
-        StoreUnavailable: no broker serves the topic now, or a producer of that name is connected; retry later.
+        AccessDeniedError, NotFoundError, InvalidCallError: the broker refuses.
+        StoreUnavailableError: no broker serves the topic now, or a producer of that name is connected; retry later.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class Producer:
             messages: number of messages in it.
 
         Raises:
-            InvalidCall: the entry is above the broker's limit; nothing was sent.
+            InvalidCallError: the entry is above the broker's limit; nothing was sent.
             OffloaderError: the producer has failed; entries in flight may be stored or not.
         """
         most = self._connection.message_bytes_max + SPARE_BYTES
         if len(entry) > most:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"the entry has {len(entry)} bytes; {self._connection.name} accepts at most {most}",
                 hint="increase maxMessageSize of the broker",
             )
@@ -123,8 +123,8 @@ class Producer:
     def close(self) -> None:
         """Release the name at the broker, without waiting for entries in flight. Idempotent."""
         with self._lock:
-            was_closed = isinstance(self._error, Closed)
-            self._error = self._error or Closed(f"the producer of {self.topic} is closed")
+            was_closed = isinstance(self._error, ClosedError)
+            self._error = self._error or ClosedError(f"the producer of {self.topic} is closed")
             self._changed.set()
         if not was_closed:
             self._connection.leave(CommandType.CLOSE_PRODUCER, self._id)
@@ -138,7 +138,7 @@ class Producer:
             case CommandType.SEND_ERROR:
                 self.lost(refusal(self._connection.name, CommandType.SEND.name, body.error, body.message))
             case CommandType.CLOSE_PRODUCER:
-                self.lost(StoreUnavailable(f"{self._connection.name} closed the producer for {self.topic}"))
+                self.lost(StoreUnavailableError(f"{self._connection.name} closed the producer for {self.topic}"))
 
     def lost(self, error: OffloaderError) -> None:
         """Handles the loss of the connection."""
@@ -151,7 +151,7 @@ class Producer:
             if not self._waiting or sequence_id < self._waiting[0][0]:
                 return  # already reported
             if sequence_id != self._waiting[0][0]:
-                self._error = self._error or StoreUnavailable(
+                self._error = self._error or StoreUnavailableError(
                     f"{self._connection.name} stored {sequence_id} of {self.topic} before {self._waiting[0][0]}"
                 )
             else:
@@ -172,6 +172,6 @@ class Producer:
             arrived = self._clock.wait(self._changed, self._limits.store_s)
             with self._lock:
                 if not arrived and self.newest is before and self._error is None:
-                    self._error = StoreUnavailable(
+                    self._error = StoreUnavailableError(
                         f"{self._connection.name} stored nothing of {self.topic} for {self._limits.store_s:g} s"
                     )

@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from formats.errors import FormatError, Inconsistent
+from formats.errors import FormatError, InconsistentError
 from formats.pulsar.commands import (
     FRAME_BYTES_MAX,
     FRAME_PADDING_BYTES,
@@ -21,22 +21,22 @@ from formats.pulsar.commands import (
     encode_command,
 )
 from offloader.errors import (
-    AccessDenied,
-    Closed,
-    InvalidCall,
-    LimitReached,
-    NotFound,
+    AccessDeniedError,
+    ClosedError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
     OffloaderError,
-    StoreUnavailable,
-    Throttled,
-    Unsupported,
+    StoreUnavailableError,
+    ThrottledError,
+    UnsupportedError,
     plain_reason,
 )
 from offloader.ledgers.pulsar.transport import BrokerAddress, Security, Transport, open_transport, parse_service_url
 from offloader.runtime.clock import Clock, SystemClock
 
 
-class NameTaken(StoreUnavailable):
+class NameTakenError(StoreUnavailableError):
     """A producer of that name is connected to the topic, or the topic has its maximum of producers."""
 
 
@@ -45,27 +45,27 @@ MESSAGE_CHARACTERS_MAX = 300
 
 #: Code of Pulsar's ``ServerError`` -> its name, and the error here. Other codes count as temporary and are retried.
 _KINDS: dict[int, tuple[str, type[OffloaderError]]] = {
-    0: ("unknown error", StoreUnavailable),
-    1: ("metadata error", StoreUnavailable),
-    2: ("persistence error", StoreUnavailable),
-    3: ("authentication failed", AccessDenied),
-    4: ("not authorized", AccessDenied),
-    5: ("another consumer is connected", StoreUnavailable),
-    6: ("not ready", StoreUnavailable),
-    7: ("the topic's backlog quota is used up", StoreUnavailable),
-    8: ("the topic's backlog quota is used up", StoreUnavailable),
-    9: ("the checksum is wrong", StoreUnavailable),
-    10: ("unsupported version", Unsupported),
-    11: ("no such topic", NotFound),
-    12: ("no such subscription", NotFound),
-    13: ("no such consumer", StoreUnavailable),
-    14: ("too many requests", Throttled),
-    15: ("the topic was terminated", InvalidCall),
-    16: ("a producer of that name is connected", NameTaken),
-    17: ("no topic's name", InvalidCall),
-    18: ("another schema", InvalidCall),
-    19: ("consumer not assigned", StoreUnavailable),
-    22: ("not allowed", InvalidCall),
+    0: ("unknown error", StoreUnavailableError),
+    1: ("metadata error", StoreUnavailableError),
+    2: ("persistence error", StoreUnavailableError),
+    3: ("authentication failed", AccessDeniedError),
+    4: ("not authorized", AccessDeniedError),
+    5: ("another consumer is connected", StoreUnavailableError),
+    6: ("not ready", StoreUnavailableError),
+    7: ("the topic's backlog quota is used up", StoreUnavailableError),
+    8: ("the topic's backlog quota is used up", StoreUnavailableError),
+    9: ("the checksum is wrong", StoreUnavailableError),
+    10: ("unsupported version", UnsupportedError),
+    11: ("no such topic", NotFoundError),
+    12: ("no such subscription", NotFoundError),
+    13: ("no such consumer", StoreUnavailableError),
+    14: ("too many requests", ThrottledError),
+    15: ("the topic was terminated", InvalidCallError),
+    16: ("a producer of that name is connected", NameTakenError),
+    17: ("no topic's name", InvalidCallError),
+    18: ("another schema", InvalidCallError),
+    19: ("consumer not assigned", StoreUnavailableError),
+    22: ("not allowed", InvalidCallError),
 }
 
 
@@ -76,9 +76,9 @@ def refusal(broker: str, command: str, code: int, message: str) -> OffloaderErro
         code: of Pulsar's ``ServerError``.
         message: the broker's text; only its first line is used, truncated.
     """
-    name, kind = _KINDS.get(code, (f"error {code}", StoreUnavailable))
+    name, kind = _KINDS.get(code, (f"error {code}", StoreUnavailableError))
     words = (message.strip().splitlines() or [""])[0][:MESSAGE_CHARACTERS_MAX]
-    hint = "set a token that may do this" if kind is AccessDenied else ""
+    hint = "set a token that may do this" if kind is AccessDeniedError else ""
     return kind(f"{broker} refused {command}: {name}{': ' if words else ''}{words}", hint=hint)
 
 
@@ -239,18 +239,18 @@ class Connection:
             The body of the response, whichever command that is.
 
         Raises:
-            AccessDenied, NotFound, InvalidCall, StoreUnavailable: the broker refused.
-            StoreUnavailable: the connection broke, or no response arrived in time.
-            Throttled: too many requests are pending.
+            AccessDeniedError, NotFoundError, InvalidCallError, StoreUnavailableError: the broker refused.
+            StoreUnavailableError: the connection broke, or no response arrived in time.
+            ThrottledError: too many requests are pending.
         """
         if threading.current_thread() is self._reader:
-            raise InvalidCall(f"{self.name}: a listener may not wait for {kind.name}")
+            raise InvalidCallError(f"{self.name}: a listener may not wait for {kind.name}")
         answer = Answer(kind)
         with self._lock:
             if self._error is not None:
                 raise copy(self._error)
             if len(self._waiting) >= REQUESTS_MAX:
-                raise Throttled(f"{self.name}: {REQUESTS_MAX} requests wait for answers")
+                raise ThrottledError(f"{self.name}: {REQUESTS_MAX} requests wait for answers")
             request_id = next(self._request_ids)
             self._waiting[request_id] = answer
         try:
@@ -261,27 +261,27 @@ class Connection:
                 self._waiting.pop(request_id, None)
 
     def ping(self) -> None:
-        """Waits for a sign of life of the broker. Raises ``StoreUnavailable``: there is none."""
+        """Waits for a sign of life of the broker. Raises ``StoreUnavailableError``: there is none."""
         self._pong.clear()
         self.send(CommandType.PING)
         if not self._pong.wait(self._limits.request_s):
-            raise copy(self._fail(StoreUnavailable(f"{self.name}: no answer within {self._limits.request_s:g} s")))
+            raise copy(self._fail(StoreUnavailableError(f"{self.name}: no answer within {self._limits.request_s:g} s")))
         if self._error is not None:
             raise copy(self._error)
 
     def send(self, kind: CommandType, entry: bytes = b"", **fields: Any) -> None:
-        """Sends a command that has no response. Raises ``StoreUnavailable``: the connection broke."""
+        """Sends a command that has no response. Raises ``StoreUnavailableError``: the connection broke."""
         if self._error is not None:
             raise copy(self._error)
         try:
             frame = encode_command(kind, entry, **fields)
         except FormatError as cause:
-            raise InvalidCall(f"{self.name}: {cause}") from cause
+            raise InvalidCallError(f"{self.name}: {cause}") from cause
         try:
             self._transport.send(frame)
         except OSError as cause:
             # Half a frame may have been sent: the broker can't parse what follows.
-            raise copy(self._fail(StoreUnavailable(f"{self.name} is lost: {plain_reason(cause)}"))) from cause
+            raise copy(self._fail(StoreUnavailableError(f"{self.name} is lost: {plain_reason(cause)}"))) from cause
 
     def attach(self, listener: ConsumerListener) -> int:
         """Registers a consumer or producer and returns its id; its commands go to ``listener``. Raises as ``send``."""
@@ -305,7 +305,7 @@ class Connection:
 
     def close(self) -> None:
         """Closes the connection; returns when its thread has ended. Idempotent."""
-        self._fail(StoreUnavailable(f"{self.name} was closed by us"))
+        self._fail(StoreUnavailableError(f"{self.name} was closed by us"))
         if self._reader.ident is None:
             self._transport.release()
         elif threading.current_thread() is not self._reader:
@@ -313,7 +313,7 @@ class Connection:
 
     def _await(self, answer: Answer, timeout_s: float) -> Any:
         if not self._clock.wait(answer.arrived, timeout_s):
-            raise StoreUnavailable(f"{self.name} didn't answer {answer.command.name} within {timeout_s:g} s")
+            raise StoreUnavailableError(f"{self.name} didn't answer {answer.command.name} within {timeout_s:g} s")
         if answer.error is not None:
             raise copy(answer.error)  # other requests may raise the same one
         return answer.body
@@ -326,7 +326,7 @@ class Connection:
                     data = self._transport.receive()
                 except TimeoutError:
                     if asked:
-                        raise StoreUnavailable(
+                        raise StoreUnavailableError(
                             f"{self.name} sent nothing for {2 * self._limits.keep_alive_s:g} s"
                         ) from None
                     asked = True
@@ -335,18 +335,18 @@ class Connection:
                 asked = False
                 self.heard_s = self._clock.monotonic_s()
                 if not data:
-                    raise StoreUnavailable(f"{self.name} closed the connection")
+                    raise StoreUnavailableError(f"{self.name} closed the connection")
                 for command in self._splitter.feed(data):
                     self._handle(command)
         except OffloaderError as cause:
             error = cause
         except FormatError as cause:
-            error = StoreUnavailable(f"{self.name} sent bytes that aren't Pulsar's protocol: {cause}")
+            error = StoreUnavailableError(f"{self.name} sent bytes that aren't Pulsar's protocol: {cause}")
         except OSError as cause:
-            error = StoreUnavailable(f"{self.name} is lost: {plain_reason(cause)}")
+            error = StoreUnavailableError(f"{self.name} is lost: {plain_reason(cause)}")
         except BaseException as cause:
             _log.exception("%s: reading failed", self.name)
-            error = StoreUnavailable(f"{self.name} is lost: {type(cause).__name__}")
+            error = StoreUnavailableError(f"{self.name} is lost: {type(cause).__name__}")
         self._fail(error)
         self._transport.release()
         with self._lock:
@@ -375,7 +375,7 @@ class Connection:
         return refusal(self.name, command, body.error, self._security.without_token(body.message))
 
     def _answered(self, kind: CommandType, body: Any) -> None:
-        """Completes a request, if it is still pending; ``Inconsistent``: the answer doesn't match it."""
+        """Completes a request, if it is still pending; ``InconsistentError``: the answer doesn't match it."""
         with self._lock:
             answer = self._waiting.get(body.request_id)
         if answer is None:
@@ -385,7 +385,7 @@ class Connection:
             answer.error = self._refusal(answer.command.name, body)
         elif kind is not ANSWERS.get(answer.command):
             expected = ANSWERS.get(answer.command, CommandType.ERROR).name
-            raise Inconsistent(f"answer to {answer.command.name}", expected=expected, found=kind.name)
+            raise InconsistentError(f"answer to {answer.command.name}", expected=expected, found=kind.name)
         answer.body = body
         answer.arrived.set()
 
@@ -403,7 +403,7 @@ class Connection:
                 _log.exception("%s: a consumer failed", self.name)
                 what = f"a consumer of {self.name} failed: {cause}"
             self.detach(consumer_id)
-            self._tell_lost(listener, StoreUnavailable(what))
+            self._tell_lost(listener, StoreUnavailableError(what))
 
     def _tell_lost(self, listener: ConsumerListener, error: OffloaderError) -> None:
         try:
@@ -423,7 +423,7 @@ class Connection:
     def _connected(self, body: Any) -> None:
         announced = body.max_message_size
         if announced > MESSAGE_BYTES_MAX:
-            raise LimitReached(f"{self.name} announces messages of {announced} bytes, above {MESSAGE_BYTES_MAX}")
+            raise LimitReachedError(f"{self.name} announces messages of {announced} bytes, above {MESSAGE_BYTES_MAX}")
         self.message_bytes_max = announced or self.message_bytes_max
         # Entries stored while the limit was higher are still sent.
         self._splitter.frame_bytes_max = max(announced + FRAME_PADDING_BYTES, FRAME_BYTES_MAX)
@@ -453,8 +453,8 @@ def open_connection(
         proxy_to: ``host:port`` of the broker behind the proxy at ``address``.
 
     Raises:
-        AccessDenied: the token or the certificate is rejected.
-        StoreUnavailable: the broker can't be reached, or isn't one.
+        AccessDeniedError: the token or the certificate is rejected.
+        StoreUnavailableError: the broker can't be reached, or isn't one.
     """
     transport = open_transport(
         address, security, clock=clock, connect_s=limits.connect_s, send_timeout_s=limits.keep_alive_s
@@ -496,7 +496,8 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
     """Client of one cluster. Thread-safe.
 
     Args:
-        service_url: of brokers or proxies; of several, the first that responds is used. ``InvalidCall``: it isn't one.
+        service_url: of brokers or proxies; of several, the first that responds is used. ``InvalidCallError``: it isn't
+            one.
     """
 
     def __init__(
@@ -529,13 +530,13 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
     def partitions(self, topic: str) -> int:
         """Number of partitions of ``persistent://tenant/namespace/topic``; 0 if it isn't partitioned, or doesn't exist.
 
-        Raises as ``connection``; ``LimitReached``: the broker's number is impossible.
+        Raises as ``connection``; ``LimitReachedError``: the broker's number is impossible.
         """
         found = self._retrying(
             lambda: int(self._service_connection().request(CommandType.PARTITIONED_METADATA, topic=topic).partitions)
         )
         if found > PARTITIONS_MAX:
-            raise LimitReached(f"{topic} has {found} partitions, above {PARTITIONS_MAX}")
+            raise LimitReachedError(f"{topic} has {found} partitions, above {PARTITIONS_MAX}")
         return found
 
     def connection(self, topic: str) -> Connection:
@@ -544,8 +545,8 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
         Call again when that connection is lost, or the broker released the topic.
 
         Raises:
-            AccessDenied, InvalidCall, NotFound, StoreUnavailable: no broker has it.
-            Closed: this client was closed.
+            AccessDeniedError, InvalidCallError, NotFoundError, StoreUnavailableError: no broker has it.
+            ClosedError: this client was closed.
         """
         return self._retrying(lambda: self._look_up(topic))
 
@@ -587,17 +588,17 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
             if body.response == _CONNECT:
                 return asked
             authoritative = body.authoritative
-        raise StoreUnavailable(f"{topic}: more than {REDIRECTS_MAX} brokers in a row name another one")
+        raise StoreUnavailableError(f"{topic}: more than {REDIRECTS_MAX} brokers in a row name another one")
 
     def _named(self, asked: Connection, body: Any) -> BrokerAddress:
-        """The broker named in a lookup response; ``AccessDenied``: it lacks the TLS that the service has."""
+        """The broker named in a lookup response; ``AccessDeniedError``: it lacks the TLS that the service has."""
         has_tls = self._service[0].tls
         url = body.broker_url_tls if has_tls else body.broker_url
         if not url:
             raise refusal(asked.name, CommandType.LOOKUP.name, 0, "the answer names no broker that can be used")
         named = parse_service_url(url)[0]
         if has_tls and not named.tls:
-            raise AccessDenied(
+            raise AccessDeniedError(
                 f"{asked.name} sends us on to {named}, where everything could be read on the way",
                 hint="give the brokers pulsar+ssl addresses: brokerServicePortTls, and advertisedListeners",
             )
@@ -605,7 +606,7 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
 
     def _service_connection(self) -> Connection:
         for address in self._service[:-1]:
-            with suppress(StoreUnavailable):
+            with suppress(StoreUnavailableError):
                 return self._connection_to(address)
         return self._connection_to(self._service[-1])
 
@@ -620,16 +621,16 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
     def _connection_of(self, line: _Line, address: BrokerAddress, proxy_to: str) -> Connection:
         """Call with the line's lock held."""
         if self._closed.is_set():
-            raise Closed(f"the client of {self.service_url} was closed")
+            raise ClosedError(f"the client of {self.service_url} was closed")
         if line.connection is not None and line.connection.is_open:
             return line.connection
         if line.error is not None and self._clock.monotonic_s() < line.not_before_s:
-            raise StoreUnavailable(line.error.message, hint=line.error.hint) from line.error
+            raise StoreUnavailableError(line.error.message, hint=line.error.hint) from line.error
         try:
             line.connection = open_connection(
                 address, security=self._security, limits=self._limits, clock=self._clock, proxy_to=proxy_to
             )
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             line.delay_s = min(max(2 * line.delay_s, self._limits.delay_first_s), self._limits.delay_s_max)
             line.not_before_s = self._clock.monotonic_s() + line.delay_s
             line.error = error
@@ -643,7 +644,7 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
                 if len(self._lines) >= CONNECTIONS_MAX:
                     self._forget_lost()
                 if len(self._lines) >= CONNECTIONS_MAX:
-                    raise LimitReached(f"more than {CONNECTIONS_MAX} brokers behind {self.service_url}")
+                    raise LimitReachedError(f"more than {CONNECTIONS_MAX} brokers behind {self.service_url}")
                 self._lines[address, proxy_to] = _Line()
             return self._lines[address, proxy_to]
 

@@ -12,16 +12,16 @@ from uuid import UUID
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import (
-    AccessDenied,
-    Closed,
-    Fenced,
-    InvalidCall,
-    LimitReached,
-    NotFound,
+    AccessDeniedError,
+    ClosedError,
+    FencedError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
     OffloaderError,
-    SourceMismatch,
-    StoreUnavailable,
-    Unsupported,
+    SourceMismatchError,
+    StoreUnavailableError,
+    UnsupportedError,
 )
 from offloader.ledgers.base import (
     AskKnown,
@@ -115,7 +115,7 @@ class FailoverSubscription:
                 self.consumer.leave()
             else:
                 self.consumer.attend()
-        except Closed:
+        except ClosedError:
             return
         except OffloaderError as error:
             # Whatever the error: a token may be renewed, a topic may come back.
@@ -177,7 +177,7 @@ class AckCursor:
             The ledgers that the broker may have deleted from now on.
 
         Raises:
-            StoreUnavailable: nothing was acknowledged; retry later.
+            StoreUnavailableError: nothing was acknowledged; retry later.
         """
         with self._lock:
             self._given_up.add(ledger_id)
@@ -201,7 +201,7 @@ class AckCursor:
         """Acknowledges everything up to a committed position. Sends nothing if that was done before.
 
         Raises:
-            StoreUnavailable: nothing was acknowledged; retry later.
+            StoreUnavailableError: nothing was acknowledged; retry later.
         """
         self._consumer.skip(position)
         self._consumer.acknowledge(position)
@@ -363,8 +363,9 @@ class PulsarSource:
         """As ``LedgerSource``; up to some seconds old, but never older than delivered entries.
 
         Raises:
-            StoreUnavailable: neither broker nor admin interface responds; AccessDenied, NotFound: they refuse.
-            Corrupt: the broker sent impossible entries before.
+            StoreUnavailableError: neither broker nor admin interface responds; AccessDeniedError, NotFoundError: they
+                refuse.
+            CorruptError: the broker sent impossible entries before.
         """
         self._require_usable()
         return self._ledgers.infos()
@@ -413,7 +414,7 @@ class PulsarSource:
         """Notes the committed end, to detect a subscription that was moved beyond it.
 
         Raises:
-            Fenced: the broker chose another process.
+            FencedError: the broker chose another process.
         """
         self._require_chosen()
         self._ack_cursor.committed(position)
@@ -426,8 +427,8 @@ class PulsarSource:
         With ``acknowledges_commits`` it does nothing: the broker decides about its copies.
 
         Raises:
-            StoreUnavailable: retry later.
-            SourceMismatch: as ``require_same``, with the facts it got last.
+            StoreUnavailableError: retry later.
+            SourceMismatchError: as ``require_same``, with the facts it got last.
         """
         self._require_usable()
         if self.acknowledges_commits:
@@ -446,7 +447,7 @@ class PulsarSource:
         """As ``ListedSource``.
 
         Raises:
-            SourceMismatch: as ``require_same``: these may be another cluster's ledgers.
+            SourceMismatchError: as ``require_same``: these may be another cluster's ledgers.
         """
         self._require_usable()
         self._require_chosen()
@@ -470,7 +471,7 @@ class PulsarSource:
     def noted_manifests(self) -> list[tuple[UUID, int]]:
         """As ``NotingSource``: asks the admin interface; raises as that."""
         found: Mapping[str, str] = {}
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             found = self._cluster.admin.properties(self.topic, self._cluster.settings.subscription)
         self._noted_store = _uuid_in(found.get(STORE_PROPERTY, ""))
         return list(_noted_in(found.get(NOTED_PROPERTY, "")))
@@ -487,7 +488,7 @@ class PulsarSource:
     def _note(self, name: str, text: str) -> None:
         try:
             self._cluster.admin.note(self.topic, self._cluster.settings.subscription, {name: text})
-        except (AccessDenied, NotFound, Unsupported) as error:
+        except (AccessDeniedError, NotFoundError, UnsupportedError) as error:
             # Nothing depends on the note: without it another store isn't recognised.
             _log.warning("%s: which store it is committed to isn't noted: %s", self.topic, error)
 
@@ -516,12 +517,12 @@ class PulsarSource:
         if why is None:
             return
         if owners is not None and owners.ledger_id > stored[-1][0]:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"{self.topic}: the admin interface lists ledgers up to {stored[-1][0]}, and the owning broker has "
                 f"{owners}: the list is older than that",
                 hint="nothing is deleted until then; the broker is asked again",
             )
-        error = SourceMismatch(
+        error = SourceMismatchError(
             f"{self.topic}: its ledgers aren't those recorded in the manifest: {why}; the cluster was created "
             "again, or restored from an older copy. Nothing was deleted",
             hint="restore the cluster's metadata and ledgers; or offload this topic into another store or prefix, "
@@ -537,7 +538,7 @@ class PulsarSource:
 
     def _require_chosen(self) -> None:
         if self.active is False:
-            raise Fenced(
+            raise FencedError(
                 f"{self.topic}: the broker made another consumer of the subscription the active one",
                 hint="that process offloads the topic; this one stands by",
             )
@@ -553,7 +554,7 @@ class PulsarSource:
 
     def _require_usable(self) -> None:
         if self._is_closed:
-            raise StoreUnavailable(f"{self.topic} was closed here")
+            raise StoreUnavailableError(f"{self.topic} was closed here")
         if self._failure is not None:
             raise self._failure
 
@@ -593,7 +594,7 @@ def _noted_in(text: str) -> Iterator[tuple[UUID, int]]:
 def noted_store(cluster: PulsarCluster, topic: str) -> UUID | None:
     """The identity of the store that a topic was committed to, as its subscription has it; raises as the admin
     interface."""
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         return _uuid_in(cluster.admin.properties(topic, cluster.settings.subscription).get(STORE_PROPERTY, ""))
     return None
 
@@ -631,9 +632,9 @@ _MESSAGES_MAX = 100_000
 
 
 def require_addresses(settings: PulsarSettings) -> None:
-    """Raises ``InvalidCall``: a cluster's address is missing or invalid."""
+    """Raises ``InvalidCallError``: a cluster's address is missing or invalid."""
     if not settings.service_url or not settings.admin_url:
-        raise InvalidCall(
+        raise InvalidCallError(
             "pulsar.service_url and pulsar.admin_url are needed",
             hint='service_url = "pulsar://broker:6650", admin_url = "http://broker:8080"',
         )
@@ -648,8 +649,8 @@ class PulsarCluster(AbstractContextManager["PulsarCluster"]):
         settings: the section ``[pulsar]``.
 
     Raises:
-        InvalidCall: a URL or another setting is missing or invalid.
-        AccessDenied: there is no token at the configured location.
+        InvalidCallError: a URL or another setting is missing or invalid.
+        AccessDeniedError: there is no token at the configured location.
     """
 
     def __init__(self, settings: PulsarSettings, *, clock: Clock | None = None) -> None:
@@ -687,16 +688,16 @@ class PulsarCluster(AbstractContextManager["PulsarCluster"]):
             changed: called on a worker of the cluster when ``active`` or ``problem`` of the source may have changed.
 
         Raises:
-            InvalidCall: not a topic's name, one whose stream no store can hold, or it is open already.
-            LimitReached: ``pulsar.topics_max`` are open.
+            InvalidCallError: not a topic's name, one whose stream no store can hold, or it is open already.
+            LimitReachedError: ``pulsar.topics_max`` are open.
         """
         # Before the subscription is created: a topic that can't be offloaded would build up a backlog.
         require_stream_name(stream_of_topic(topic))
         with self._lock:
             if topic in self._sources:
-                raise InvalidCall(f"{topic} is open already")
+                raise InvalidCallError(f"{topic} is open already")
             if len(self._sources) >= self.settings.topics_max:
-                raise LimitReached(
+                raise LimitReachedError(
                     f"{topic}: {len(self._sources)} topics are open, as many as pulsar.topics_max allows",
                     hint="raise pulsar.topics_max, or share the topics between several processes",
                 )

@@ -10,10 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import BeyondEnd, Closed, Corrupt, OffloaderError, StoreUnavailable, Throttled
+from offloader.errors import (
+    BeyondEndError,
+    ClosedError,
+    CorruptError,
+    OffloaderError,
+    StoreUnavailableError,
+    ThrottledError,
+)
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer, batches_of
-from offloader.ledgers.pulsar.ledger_list import InconsistentRead, LedgerList, first_from
+from offloader.ledgers.pulsar.ledger_list import InconsistentReadError, LedgerList, first_from
 from offloader.ledgers.tail_buffer import Listeners, part_to_read
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Alarm, Backoff, SerialTask, Workers
@@ -78,7 +85,7 @@ class LiveWindow:
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
 #: Errors that a retry doesn't fix. All others are retried: a token may be renewed, a topic may come back.
-FOR_GOOD = (Corrupt, BeyondEnd)
+FOR_GOOD = (CorruptError, BeyondEndError)
 
 
 class TailReader:
@@ -167,7 +174,7 @@ class TailReader:
         try:
             while self._has_room() and self._tell_some():
                 pass
-        except Closed:
+        except ClosedError:
             return
         except OffloaderError as error:
             self._trouble(error)
@@ -225,7 +232,7 @@ class TailReader:
             self._failed(error)
             self._leave()
             return
-        if isinstance(error, InconsistentRead):
+        if isinstance(error, InconsistentReadError):
             self._close_reader()
             self._begin = self._last or self._begin  # of the next reader
         with self._lock:
@@ -302,9 +309,9 @@ class ReaderPool:
             infos: the ledgers as listed now; ``target`` is an entry in them.
 
         Raises:
-            StoreUnavailable, Throttled: no entry arrived in time, or too many concurrent reads; retry later.
-            Corrupt, BeyondEnd: the broker sent impossible entries.
-            NotFound, AccessDenied: the broker refuses.
+            StoreUnavailableError, ThrottledError: no entry arrived in time, or too many concurrent reads; retry later.
+            CorruptError, BeyondEndError: the broker sent impossible entries.
+            NotFoundError, AccessDeniedError: the broker refuses.
         """
         reader = self._borrow(ledgers, infos, target)
         try:
@@ -341,7 +348,7 @@ class ReaderPool:
         dropped: _Reader | None = None
         with self._lock:
             if self._next_sweep.is_stopped:
-                raise Closed(f"the readers of {ledgers.topic} were closed")
+                raise ClosedError(f"the readers of {ledgers.topic} were closed")
             for reader in self._idle:
                 keeps = bool(reader.kept) and reader.kept[0].first <= target <= reader.kept[-1].last
                 if reader.ledgers is ledgers and (keeps or first_from(infos, reader.next_start) == target):
@@ -350,7 +357,9 @@ class ReaderPool:
                     return reader
             if self._busy + len(self._idle) >= READERS_MAX:
                 if not self._idle:
-                    raise Throttled(f"{READERS_MAX} readers of Pulsar topics are busy", hint="the read will be retried")
+                    raise ThrottledError(
+                        f"{READERS_MAX} readers of Pulsar topics are busy", hint="the read will be retried"
+                    )
                 dropped = self._idle.pop(0)  # the one that was idle longest
             self._busy += 1
         try:
@@ -369,7 +378,7 @@ class ReaderPool:
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0:
                 reader.ledgers.doubt()
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     f"{reader.ledgers.topic}: the broker sent nothing from {target} on for {READ_S_MAX:g} s",
                     hint="the read will be retried",
                 )
@@ -378,7 +387,7 @@ class ReaderPool:
                 # Everything received is accounted for immediately, so that later reads know each gap.
                 try:
                     reader.ledgers.follow(reader.last, batch.first)
-                except InconsistentRead:
+                except InconsistentReadError:
                     if not reader.kept:
                         raise
                     reader.is_spent = True  # the entries received before are valid

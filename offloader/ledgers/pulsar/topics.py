@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, quote_plus, unquote_plus
 
 from formats.entries import Position
-from offloader.errors import Corrupt, InvalidCall
+from offloader.errors import CorruptError, InvalidCallError
 from offloader.ledgers.base import KnownLedgers
 
 _DOMAIN = "persistent"
@@ -74,7 +74,7 @@ def stream_of_topic(topic: str) -> str:
     """``persistent://public/default/orders`` -> ``public/default/persistent/orders``.
 
     Raises:
-        InvalidCall: not a persistent topic's name.
+        InvalidCallError: not a persistent topic's name.
     """
     return stream_of_managed_ledger(managed_ledger_of_topic(topic))
 
@@ -98,14 +98,16 @@ def managed_ledger_of_topic(topic: str) -> str:
     """``persistent://public/default/my topic`` -> ``public/default/persistent/my+topic``.
 
     Raises:
-        InvalidCall: as ``stream_of_topic``.
+        InvalidCallError: as ``stream_of_topic``.
     """
     domain, separator, rest = topic.partition("://")
     if not separator:
         domain, rest = _DOMAIN, topic
     levels = rest.split("/", 2)
     if domain != _DOMAIN or len(levels) != 3 or not all(levels) or not is_text(topic):
-        raise InvalidCall(f"{topic} is no persistent topic", hint="names look like persistent://tenant/namespace/topic")
+        raise InvalidCallError(
+            f"{topic} is no persistent topic", hint="names look like persistent://tenant/namespace/topic"
+        )
     tenant, namespace, name = levels
     return f"{tenant}/{namespace}/{_DOMAIN}/{_form_field(name)}"
 
@@ -125,12 +127,12 @@ def ledgers_of_topics(document: object, topic: str = "", *, levels_max: int = 2)
         levels_max: topics within the document, and partitions within those.
 
     Raises:
-        InvalidCall: it is none of these.
+        InvalidCallError: it is none of these.
     """
     match document:
         case {"ledgers": list(ledgers)}:
             if not topic:
-                raise InvalidCall(
+                raise InvalidCallError(
                     "the internal statistics don't say whose they are", hint="write TOPIC=FILE instead of FILE"
                 )
             stream_of_topic(topic)
@@ -143,14 +145,14 @@ def ledgers_of_topics(document: object, topic: str = "", *, levels_max: int = 2)
                 for name, part in named.items()
                 for found in ledgers_of_topics(part, str(name), levels_max=levels_max - 1)
             ]
-    raise InvalidCall(f"{topic or 'the document'}: no internal statistics of topics")
+    raise InvalidCallError(f"{topic or 'the document'}: no internal statistics of topics")
 
 
 def _ledgers(rows: list[object], topic: str) -> tuple[TopicLedger, ...]:
     found = sorted(map(_ledger, rows))
     for one, other in itertools.pairwise(found):
         if one.ledger_id == other.ledger_id:
-            raise InvalidCall(f"{topic}: internal statistics list ledger {one.ledger_id} twice")
+            raise InvalidCallError(f"{topic}: internal statistics list ledger {one.ledger_id} twice")
     return tuple(found)
 
 
@@ -161,7 +163,7 @@ def _ledger(fields: Any) -> TopicLedger:
             raise ValueError
         return TopicLedger(ledger_id, entries, size_bytes, bool(fields.get("offloaded", False)))
     except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as cause:
-        raise InvalidCall(f"not a ledger in internal statistics: {ascii(fields)[:100]}") from cause
+        raise InvalidCallError(f"not a ledger in internal statistics: {ascii(fields)[:100]}") from cause
 
 
 _POSITION = re.compile(r"(-?\d{1,20}):(-?\d{1,20})")
@@ -213,13 +215,13 @@ class TopicStats(NamedTuple):
 
 
 def internals_of(document: object, topic: str) -> TopicInternals:
-    """Parses the response of ``.../internalStats``. Raises ``Corrupt``: it isn't one, or isn't of this topic."""
+    """Parses the response of ``.../internalStats``. Raises ``CorruptError``: it isn't one, or isn't of this topic."""
     try:
         found = ledgers_of_topics(document, topic)
-    except InvalidCall as cause:
-        raise Corrupt(f"{topic}: no internal statistics of a topic: {cause.message}") from cause
+    except InvalidCallError as cause:
+        raise CorruptError(f"{topic}: no internal statistics of a topic: {cause.message}") from cause
     if [each.topic for each in found] != [topic]:
-        raise Corrupt(f"{topic}: the broker's internal statistics are about {len(found)} other topics")
+        raise CorruptError(f"{topic}: the broker's internal statistics are about {len(found)} other topics")
     [ledgers] = found
     try:
         fields: Any = document
@@ -237,11 +239,11 @@ def internals_of(document: object, topic: str) -> TopicInternals:
             newest_ledger_created_ms=_time_ms(fields.get("lastLedgerCreatedTimestamp")),
         )
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as cause:
-        raise Corrupt(f"{topic}: no internal statistics of a topic: {cause}") from cause
+        raise CorruptError(f"{topic}: no internal statistics of a topic: {cause}") from cause
 
 
 def stats_of(document: object, topic: str) -> TopicStats:
-    """Parses the response of ``.../stats``. Raises ``Corrupt``: it isn't one."""
+    """Parses the response of ``.../stats``. Raises ``CorruptError``: it isn't one."""
     try:
         fields: Any = document
         found = {
@@ -255,7 +257,7 @@ def stats_of(document: object, topic: str) -> TopicStats:
         }
         return TopicStats(found, fields.get("deduplicationStatus") == "Enabled")
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as cause:
-        raise Corrupt(f"{topic}: no statistics of a topic: {cause!r}") from cause
+        raise CorruptError(f"{topic}: no statistics of a topic: {cause!r}") from cause
 
 
 def _time_ms(text: Any) -> int | None:

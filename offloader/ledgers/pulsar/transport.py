@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable, plain_reason
+from offloader.errors import AccessDeniedError, InvalidCallError, StoreUnavailableError, plain_reason
 from offloader.runtime.clock import Clock
 from offloader.settings import PulsarSettings
 
@@ -43,7 +43,7 @@ class BrokerAddress(NamedTuple):
 def parse_service_url(url: str) -> tuple[BrokerAddress, ...]:
     """Parses ``pulsar://broker:6650``, ``pulsar+ssl://broker:6651``, or several ``host:port`` separated by commas.
 
-    ``InvalidCall``: not such a URL.
+    ``InvalidCallError``: not such a URL.
     """
     scheme, separator, rest = url.partition("://")
     hosts = rest.rstrip("/").split(",")
@@ -53,7 +53,7 @@ def parse_service_url(url: str) -> tuple[BrokerAddress, ...]:
             raise ValueError
         return tuple(_address(host, port, tls) for host in hosts)
     except (KeyError, ValueError) as cause:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{ascii(without_credentials(url))[:200]} is no Pulsar service URL",
             hint="give pulsar://broker:6650 or pulsar+ssl://broker:6651",
         ) from cause
@@ -118,21 +118,21 @@ def open_security(
     Files are read again each time, so that a renewed token is used. No file and no variable: no authentication.
 
     Raises:
-        InvalidCall: a certificate file isn't one.
-        AccessDenied: ``token_file`` has no token.
+        InvalidCallError: a certificate file isn't one.
+        AccessDeniedError: ``token_file`` has no token.
     """
     tls = None
     if ca_file:
         try:
             tls = ssl.create_default_context(cafile=ca_file)
         except OSError as cause:
-            raise InvalidCall(f"{ca_file} holds no certificate authorities: {cause}") from cause
+            raise InvalidCallError(f"{ca_file} holds no certificate authorities: {cause}") from cause
     if certificate_file:
         tls = tls or ssl.create_default_context()
         try:
             tls.load_cert_chain(certificate_file, key_file or None, password="")
         except OSError as cause:
-            raise InvalidCall(f"{certificate_file} holds no certificate with its key: {cause}") from cause
+            raise InvalidCallError(f"{certificate_file} holds no certificate with its key: {cause}") from cause
     if token_file is not None:
         _token_in(token_file)
         return Security(partial(_token_in, token_file), tls)
@@ -144,13 +144,13 @@ def security_of(settings: PulsarSettings) -> Security:
     """Credentials from the section ``[pulsar]``.
 
     Raises:
-        InvalidCall: a certificate file isn't one, or ``token`` names no location.
-        AccessDenied: there is no token at ``token``.
+        InvalidCallError: a certificate file isn't one, or ``token`` names no location.
+        AccessDeniedError: there is no token at ``token``.
     """
     kind, _, place = settings.token.partition(":")
     if settings.token and (kind not in ("file", "env") or not place):
         # The value may be a token by mistake: it isn't repeated.
-        raise InvalidCall("pulsar.token names no place of a token", hint="write file:PATH or env:NAME")
+        raise InvalidCallError("pulsar.token names no place of a token", hint="write file:PATH or env:NAME")
     security = open_security(
         token_file=Path(place) if kind == "file" else None,
         token_variable=place if kind == "env" else TOKEN_VARIABLE,
@@ -159,7 +159,7 @@ def security_of(settings: PulsarSettings) -> Security:
         key_file=settings.key_file,
     )
     if kind == "env" and security.token is None:
-        raise AccessDenied(f"no token in the environment variable {place}, which pulsar.token names")
+        raise AccessDeniedError(f"no token in the environment variable {place}, which pulsar.token names")
     return security
 
 
@@ -169,11 +169,11 @@ def _token_in(file: Path) -> str:
             token = opened.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as cause:
         # The content may be the token: the cause of a UnicodeDecodeError would show it.
-        raise AccessDenied(
+        raise AccessDeniedError(
             f"no token in {file}: {cause.strerror if isinstance(cause, OSError) else 'not ASCII'}"
         ) from None
     if not token or len(token) > TOKEN_BYTES_MAX:
-        raise AccessDenied(f"no token in {file}: {'empty' if not token else 'too long'}")
+        raise AccessDeniedError(f"no token in {file}: {'empty' if not token else 'too long'}")
     return token
 
 
@@ -292,13 +292,13 @@ def open_transport(
         connect_s: for the connection, and for the TLS session, each.
 
     Raises:
-        AccessDenied: the broker's certificate is rejected.
-        StoreUnavailable: it can't be reached.
+        AccessDeniedError: the broker's certificate is rejected.
+        StoreUnavailableError: it can't be reached.
     """
     try:
         connected = socket.create_connection((address.host, address.port), connect_s)
     except OSError as cause:
-        raise StoreUnavailable(
+        raise StoreUnavailableError(
             f"{address} can't be reached: {plain_reason(cause, connect_s)}", hint="check the service URL, or try later"
         ) from cause
     with contextlib.ExitStack() as undo:
@@ -313,11 +313,13 @@ def open_transport(
         try:
             opened.shake_hands(clock, clock.monotonic_s() + connect_s)
         except ssl.SSLCertVerificationError as cause:
-            raise AccessDenied(
+            raise AccessDeniedError(
                 f"{address} shows a certificate that isn't good: {cause.verify_message}",
                 hint="give the file of its certificate authority, and the name that is in its certificate",
             ) from cause
         except OSError as cause:
-            raise StoreUnavailable(f"{address} can't be reached with TLS: {plain_reason(cause, connect_s)}") from cause
+            raise StoreUnavailableError(
+                f"{address} can't be reached with TLS: {plain_reason(cause, connect_s)}"
+            ) from cause
         undo.pop_all()
     return opened

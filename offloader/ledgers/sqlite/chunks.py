@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from formats.checksum import crc32c
 from formats.entries import ENTRY_HEADER_BYTES, TIME_MS_MAX, TIME_MS_MIN, EntryBatch, Position
-from formats.errors import ChecksumMismatch, FormatError, Inconsistent, LimitExceeded
-from offloader.errors import InvalidCall, LimitReached
+from formats.errors import ChecksumMismatchError, FormatError, InconsistentError, LimitExceededError
+from offloader.errors import InvalidCallError, LimitReachedError
 from offloader.ledgers.base import LedgerInfo
 from offloader.settings import LedgerSettings
 
@@ -76,7 +76,7 @@ def decode_chunk(chunk: Chunk, *, object_name: str = "") -> tuple[NDArray[np.int
     count, crc = chunk.entries, _checksum(chunk)
     where = f"{object_name} ledger {chunk.ledger_id} chunk {chunk.first_entry_id}".strip()
     if crc != chunk.crc:
-        raise ChecksumMismatch(
+        raise ChecksumMismatchError(
             "stored entries are damaged", object_name=where, expected=f"{chunk.crc:#010x}", found=f"{crc:#010x}"
         )
     if count == 1 and chunk.lengths is None and chunk.times is None:  # most rows of a stream appended one by one
@@ -85,7 +85,7 @@ def decode_chunk(chunk: Chunk, *, object_name: str = "") -> tuple[NDArray[np.int
     times = _column("times", chunk.times, _INT64, chunk.first_time_ms, count, where)
     total_bytes = int(lengths.sum(dtype=np.int64))
     if total_bytes != len(chunk.payload):
-        raise Inconsistent(
+        raise InconsistentError(
             "stored entries don't add up",
             object_name=where,
             expected=f"{len(chunk.payload)} bytes",
@@ -98,21 +98,21 @@ def join_chunks(chunks: Sequence[Chunk], wanted: Position, *, object_name: str =
     """Joins the entries of consecutive rows of one ledger, among them ``wanted``, into one batch.
 
     Raises:
-        ChecksumMismatch: a row differs from the written one.
-        Inconsistent: a row's columns contradict each other, rows aren't consecutive, or ``wanted`` isn't in them.
+        ChecksumMismatchError: a row differs from the written one.
+        InconsistentError: a row's columns contradict each other, rows aren't consecutive, or ``wanted`` isn't in them.
     """
     where = f"{object_name} ledger {wanted.ledger_id}".strip()
     expected = min(chunks[0].first_entry_id, wanted.entry_id) if chunks else wanted.entry_id
     columns = []
     for chunk in chunks:
         if chunk.first_entry_id != expected:
-            raise Inconsistent(
+            raise InconsistentError(
                 "stored entries are missing", object_name=where, expected=expected, found=chunk.first_entry_id
             )
         columns.append(decode_chunk(chunk, object_name=object_name))
         expected += chunk.entries
     if expected <= wanted.entry_id:
-        raise Inconsistent("stored entries are missing", object_name=where, expected=wanted.entry_id, found="none")
+        raise InconsistentError("stored entries are missing", object_name=where, expected=wanted.entry_id, found="none")
     lengths, times = columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))
     payload = chunks[0].payload if len(chunks) == 1 else b"".join([chunk.payload for chunk in chunks])
     offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
@@ -129,7 +129,7 @@ def _column(name: str, blob: bytes | None, kind: np.dtype[Any], value: int, coun
     if blob is None:
         return np.full(count, value, dtype=kind)
     if len(blob) != count * kind.itemsize:
-        raise Inconsistent(
+        raise InconsistentError(
             "stored entries don't add up",
             object_name=where,
             expected=f"{count} {name} of {kind.itemsize} bytes",
@@ -159,56 +159,58 @@ def given_entries(
         where: the operation, for errors.
 
     Raises:
-        InvalidCall: not byte strings, another number of times, or times that can't be stored.
-        LimitReached: too many bytes.
+        InvalidCallError: not byte strings, another number of times, or times that can't be stored.
+        LimitReachedError: too many bytes.
     """
     require_payloads(payloads, where=where)
     if isinstance(payloads, pa.ChunkedArray):
         try:
             payloads = payloads.combine_chunks()
         except pa.ArrowException as error:  # its offsets overflow
-            raise LimitReached(f"{where}: {error}", hint="append it in several calls") from error
+            raise LimitReachedError(f"{where}: {error}", hint="append it in several calls") from error
     times = np.array(publish_times_ms)
     if times.size and times.dtype.kind not in "iu":
-        raise InvalidCall(f"{where}: publish times of type {times.dtype}", hint=_HINT)
+        raise InvalidCallError(f"{where}: publish times of type {times.dtype}", hint=_HINT)
     require_times(times, where=where)
     try:
         batch = EntryBatch.build(0, 0, payloads, np.full(len(payloads), times) if times.ndim == 0 else times)
-    except LimitExceeded as error:
-        raise LimitReached(f"{where}: {error}", hint="append it in several calls") from error
+    except LimitExceededError as error:
+        raise LimitReachedError(f"{where}: {error}", hint="append it in several calls") from error
     except (FormatError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-        raise InvalidCall(f"{where}: {error}", hint=_HINT) from error
+        raise InvalidCallError(f"{where}: {error}", hint=_HINT) from error
     if len(batch) and int(batch.lengths.max()) > ENTRY_BYTES_MAX:
-        raise LimitReached(f"{where}: an entry of {int(batch.lengths.max())} bytes, the limit is {ENTRY_BYTES_MAX}")
+        raise LimitReachedError(
+            f"{where}: an entry of {int(batch.lengths.max())} bytes, the limit is {ENTRY_BYTES_MAX}"
+        )
     return batch.copy() if isinstance(payloads, pa.Array) else batch
 
 
 def require_payloads(payloads: object, *, where: str) -> None:
-    """Raises ``InvalidCall`` unless it is a sequence of byte strings, or an Arrow array of them or of strings."""
+    """Raises ``InvalidCallError`` unless it is a sequence of byte strings, or an Arrow array of them or of strings."""
     if isinstance(payloads, (pa.Array, pa.ChunkedArray)):
         if not _is_binary(payloads.type) or payloads.null_count:
             found = f"{payloads.null_count} nulls" if payloads.null_count else str(payloads.type)
-            raise InvalidCall(f"{where}: payloads are byte strings, not {found}", hint=_HINT)
+            raise InvalidCallError(f"{where}: payloads are byte strings, not {found}", hint=_HINT)
         return
     if isinstance(payloads, (str, bytes, bytearray, memoryview)):
-        raise InvalidCall(f"{where}: one payload instead of several", hint=_HINT)
+        raise InvalidCallError(f"{where}: one payload instead of several", hint=_HINT)
     if not isinstance(payloads, (Sequence, np.ndarray)):
-        raise InvalidCall(f"{where}: payloads are a sequence, not {type(payloads).__name__}", hint=_HINT)
+        raise InvalidCallError(f"{where}: payloads are a sequence, not {type(payloads).__name__}", hint=_HINT)
     kinds = set(map(type, payloads))
     for kind in kinds:
         if not issubclass(kind, (bytes, bytearray, memoryview)):
-            raise InvalidCall(f"{where}: a payload is a byte string, not {kind.__name__}", hint=_HINT)
+            raise InvalidCallError(f"{where}: a payload is a byte string, not {kind.__name__}", hint=_HINT)
     # The length of such a view is no number of bytes, which every limit is.
     if memoryview in kinds and any(isinstance(each, memoryview) and each.nbytes != len(each) for each in payloads):
-        raise InvalidCall(f"{where}: a payload is a byte string, not a view of larger items", hint=_HINT)
+        raise InvalidCallError(f"{where}: a payload is a byte string, not a view of larger items", hint=_HINT)
 
 
 def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, where: str) -> None:
     """Refuses oversized entries before the write: an entry that can't be offloaded would stop the stream for good.
 
     Raises:
-        InvalidCall: as ``require_payloads``.
-        LimitReached: an entry and its header are above the limit.
+        InvalidCallError: as ``require_payloads``.
+        LimitReachedError: an entry and its header are above the limit.
     """
     require_payloads(payloads, where=where)
     if isinstance(payloads, (pa.Array, pa.ChunkedArray)):
@@ -219,19 +221,19 @@ def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, whe
     else:
         largest = max(map(len, payloads), default=0)
     if largest + ENTRY_HEADER_BYTES > limit_bytes:
-        raise LimitReached(
+        raise LimitReachedError(
             f"an entry of {largest} bytes is above entry_size_max or offload_buffer_size_max ({limit_bytes})",
             hint="nothing of the batch was appended",
         )
 
 
 def require_times(times_ms: NDArray[Any], *, where: str) -> None:
-    """Raises ``InvalidCall`` for a time that the formats can't store."""
+    """Raises ``InvalidCallError`` for a time that the formats can't store."""
     if not times_ms.size:
         return
     for found in (int(times_ms.min()), int(times_ms.max())):
         if not TIME_MS_MIN <= found <= TIME_MS_MAX:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{where}: a publish time of {found} ms is outside {TIME_MS_MIN} to {TIME_MS_MAX}",
                 hint="use milliseconds since 1970 UTC; omit an unknown time",
             )

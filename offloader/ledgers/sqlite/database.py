@@ -20,16 +20,16 @@ from uuid import UUID
 from formats.checksum import crc32c
 from formats.entries import Position
 from offloader.errors import (
-    AccessDenied,
-    Closed,
-    Corrupt,
-    InvalidCall,
-    LimitReached,
-    NotFound,
+    AccessDeniedError,
+    ClosedError,
+    CorruptError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
     OffloaderError,
-    OutcomeUnknown,
-    StoreUnavailable,
-    Unsupported,
+    OutcomeUnknownError,
+    StoreUnavailableError,
+    UnsupportedError,
 )
 from offloader.runtime.clock import Clock
 from offloader.runtime.system import make_directories, sync_name
@@ -129,14 +129,14 @@ _RESTORE = "restore the database from a copy, or begin a new one and read the en
 def check_identity(connection: sqlite3.Connection, path: str) -> int:
     """The schema's version, 0 for an empty file.
 
-    ``InvalidCall``: another program's database; ``Unsupported``: written by a newer release.
+    ``InvalidCallError``: another program's database; ``UnsupportedError``: written by a newer release.
     """
     version = _number(connection, "PRAGMA user_version")
     is_new = not _number(connection, "SELECT count(*) FROM sqlite_master")
     if not is_new and _number(connection, "PRAGMA application_id") != _APPLICATION_ID:
-        raise InvalidCall(f"{path} is another program's SQLite database", hint="use a separate file")
+        raise InvalidCallError(f"{path} is another program's SQLite database", hint="use a separate file")
     if version > _SCHEMA_VERSION:
-        raise Unsupported(
+        raise UnsupportedError(
             f"ledger database {path} has schema version {version}, this release knows {_SCHEMA_VERSION}",
             hint="use the release that wrote it, or a newer one",
         )
@@ -163,7 +163,8 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
 
 
 def check_links(connection: sqlite3.Connection, path: str) -> None:
-    """Raises ``Corrupt`` for ledgers without a stream, ledgers that a stream misses, and entries without a ledger."""
+    """Raises ``CorruptError`` for ledgers without a stream, ledgers that a stream misses, and entries without a
+    ledger."""
     held = (_LEDGERS_HELD, "stream {} has {} ledgers of {}: one of its ledgers belongs to another stream")
     checks = [
         (_ORPHANED_LEDGER, "ledger {} belongs to stream number {}, which doesn't exist"),
@@ -174,14 +175,14 @@ def check_links(connection: sqlite3.Connection, path: str) -> None:
 
 
 def check_entries(connection: sqlite3.Connection, path: str, stream_id: int) -> None:
-    """Raises ``Corrupt`` for a ledger of a stream whose number of entries differs from the stored entries."""
+    """Raises ``CorruptError`` for a ledger of a stream whose number of entries differs from the stored entries."""
     _check(connection, path, [(_ENTRIES_STORED, "ledger {} has {} entries, but {} are stored")], stream_id)
 
 
 def _check(connection: sqlite3.Connection, path: str, checks: Sequence[tuple[str, str]], *values: int) -> None:
     for query, what in checks:
         if (found := connection.execute(query, values).fetchone()) is not None:
-            raise Corrupt(f"ledger database {path} is damaged: {what.format(*found)}", hint=_RESTORE)
+            raise CorruptError(f"ledger database {path} is damaged: {what.format(*found)}", hint=_RESTORE)
 
 
 def _number(connection: sqlite3.Connection, query: str) -> int:
@@ -218,17 +219,17 @@ _FREE = "free some space and try again"
 def database_path(url_or_path: str) -> str:
     """Parses ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or a path into a path; ``:memory:`` isn't changed.
 
-    ``InvalidCall``: another scheme, a host, or empty.
+    ``InvalidCallError``: another scheme, a host, or empty.
     """
     hint = "write sqlite:///relative.db, sqlite:////absolute.db, sqlite://:memory: or a path"
     path = url_or_path
     if "://" in url_or_path:
         scheme, _, rest = url_or_path.partition("://")
         if scheme != "sqlite" or not (rest.startswith("/") or rest == ":memory:"):
-            raise InvalidCall(f"ledgers {url_or_path!r}: not the URL of an embedded ledger database", hint=hint)
+            raise InvalidCallError(f"ledgers {url_or_path!r}: not the URL of an embedded ledger database", hint=hint)
         path = rest.removeprefix("/")
     if not path or "\0" in path:
-        raise InvalidCall(f"ledgers {url_or_path!r}: no file is given", hint=hint)
+        raise InvalidCallError(f"ledgers {url_or_path!r}: no file is given", hint=hint)
     return path
 
 
@@ -242,12 +243,12 @@ class Database:
         entropy: randomness of a new database's identity, for tests.
 
     Raises:
-        NotFound: no such file and ``create`` is false.
-        AccessDenied: it can't be opened or created.
-        Corrupt: not a database.
-        InvalidCall: the database of another program.
-        Unsupported: written by a newer release.
-        StoreUnavailable: locked for longer than ``busy_timeout_s``, or the disk is full.
+        NotFoundError: no such file and ``create`` is false.
+        AccessDeniedError: it can't be opened or created.
+        CorruptError: not a database.
+        InvalidCallError: the database of another program.
+        UnsupportedError: written by a newer release.
+        StoreUnavailableError: locked for longer than ``busy_timeout_s``, or the disk is full.
     """
 
     def __init__(
@@ -282,7 +283,8 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One durable transaction, or none when it raises. ``OutcomeUnknown``: the disk failed during the commit."""
+        """One durable transaction, or none when it raises. ``OutcomeUnknownError``: the disk failed during the
+        commit."""
         with self._write_lock:
             self._check_open()
             connection = self._writer
@@ -298,7 +300,7 @@ class Database:
                 raise
 
     def require_room(self, connection: sqlite3.Connection, size_bytes: int) -> None:
-        """Raises ``StoreUnavailable`` for an insert that would leave no space for deletions.
+        """Raises ``StoreUnavailableError`` for an insert that would leave no space for deletions.
 
         On a full disk SQLite can't delete: a deletion is first written to the log, and the log's checkpoint may grow
         the file. ``connection`` is the inserting transaction's.
@@ -314,7 +316,7 @@ class Database:
         fold = max(pages * PAGE_BYTES - Path(self.path).stat().st_size, 0)
         wanted = fold + max(size_bytes - unused * PAGE_BYTES, 0) + size_bytes + RESERVE_BYTES
         if free < wanted:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"ledger database {self.path}: the disk is nearly full: {free:,} bytes are free, and "
                 f"{wanted:,} are needed so that old entries can still be deleted; nothing was written",
                 hint=_FREE,
@@ -374,15 +376,17 @@ class Database:
             raise _translate(error, self.path, doing) from error
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                raise StoreUnavailable(f"{self.path}: the disk is full; nothing was written", hint=_FREE) from error
-            raise AccessDenied(
+                raise StoreUnavailableError(
+                    f"{self.path}: the disk is full; nothing was written", hint=_FREE
+                ) from error
+            raise AccessDeniedError(
                 f"ledger database {self.path}: {doing} failed: {error.strerror or error}",
                 hint="use a file in a directory you may write to",
             ) from error
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"ledger database {self.path} is closed", hint="open it again")
+            raise ClosedError(f"ledger database {self.path} is closed", hint="open it again")
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -400,7 +404,7 @@ class Database:
         path = Path(self.path)
         is_there = path.exists()
         if not is_there and not create:
-            raise NotFound(f"ledger database {path} doesn't exist", hint="check the path; appending creates it")
+            raise NotFoundError(f"ledger database {path} doesn't exist", hint="check the path; appending creates it")
         if not is_there:
             make_directories(path.absolute().parent)
             path.touch()
@@ -438,7 +442,7 @@ class Database:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR:
-                raise OutcomeUnknown(
+                raise OutcomeUnknownError(
                     f"ledger database {self.path}: the disk failed during a commit ({error})",
                     hint="check the disk, open the stream again and check its last position",
                 ) from error
@@ -446,13 +450,21 @@ class Database:
 
 
 _ErrorText = tuple[type[OffloaderError], str, str]
-_DISK_FULL: _ErrorText = (StoreUnavailable, "{where}: {doing} failed: the disk is full; nothing was written", _FREE)
+_DISK_FULL: _ErrorText = (
+    StoreUnavailableError,
+    "{where}: {doing} failed: the disk is full; nothing was written",
+    _FREE,
+)
 _LOCKED: _ErrorText = (
-    StoreUnavailable,
+    StoreUnavailableError,
     "{where}: {doing} failed: another process holds the lock",
     "wait for that process or end it",
 )
-_DENIED: _ErrorText = (AccessDenied, "{where}: {doing} failed: {error}", "use a file in a directory you may write to")
+_DENIED: _ErrorText = (
+    AccessDeniedError,
+    "{where}: {doing} failed: {error}",
+    "use a file in a directory you may write to",
+)
 #: SQLite's error code, with or without its extension -> the error here, its text and hint.
 _ERRORS: dict[int, _ErrorText] = {
     sqlite3.SQLITE_FULL: _DISK_FULL,
@@ -460,9 +472,9 @@ _ERRORS: dict[int, _ErrorText] = {
     sqlite3.SQLITE_IOERR_SHMSIZE: _DISK_FULL,
     sqlite3.SQLITE_BUSY: _LOCKED,
     sqlite3.SQLITE_LOCKED: _LOCKED,
-    sqlite3.SQLITE_NOTADB: (Corrupt, "{path} is not a ledger database", "use another file, or remove this one"),
+    sqlite3.SQLITE_NOTADB: (CorruptError, "{path} is not a ledger database", "use another file, or remove this one"),
     sqlite3.SQLITE_CORRUPT: (
-        Corrupt,
+        CorruptError,
         "{where} is damaged: {error}",
         "restore it, or read the entries in the object store",
     ),
@@ -470,9 +482,9 @@ _ERRORS: dict[int, _ErrorText] = {
     sqlite3.SQLITE_READONLY: _DENIED,
     sqlite3.SQLITE_PERM: _DENIED,
     sqlite3.SQLITE_AUTH: _DENIED,
-    sqlite3.SQLITE_TOOBIG: (LimitReached, "{where}: an entry is larger than SQLite's limit: {error}", ""),
+    sqlite3.SQLITE_TOOBIG: (LimitReachedError, "{where}: an entry is larger than SQLite's limit: {error}", ""),
     sqlite3.SQLITE_IOERR: (
-        StoreUnavailable,
+        StoreUnavailableError,
         "{where}: {doing} failed: the disk failed ({name})",
         "check the system's log and the disk, and try again",
     ),

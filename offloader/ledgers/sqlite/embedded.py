@@ -12,7 +12,7 @@ from uuid import UUID
 
 from formats.entries import EntryBatch, Position
 from formats.keys import levels_above
-from offloader.errors import InvalidCall, NotFound, SourceMismatch, StoreUnavailable
+from offloader.errors import InvalidCallError, NotFoundError, SourceMismatchError, StoreUnavailableError
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, LostRange, Subscription, newest_listed
 from offloader.ledgers.sqlite.chunks import ENTRY_BYTES_MAX
 from offloader.ledgers.sqlite.database import (
@@ -77,14 +77,14 @@ def lost_with_database(path: str, streams: Iterable[str]) -> list[LostRange]:
     it.
 
     Raises:
-        StoreUnavailable: that file can't be read.
+        StoreUnavailableError: that file can't be read.
     """
     acked = AckedFile(f"{path}.acked")
     try:
         acked.load()
         slots = [(stream, acked.of_stream(stream)) for stream in streams]
     except OSError as error:
-        raise StoreUnavailable(f"{acked.path} can't be read: {error.strerror}") from error
+        raise StoreUnavailableError(f"{acked.path} can't be read: {error.strerror}") from error
     finally:
         acked.close()
     return [
@@ -95,12 +95,12 @@ def lost_with_database(path: str, streams: Iterable[str]) -> list[LostRange]:
     ]
 
 
-def refused(path: str, lost: LostRange) -> SourceMismatch:
+def refused(path: str, lost: LostRange) -> SourceMismatchError:
     """The error for appending to a stream that lost entries."""
     by, but = "", f"has none from {lost.first} on"
     if lost.is_other:
         by, but = f" by database {lost.source_id}", "is a different database"
-    return SourceMismatch(
+    return SourceMismatchError(
         f"stream {lost.stream!r}: entries up to {lost.last} were acknowledged{by} according to {path}.acked, "
         f"but ledger database {path} {but}",
         hint=f"restore {path} with its -wal file from a complete copy; or continue without these entries: "
@@ -157,7 +157,7 @@ class EmbeddedLedgers:
         create, busy_timeout_s, entropy: as of ``Database``.
 
     Raises:
-        as ``Database``; ``Corrupt``: ledgers, streams and entries don't match.
+        as ``Database``; ``CorruptError``: ledgers, streams and entries don't match.
     """
 
     def __init__(
@@ -209,14 +209,14 @@ class EmbeddedLedgers:
             above: new ledgers of the database get ids above this one.
 
         Raises:
-            InvalidCall: not a stream name, a new one that begins with the levels of another, or the other way round; no
-                ledger id can be above ``above``.
-            SourceMismatch: the database lacks acknowledged entries; ``accept_loss`` continues without them.
-            Corrupt: a ledger of the stream differs from the written data.
+            InvalidCallError: not a stream name, a new one that begins with the levels of another, or the other way
+                round; no ledger id can be above ``above``.
+            SourceMismatchError: the database lacks acknowledged entries; ``accept_loss`` continues without them.
+            CorruptError: a ledger of the stream differs from the written data.
         """
         _require_name(stream)
         if not 0 <= above < LEDGER_ID_MAX:
-            raise InvalidCall(f"stream {stream!r}: no ledger has an id above {above}")
+            raise InvalidCallError(f"stream {stream!r}: no ledger has an id above {above}")
         now_ms = self._clock.now_ms()
         with contextlib.ExitStack() as undo:
             with self._database.writing() as connection:
@@ -261,7 +261,7 @@ class EmbeddedLedgers:
         """Refuses a name that no stream of this database can have, before anything is created for it.
 
         Raises:
-            InvalidCall: as ``open_stream``.
+            InvalidCallError: as ``open_stream``.
         """
         _require_name(stream)
         with self._database.reading() as connection:
@@ -302,7 +302,7 @@ class EmbeddedLedgers:
         """The slot for a new owner's acknowledged end; new ledgers get ids above all recorded ones.
 
         Raises:
-            SourceMismatch: the database lacks acknowledged entries.
+            SourceMismatchError: the database lacks acknowledged entries.
         """
         if self._acked is None:
             return None
@@ -328,8 +328,8 @@ class EmbeddedLedgers:
             may_delete: allow deleting closed ledgers and recording starts.
 
         Raises:
-            NotFound: no such stream.
-            Corrupt: a ledger of the stream differs from the written data.
+            NotFoundError: no such stream.
+            CorruptError: a ledger of the stream differs from the written data.
         """
         with self._database.reading() as connection:
             if (stream_id := _stream_id(connection, stream)) is not None:
@@ -337,7 +337,7 @@ class EmbeddedLedgers:
         if stream_id is None:
             known = self.streams()
             some = f"{', '.join(known[:5])}{' ...' if len(known) > 5 else ''}"
-            raise NotFound(
+            raise NotFoundError(
                 f"stream {stream!r} isn't in ledger database {self.path}", hint=f"it has {some or 'no streams'}"
             )
         return EmbeddedStream(
@@ -363,7 +363,7 @@ class EmbeddedLedgers:
 def _require_name(stream: str) -> None:
     require_stream_name(stream)
     if not stream.isprintable():
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{stream!r} is not a stream name: it has unprintable characters",
             hint="for example public/default/persistent/orders",
         )

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
-from offloader.errors import Corrupt, Fenced, InvalidCall, LimitReached, StoreUnavailable, Unsupported
+from offloader.errors import (
+    CorruptError,
+    FencedError,
+    InvalidCallError,
+    LimitReachedError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 from offloader.ledgers.sqlite.chunks import (
     Chunk,
@@ -280,10 +287,10 @@ class EmbeddedStream:
         """As ``IdentifiedSource.grant_ledgers``, with its errors.
 
         Raises:
-            Fenced: another owner opened the stream since.
+            FencedError: another owner opened the stream since.
         """
         if not 0 < first < end <= LEDGER_ID_MAX:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"stream {self._stream!r}: ledger ids from {first} up to before {end} can't be granted",
                 hint=f"use a range between 1 and {LEDGER_ID_MAX}",
             )
@@ -294,7 +301,7 @@ class EmbeddedStream:
                 extends = row.ids_end == first == used + 1
                 begin = row.ids_next if extends else max(first, used + 1)
                 if begin >= end:
-                    raise StoreUnavailable(
+                    raise StoreUnavailableError(
                         f"stream {self._stream!r}: ledger database {self._database.path} has used or granted all ids "
                         f"up to {used} already, so that none from {first} up to before {end} is left",
                         hint=f"reserve a range from {used + 1} on",
@@ -317,7 +324,7 @@ class EmbeddedStream:
     def seed_ledgers(self, above: int) -> None:
         """Gives new ledgers of the database ids above ``above``; closes this stream's open one if it isn't."""
         if not 0 <= above < LEDGER_ID_MAX:
-            raise InvalidCall(f"stream {self._stream!r}: no ledger has an id above {above}")
+            raise InvalidCallError(f"stream {self._stream!r}: no ledger has an id above {above}")
         with self._append_lock:
             closed: list[LedgerInfo] = []
             with self._changing() as connection:
@@ -332,7 +339,7 @@ class EmbeddedStream:
     ) -> tuple[LedgerInfo, StreamRow]:
         """Opens a ledger; returns it and the stream's row with the remaining ids."""
         if not row.may_begin:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"stream {self._stream!r}: no ledger id is granted, so that there is no ledger to append to",
                 hint="ids are granted when the manifest has recorded them: try again when the object store answers",
             )
@@ -369,14 +376,14 @@ class EmbeddedStream:
     def _owning(self) -> Iterator[tuple[sqlite3.Connection, StreamRow]]:
         """A transaction of the stream's owner, and the stream's row; ownership is checked within it."""
         if self._owner is None:
-            raise Unsupported(
+            raise UnsupportedError(
                 f"stream {self._stream!r} is open for reading only", hint="open it with open_stream to change it"
             )
         with self._database.writing() as connection:
             row = stream_row(connection, self._stream_id)
             if row is None or row.owner != self._owner:
                 newer = "no owner" if row is None else f"owner {row.owner}"
-                raise Fenced(
+                raise FencedError(
                     f"stream {self._stream!r} in {self._database.path}: owner {self._owner} was replaced by {newer}",
                     hint="another process opened the stream: stop writing here",
                 )
@@ -401,10 +408,10 @@ class EmbeddedStream:
                 were called with the same batches before this returns.
 
         Raises:
-            Fenced: another owner opened the stream since.
-            InvalidCall: not byte strings, or another number of times; ``LimitReached``: too large.
-            StoreUnavailable: disk nearly full, or locked; nothing was written.
-            OutcomeUnknown: the disk failed during the commit.
+            FencedError: another owner opened the stream since.
+            InvalidCallError: not byte strings, or another number of times; ``LimitReachedError``: too large.
+            StoreUnavailableError: disk nearly full, or locked; nothing was written.
+            OutcomeUnknownError: the disk failed during the commit.
         """
         given = given_entries(
             payloads,
@@ -435,14 +442,14 @@ class EmbeddedStream:
             The closed ledger, ``None`` when there was nothing to close (no entries since the last one).
 
         Raises:
-            StoreUnavailable: no id is granted for the next ledger; this one remains open.
+            StoreUnavailableError: no id is granted for the next ledger; this one remains open.
         """
         with self._append_lock:
             with self._owning() as (connection, row):
                 if row.open_ledger is None or row.open_ledger.entries == 0:
                     return None
                 if not row.may_begin:
-                    raise StoreUnavailable(
+                    raise StoreUnavailableError(
                         f"stream {self._stream!r}: ledger {row.open_ledger.ledger_id} remains open: no id is "
                         "granted for the next one",
                         hint="try again when the object store answers",
@@ -457,14 +464,14 @@ class EmbeddedStream:
         A view opened for deleting can do this: closed ledgers take no entries, so no owner is disturbed.
 
         Raises:
-            InvalidCall: the ledger is still open.
+            InvalidCallError: the ledger is still open.
         """
         with self._changing() as connection:
             row = connection.execute(f"{SELECT_LEDGER} AND ledger_id = ?", (self._stream_id, ledger_id)).fetchone()
             if row is None:
                 return
             if not ledger_info(row).closed:
-                raise InvalidCall(
+                raise InvalidCallError(
                     f"stream {self._stream!r} ledger {ledger_id} is open and can't be deleted",
                     hint="close it first (close_ledger)",
                 )
@@ -493,7 +500,7 @@ class EmbeddedStream:
         """As ``LedgerSource.read``.
 
         Raises:
-            Corrupt: stored entries are damaged; names the database, ledger and chunk.
+            CorruptError: stored entries are damaged; names the database, ledger and chunk.
         """
         with self._database.reading() as connection:
             if (found := find_readable(connection, self._stream_id, start)) is None:
@@ -502,7 +509,7 @@ class EmbeddedStream:
         try:
             batch = join_chunks(chunks, found, object_name=self._database.path)
         except FormatError as error:
-            raise Corrupt(
+            raise CorruptError(
                 f"stream {self._stream!r}: {error}",
                 hint="restore the database, or read the entries in the object store",
             ) from error
@@ -534,10 +541,10 @@ class EmbeddedStream:
         nothing.
 
         Raises:
-            Unsupported: this is a view, which can't observe other processes' appends.
+            UnsupportedError: this is a view, which can't observe other processes' appends.
         """
         if self._owner is None:
-            raise Unsupported(
+            raise UnsupportedError(
                 f"stream {self._stream!r} is open for reading only, so it isn't told of appends",
                 hint="subscribe to the handle of open_stream, or poll last_position",
             )
@@ -594,13 +601,15 @@ class EmbeddedStream:
     def _check_notes(self, notes: Mapping[str, bytes]) -> None:
         for key, value in notes.items():
             if not isinstance(key, str) or not isinstance(value, (bytes, bytearray, memoryview)):
-                raise InvalidCall(f"stream {self._stream!r}: note {key!r} must be a string naming bytes")
+                raise InvalidCallError(f"stream {self._stream!r}: note {key!r} must be a string naming bytes")
             try:
                 key.encode()
             except UnicodeEncodeError as error:
-                raise InvalidCall(f"stream {self._stream!r}: note {key!r} isn't text that UTF-8 can hold") from error
+                raise InvalidCallError(
+                    f"stream {self._stream!r}: note {key!r} isn't text that UTF-8 can hold"
+                ) from error
             if len(value) > NOTE_BYTES_MAX:
-                raise LimitReached(
+                raise LimitReachedError(
                     f"stream {self._stream!r}: note {key!r} has {len(value)} bytes, the limit is {NOTE_BYTES_MAX}"
                 )
 

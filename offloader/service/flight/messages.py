@@ -18,7 +18,7 @@ import pyarrow.flight as fl
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
-from offloader.errors import ErrorKind, InvalidCall, LimitReached, OffloaderError, parsing
+from offloader.errors import ErrorKind, InvalidCallError, LimitReachedError, OffloaderError, parsing
 from offloader.ledgers.pushed import LedgerEnd
 from offloader.ledgers.sqlite.chunks import require_times
 from offloader.manifest.names import stream_name
@@ -44,7 +44,7 @@ class Fields:
     def text(self, name: str, default: str | None = None, *, chars_max: int = 1024) -> str:
         """A text; required without a default."""
         if (value := self._values.pop(name, default)) is None:
-            raise InvalidCall(f"{self._what}: {name} is missing", hint="docs/reference/flight.md has examples")
+            raise InvalidCallError(f"{self._what}: {name} is missing", hint="docs/reference/flight.md has examples")
         if not isinstance(value, str) or len(value) > chars_max or (value and not value.isprintable()):
             raise self._wrong(name, value, f"a text of up to {chars_max} characters")
         return value
@@ -70,9 +70,9 @@ class Fields:
         return self._values.pop(name, None)
 
     def end(self) -> None:
-        """Raises ``InvalidCall`` if unknown fields remain."""
+        """Raises ``InvalidCallError`` if unknown fields remain."""
         if self._values:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"{self._what}: no such field: {ascii(min(self._values))[:80]}",
                 hint="docs/reference/flight.md lists them",
             )
@@ -94,21 +94,21 @@ class Fields:
             raise self._wrong(name, value, wanted) from error
         raise self._wrong(name, value, wanted)
 
-    def _wrong(self, name: str, value: object, wanted: str) -> InvalidCall:
-        return InvalidCall(f"{self._what}: {name} = {ascii(value)[:80]} is not {wanted}")
+    def _wrong(self, name: str, value: object, wanted: str) -> InvalidCallError:
+        return InvalidCallError(f"{self._what}: {name} = {ascii(value)[:80]} is not {wanted}")
 
 
 def fields_of(body: bytes, what: str) -> Fields:
-    """A JSON document's fields; no bytes are a document without fields. Raises ``InvalidCall``: too long, or not a JSON
-    object."""
+    """A JSON document's fields; no bytes are a document without fields. Raises ``InvalidCallError``: too long, or not a
+    JSON object."""
     if len(body) > DOCUMENT_BYTES_MAX:
-        raise InvalidCall(f"{what}: {len(body)} bytes exceed the limit of {DOCUMENT_BYTES_MAX}")
+        raise InvalidCallError(f"{what}: {len(body)} bytes exceed the limit of {DOCUMENT_BYTES_MAX}")
     try:
         values = json.loads(body) if body else {}
     except (ValueError, RecursionError) as error:
-        raise InvalidCall(f"{what} is not valid JSON", hint="docs/reference/flight.md has examples") from error
+        raise InvalidCallError(f"{what} is not valid JSON", hint="docs/reference/flight.md has examples") from error
     if not isinstance(values, dict):
-        raise InvalidCall(f"{what} is not a JSON object", hint="docs/reference/flight.md has examples")
+        raise InvalidCallError(f"{what} is not a JSON object", hint="docs/reference/flight.md has examples")
     return Fields(values, what)
 
 
@@ -137,11 +137,11 @@ class PutRequest:
 
 
 def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
-    """From a descriptor: a path of one element is a stream to push; a command is a document. Raises ``InvalidCall``:
-    neither."""
+    """From a descriptor: a path of one element is a stream to push; a command is a document. Raises
+    ``InvalidCallError``: neither."""
     if path is not None:
         if len(path) != 1:
-            raise InvalidCall(
+            raise InvalidCallError(
                 "descriptor: a path must have one element, the stream's name", hint="keep the slashes inside the name"
             )
         return PutRequest(Fields({"stream": path[0].decode(errors="replace")}, "descriptor").text("stream"), "push")
@@ -151,11 +151,11 @@ def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
     source, last, crc32 = fields.uuid("source"), fields.position("last"), fields.whole("crc32")
     fields.end()
     if mode not in ("push", "append"):
-        raise InvalidCall(f"descriptor: mode {ascii(mode)[:40]} is neither push nor append")
+        raise InvalidCallError(f"descriptor: mode {ascii(mode)[:40]} is neither push nor append")
     if mode == "append" and (source is not None or last is not None or crc32 is not None):
-        raise InvalidCall("descriptor: source, last and crc32 are only valid in mode push")
+        raise InvalidCallError("descriptor: source, last and crc32 are only valid in mode push")
     if (last is None) != (crc32 is None) or (crc32 is not None and crc32 >= 2**32):
-        raise InvalidCall("descriptor: last (an entry) and crc32 (of its payload) must be given together")
+        raise InvalidCallError("descriptor: last (an entry) and crc32 (of its payload) must be given together")
     return PutRequest(stream, "push" if mode == "push" else "append", producer, source, last, crc32)
 
 
@@ -199,7 +199,7 @@ class GetRequest:
 
 
 def get_request(ticket: bytes) -> GetRequest:
-    """From a ticket. Raises ``InvalidCall``: an invalid one."""
+    """From a ticket. Raises ``InvalidCallError``: an invalid one."""
     fields = fields_of(ticket, "ticket")
     request = GetRequest(
         stream_name(fields.text("stream")),
@@ -212,11 +212,11 @@ def get_request(ticket: bytes) -> GetRequest:
     )
     fields.end()
     if request.first is not None and request.since_ms is not None:
-        raise InvalidCall("ticket: from and since_ms exclude each other")
+        raise InvalidCallError("ticket: from and since_ms exclude each other")
     if request.last is not None and request.until_ms is not None:
-        raise InvalidCall("ticket: to and until_ms exclude each other")
+        raise InvalidCallError("ticket: to and until_ms exclude each other")
     if request.batch_bytes == 0:
-        raise InvalidCall("ticket: batch_bytes must be above 0")
+        raise InvalidCallError("ticket: batch_bytes must be above 0")
     return request
 
 
@@ -225,7 +225,7 @@ def _columns(given: object) -> tuple[str, ...]:
         return ()
     names = given if isinstance(given, list) else []
     if not names or len(set(map(str, names))) < len(names) or not set(map(str, names)) <= set(ENTRY_SCHEMA.names):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"ticket: columns = {ascii(given)[:80]} is not a list of distinct columns",
             hint=f"the columns are {', '.join(ENTRY_SCHEMA.names)}; leave the field out for all",
         )
@@ -246,7 +246,7 @@ class BatchNote:
 
 
 def batch_note(metadata: bytes | None, mode: Literal["push", "append"]) -> BatchNote:
-    """From a batch's application metadata. Raises ``InvalidCall``: an invalid one, or of the other mode."""
+    """From a batch's application metadata. Raises ``InvalidCallError``: an invalid one, or of the other mode."""
     if not metadata:
         return BatchNote()
     fields = fields_of(metadata, "metadata of a batch")
@@ -255,7 +255,7 @@ def batch_note(metadata: bytes | None, mode: Literal["push", "append"]) -> Batch
     if closed is None:
         return BatchNote(sequence=sequence)
     if not isinstance(closed, dict) or len(closed) > ENDS_MAX:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"metadata of a batch: closed is not an object of up to {ENDS_MAX} ledgers", hint='{"closed": {"7": 99}}'
         )
     return BatchNote(tuple(_ledger_end(name, last) for name, last in closed.items()))
@@ -264,7 +264,7 @@ def batch_note(metadata: bytes | None, mode: Literal["push", "append"]) -> Batch
 def _ledger_end(name: str, last: object) -> LedgerEnd:
     known = name.isascii() and name.isdecimal() and len(name) <= 19 and int(name) <= _INT64_MAX
     if not known or not isinstance(last, int) or isinstance(last, bool) or not -1 <= last <= _INT64_MAX:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"metadata of a batch: closed has {ascii(name)[:40]}: {ascii(last)[:40]}",
             hint='ledger and last entry, -1 for an empty one: {"closed": {"7": 99}}',
         )
@@ -324,7 +324,7 @@ def require_columns(schema: pa.Schema, mode: str) -> None:
         mode: ``push`` or ``append``.
 
     Raises:
-        InvalidCall: a column is missing, unknown, duplicate, or of another type.
+        InvalidCallError: a column is missing, unknown, duplicate, or of another type.
     """
     with parsing(f"columns of a {mode}: a name isn't UTF-8", hint="docs/reference/flight.md has the columns"):
         names = list(schema.names)
@@ -337,7 +337,7 @@ def require_columns(schema: pa.Schema, mode: str) -> None:
         if schema.field(name).type != ENTRY_SCHEMA.field(name).type
     ]
     if problems:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"columns of a {mode}: {'; '.join(sorted(problems))[:1000]}",
             hint=f"the columns are {', '.join(f'{name} {ENTRY_SCHEMA.field(name).type}' for name in _KNOWN[mode])}",
         )
@@ -347,8 +347,8 @@ def pushed_batches(batch: pa.RecordBatch, *, bytes_max: int, entry_bytes_max: in
     """The entries of a pushed batch, split at ledger boundaries; shares its memory.
 
     Raises:
-        InvalidCall: damaged, or a null where none is allowed.
-        LimitReached: the batch or an entry is too large.
+        InvalidCallError: damaged, or a null where none is allowed.
+        LimitReachedError: the batch or an entry is too large.
     """
     payloads, times = _checked(batch, bytes_max, entry_bytes_max)
     ledger_ids, entry_ids = _whole(batch, "ledger_id"), _whole(batch, "entry_id")
@@ -373,16 +373,16 @@ def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tup
     _require_sound(batch, full=False)
     # Arrow reads offsets to determine a batch's size, and a batch without rows has none.
     if len(batch) and batch.nbytes > bytes_max:
-        raise LimitReached(
+        raise LimitReachedError(
             f"a batch of {batch.nbytes} bytes is above {bytes_max} (flight.batch_size_max)", hint="send smaller batches"
         )
     _require_sound(batch, full=True)
     payloads = batch.column("payload")
     if payloads.null_count:
-        raise InvalidCall("a payload is null", hint="an entry without bytes is an empty value")
+        raise InvalidCallError("a payload is null", hint="an entry without bytes is an empty value")
     largest = pc.max(pc.binary_length(payloads)).as_py() or 0
     if largest > entry_bytes_max:
-        raise LimitReached(
+        raise LimitReachedError(
             f"an entry of {largest} bytes is above the {entry_bytes_max} that offload.entry_size_max and "
             "offload.offload_buffer_size_max allow",
             hint="no entry of the batch was accepted",
@@ -395,7 +395,7 @@ def _require_sound(batch: pa.RecordBatch, *, full: bool) -> None:
     try:
         batch.validate(full=full)
     except pa.ArrowException as error:
-        raise InvalidCall(f"a batch is damaged: {str(error)[:200]}") from error
+        raise InvalidCallError(f"a batch is damaged: {str(error)[:200]}") from error
 
 
 def _times(batch: pa.RecordBatch) -> NDArray[np.int64]:
@@ -409,7 +409,7 @@ def _times(batch: pa.RecordBatch) -> NDArray[np.int64]:
 def _whole(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
     column = batch.column(name)
     if column.null_count:
-        raise InvalidCall(f"a {name} is null")
+        raise InvalidCallError(f"a {name} is null")
     return np.asarray(column, dtype=np.int64)
 
 

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from formats.checksum import crc32c
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from offloader import errors
-from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError, SourceMismatch
+from offloader.errors import ClosedError, InvalidCallError, LimitReachedError, OffloaderError, SourceMismatchError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pushed import (
     IdentifiedLedgers,
     Offered,
-    OutOfOrder,
+    OutOfOrderError,
     PushedLedgers,
     PushMemory,
     PushNews,
@@ -63,8 +63,8 @@ class Proof:
         self._seen = PushNews(None, None)
 
     def begin(self, last: Position, crc32: int) -> None:
-        """Compares the newest entry that was acknowledged to the producer as durable. Raises ``SourceMismatch``: it
-        isn't durable, or differs."""
+        """Compares the newest entry that was acknowledged to the producer as durable. Raises ``SourceMismatchError``:
+        it isn't durable, or differs."""
         durable = self._source.news().durable
         if durable is None or last > durable:
             raise another_log(
@@ -82,8 +82,8 @@ class Proof:
         """Compares entries pushed again with the durable ones.
 
         Raises:
-            SourceMismatch: a durable entry has other bytes.
-            OutOfOrder: new entries before the producer's log was verified.
+            SourceMismatchError: a durable entry has other bytes.
+            OutOfOrderError: new entries before the producer's log was verified.
         """
         durable = self._source.news().durable
         for batch in batches:
@@ -95,7 +95,7 @@ class Proof:
                 self._compare(again)
                 self._proven = max(self._proven or again.last, again.last)
             if self._wanted is not None and last > self._wanted and not self._is_proven:
-                raise OutOfOrder(
+                raise OutOfOrderError(
                     f"stream {self._source.stream}: {first} was pushed, but it isn't verified that this log has the "
                     f"durable entries up to {self._wanted}",
                     hint=f"push again from after {self._proven or 'the beginning'}, or give last and crc32 of the "
@@ -146,9 +146,9 @@ class Proof:
         return [] if begin is None or begin > last else list(self._reader.scan(max(first, begin), last))
 
 
-def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMismatch:
+def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMismatchError:
     """The error for a producer whose log isn't the stored one."""
-    return SourceMismatch(
+    return SourceMismatchError(
         f"stream {stream}: the stored log{'' if known is None else f' {known}'} isn't this producer's: {why}. "
         "Nothing was accepted",
         hint="continue with the log that was pushed before, or push this log to another stream",
@@ -207,9 +207,9 @@ class AppendedLedgers(TailingSource):
             producer, sequence: its name and the batch's number; repetitions are detected only with both.
 
         Raises:
-            InvalidCall: a number without a producer.
-            LimitReached: too many producers.
-            SourceMismatch: the number was used for other payloads, or that can't be excluded.
+            InvalidCallError: a number without a producer.
+            LimitReachedError: too many producers.
+            SourceMismatchError: the number was used for other payloads, or that can't be excluded.
             Like ``EmbeddedStream.append``.
         """
         with self._appending:
@@ -284,9 +284,9 @@ class AppendedLedgers(TailingSource):
 
     def _require_producer(self, producer: str) -> None:
         if not producer:
-            raise InvalidCall("a batch has a sequence but no producer", hint="name the producer in the descriptor")
+            raise InvalidCallError("a batch has a sequence but no producer", hint="name the producer in the descriptor")
         if producer not in self._sequences and len(self._sequences) >= PRODUCERS_MAX:
-            raise LimitReached(
+            raise LimitReachedError(
                 f"{PRODUCERS_MAX} producers have numbered their batches, the maximum; {producer!a} is a new one",
                 hint="use the same names again, or send without a sequence",
             )
@@ -301,7 +301,7 @@ class AppendedLedgers(TailingSource):
             if known is None
             else "it was used for other payloads"
         )
-        error = SourceMismatch(
+        error = SourceMismatchError(
             f"stream {self._stream.stream}: producer {producer!a} sent sequence {sequence}, and its newest is "
             f"{newest}: {why}. Nothing was appended",
             hint=f"continue with {newest + 1}; give each producer a different name",
@@ -405,7 +405,7 @@ class ProducerSession:
         return "" if error is None else str(error)
 
     def require_held(self) -> None:
-        """Raises ``Closed`` if another producer took over, or the stream was closed."""
+        """Raises ``ClosedError`` if another producer took over, or the stream was closed."""
         if not self.is_held:
             raise self._over()
 
@@ -428,8 +428,8 @@ class ProducerSession:
             self.stream.seat = None
             self.stream.left_s = self._clock.monotonic_s()
 
-    def _over(self) -> Closed:
-        return Closed(f"stream {self.stream.name}: this call is over: {self._moved_by or 'the stream was closed'}")
+    def _over(self) -> ClosedError:
+        return ClosedError(f"stream {self.stream.name}: this call is over: {self._moved_by or 'the stream was closed'}")
 
 
 class ProducerSessions:
@@ -474,12 +474,12 @@ class ProducerSessions:
         """Opens a session at a stream, and the stream if needed.
 
         Raises:
-            InvalidCall: an invalid or conflicting stream name; another producer has the session; the stream has another
-                offload method or mode.
-            LimitReached: too many streams.
-            SourceMismatch: the stored log isn't the producer's.
-            Closed: the process is stopping.
-            StoreUnavailable, Corrupt: the stream's manifest can't be read.
+            InvalidCallError: an invalid or conflicting stream name; another producer has the session; the stream has
+                another offload method or mode.
+            LimitReachedError: too many streams.
+            SourceMismatchError: the stored log isn't the producer's.
+            ClosedError: the process is stopping.
+            StoreUnavailableError, CorruptError: the stream's manifest can't be read.
         """
         require_stream_name(request.stream)
         with self._opening[hash(request.stream) % _OPENING_LOCKS]:
@@ -499,7 +499,7 @@ class ProducerSessions:
             seat = stream.seat = ProducerSession(stream, request.producer, peer, self._clock, proof)
             if self._closing:
                 seat.take_away("the process is stopping")
-                raise Closed("the process is stopping", hint="try again later")
+                raise ClosedError("the process is stopping", hint="try again later")
             return seat
 
     def _proof(self, stream: FlightStream, request: PutRequest) -> Proof | None:
@@ -557,7 +557,7 @@ class ProducerSessions:
         if seat is None:
             return
         if not request.producer or seat.producer != request.producer:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"stream {stream.name}: {seat.producer or 'an unnamed producer'} at {seat.peer} is already sending it",
                 hint="only one producer at a time may send a stream; a producer named in the descriptor may reconnect",
             )
@@ -595,7 +595,7 @@ class ProducerSessions:
     def _pushed(self, request: PutRequest, settings: Settings) -> PushedLedgers:
         name = request.stream
         if settings.offload.method != "streaming":
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"stream {name}: its method is {settings.offload.method}, and pushed entries need the method streaming",
                 hint="set offload.method, or append instead of pushing",
             )
@@ -616,7 +616,7 @@ class ProducerSessions:
 
     def _appended(self, name: str, settings: Settings) -> AppendedLedgers:
         if self._ledgers is None:
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"stream {name}: appends are not supported here",
                 hint="set flight.ledgers, or push entries with your own ids",
             )
@@ -635,7 +635,7 @@ class ProducerSessions:
                     return
             finally:
                 opening.release()
-        raise LimitReached(
+        raise LimitReachedError(
             f"{self._settings.streams_max} streams are open (flight.streams_max)", hint="end other calls first"
         )
 

@@ -81,7 +81,7 @@ def _broker(
 def uuid_of(
     uuid: Annotated[str, Query(max_length=100, description="UUID of the broker's attempt to offload the ledger.")] = "",
 ) -> UUID | None:
-    """The uuid of an attempt; ``None``: none was given. Raises ``InvalidCall``: another text."""
+    """The uuid of an attempt; ``None``: none was given. Raises ``InvalidCallError``: another text."""
     with parsing(f"uuid: {ascii(uuid)[:100]} is none", hint="give the attempt's, or none"):
         return UUID(uuid) if uuid else None
 

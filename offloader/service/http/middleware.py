@@ -19,19 +19,19 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from formats.errors import FormatError, Inconsistent
+from formats.errors import FormatError, InconsistentError
 from formats.frames import FRAMES_BYTES_MAX
 from offloader.errors import (
-    AccessDenied,
-    Closed,
+    AccessDeniedError,
+    ClosedError,
     ErrorKind,
-    LimitReached,
+    LimitReachedError,
     OffloaderError,
-    PreconditionFailed,
-    Unsupported,
+    PreconditionFailedError,
+    UnsupportedError,
 )
 from offloader.manifest.state import StreamPaused
-from offloader.owner_client import NotOwner
+from offloader.owner_client import NotOwnerError
 from offloader.read.ledger_plan import LedgerMismatch, LedgerTrimmed
 from offloader.runtime.clock import Clock
 from offloader.service.auth import OPERATIONS, Caller, Guard, ListenAddress, NotAllowed, NotAuthenticated
@@ -47,13 +47,13 @@ _STATUS: tuple[tuple[type[OffloaderError], int], ...] = (
     (NotAllowed, 403),
     (LedgerTrimmed, 410),
     (LedgerMismatch, 409),
-    (NotOwner, 421),
-    (AccessDenied, 502),
-    (PreconditionFailed, 409),
+    (NotOwnerError, 421),
+    (AccessDeniedError, 502),
+    (PreconditionFailedError, 409),
     (StreamPaused, 409),
-    (Closed, 503),
-    (LimitReached, 409),
-    (Unsupported, 501),
+    (ClosedError, 503),
+    (LimitReachedError, 409),
+    (UnsupportedError, 501),
 )
 _STATUS_OF_KIND = {
     ErrorKind.BUG: 500,
@@ -69,7 +69,7 @@ _STATUS_OF_KIND = {
 _BROKER_KINDS: tuple[tuple[type[OffloaderError], str], ...] = (
     (LedgerTrimmed, "trimmed"),
     (LedgerMismatch, "source_mismatch"),
-    (NotOwner, "not_owner"),
+    (NotOwnerError, "not_owner"),
 )
 #: Kinds of errors by status, for errors without a kind; others are invalid requests.
 _KIND_OF_STATUS = {
@@ -110,7 +110,7 @@ PROBLEM_HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "B
 
 def problem_of(error: Exception) -> dict[str, Any] | None:
     """The problem document of a package error; ``None``: another error, which is a bug."""
-    if isinstance(error, Inconsistent) and str(error).startswith("stream name"):
+    if isinstance(error, InconsistentError) and str(error).startswith("stream name"):
         return problem_document(400, str(error), hint="request /v1/streams to list the streams")
     if isinstance(error, FormatError):
         return problem_document(500, str(error), kind=ErrorKind.DATA_CORRUPTION, hint="stored bytes are damaged")

@@ -15,7 +15,7 @@ from fastapi import Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from formats.keys import STREAM_BYTES_MAX
-from offloader.errors import InvalidCall, LimitReached, parsing
+from offloader.errors import InvalidCallError, LimitReachedError, parsing
 from offloader.ledgers.pulsar.topics import stream_of_managed_ledger
 from offloader.manifest.names import stream_name
 from offloader.service.auth import OPERATION_OF_ROUTE, Caller
@@ -33,7 +33,7 @@ def caller_of(request: Request) -> Caller:
 
 def require_allowed(request: Request) -> None:
     """Checks the caller against the table of operations, by the request's path and method. Raises ``NotAuthenticated``,
-    ``NotAllowed``: the operation isn't allowed; ``NotFound``: its token is bound to other streams."""
+    ``NotAllowed``: the operation isn't allowed; ``NotFoundError``: its token is bound to other streams."""
     operation = OPERATION_OF_ROUTE[f"{request.method} {request.scope['route'].path}"]
     subscriber = request.path_params.get("subscriber")
     stream = request.path_params.get("stream")
@@ -48,7 +48,7 @@ Known = Annotated[Caller, Depends(caller_of)]
 
 
 def decoded(part: str, what: str) -> str:
-    """A decoded path segment. Raises ``InvalidCall``: it isn't UTF-8."""
+    """A decoded path segment. Raises ``InvalidCallError``: it isn't UTF-8."""
     with parsing(f"the {what} in the path isn't UTF-8", hint="percent-encode its UTF-8 bytes"):
         return unquote_to_bytes(part).decode()
 
@@ -507,7 +507,7 @@ def write_cursor(place: str | None, *of: str) -> str | None:
     """The cursor of a place in the list ``of``: its path, order and filters; ``None``: the list ends.
 
     Raises:
-        LimitReached: it would be longer than ``CURSOR_CHARS_MAX``.
+        LimitReachedError: it would be longer than ``CURSOR_CHARS_MAX``.
     """
     if place is None:
         return None
@@ -520,12 +520,12 @@ def write_cursor(place: str | None, *of: str) -> str | None:
         raw = _check((_COMPRESSED, *of)) + compress.compress(raw) + compress.flush()
     cursor = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
     if len(cursor) > CURSOR_CHARS_MAX or len(place) > PLACE_BYTES_MAX:
-        raise LimitReached("the cursor of the next page is too long", hint="request a single partition")
+        raise LimitReachedError("the cursor of the next page is too long", hint="request a single partition")
     return cursor
 
 
 def place_of(cursor: str, *of: str) -> str:
-    """The place at which a page begins; empty for an empty cursor (the first page). Raises ``InvalidCall``: not a
+    """The place at which a page begins; empty for an empty cursor (the first page). Raises ``InvalidCallError``: not a
     cursor of this list."""
     if not cursor:
         return ""
@@ -540,7 +540,7 @@ def place_of(cursor: str, *of: str) -> str:
     except (ValueError, zlib.error):
         check, place = b"", ""
     if len(cursor) > CURSOR_CHARS_MAX or not place or not hmac.compare_digest(check, _check(of)):
-        raise InvalidCall(
+        raise InvalidCallError(
             "cursor: not a cursor of this list", hint="use next_cursor of the previous page, with the same filters"
         )
     return place

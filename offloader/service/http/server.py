@@ -26,7 +26,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from offloader.errors import InvalidCall, parsing
+from offloader.errors import InvalidCallError, parsing
 from offloader.runtime.clock import Clock
 from offloader.service.auth import Credentials, ListenAddress, certificate_names, guard_for, parse_listen, server_tls
 from offloader.service.broker_ledgers import BrokerLedgers
@@ -259,7 +259,7 @@ class OffloadHttp:
         exposition: the metrics in Prometheus' format.
 
     Raises:
-        InvalidCall, AccessDenied: unsafe or contradictory settings, see ``guard_for`` and ``server_tls``.
+        InvalidCallError, AccessDeniedError: unsafe or contradictory settings, see ``guard_for`` and ``server_tls``.
     """
 
     def __init__(
@@ -326,9 +326,9 @@ class OffloadHttp:
 
     @property
     def address(self) -> ListenAddress:
-        """Its listen address, with the actual port. Raises ``InvalidCall``: it wasn't started."""
+        """Its listen address, with the actual port. Raises ``InvalidCallError``: it wasn't started."""
         if self._address is None:
-            raise InvalidCall("HTTP isn't served yet", hint="start the server")
+            raise InvalidCallError("HTTP isn't served yet", hint="start the server")
         return self._address
 
     @property
@@ -337,7 +337,10 @@ class OffloadHttp:
         return f"{'http' if self._tls is None else 'https'}://{self.address}"
 
     def start(self) -> None:
-        """Listens; connections are accepted on return. Raises ``InvalidCall``: the address can't be listened on."""
+        """Listens; connections are accepted on return.
+
+        Raises ``InvalidCallError``: the address can't be listened on.
+        """
         listener = _listener(self._wanted)
         self._address = ListenAddress(*listener.getsockname()[:2])
         began = threading.Event()
@@ -368,7 +371,7 @@ class OffloadHttp:
         and can't fail.
 
         Raises:
-            InvalidCall, AccessDenied: invalid files; the old ones remain in force.
+            InvalidCallError, AccessDeniedError: invalid files; the old ones remain in force.
         """
         return partial(setattr, self, "_tls", server_tls(self._settings.access))
 
@@ -468,7 +471,7 @@ def _listener(address: ListenAddress) -> socket.socket:
         )[0]
         found = socket.create_server(where, family=family, backlog=BACKLOG)
     except OSError as cause:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"http.listen {address}: {cause.strerror or cause}", hint="check whether another process listens there"
         ) from cause
     found.setblocking(False)

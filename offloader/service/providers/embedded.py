@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from offloader.errors import AccessDenied, Closed, Corrupt, ErrorKind, InvalidCall, OffloaderError
+from offloader.errors import AccessDeniedError, ClosedError, CorruptError, ErrorKind, InvalidCallError, OffloaderError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
@@ -44,13 +44,16 @@ class ProcessLock:
         return self._descriptor is not None
 
     def take(self) -> bool:
-        """Takes the lock if it is free; doesn't wait. Raises ``AccessDenied``: the file can't be created or opened."""
+        """Takes the lock if it is free; doesn't wait.
+
+        Raises ``AccessDeniedError``: the file can't be created or opened.
+        """
         if self._descriptor is not None:
             return True
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as cause:
-            raise AccessDenied(
+            raise AccessDeniedError(
                 f"{self.path}: {cause.strerror}",
                 hint="give the process write access to the ledger database's directory",
             ) from cause
@@ -61,7 +64,9 @@ class ProcessLock:
             return False
         except OSError as cause:
             os.close(descriptor)
-            raise AccessDenied(f"{self.path} can't be locked: {cause.strerror}", hint="use a local disk") from cause
+            raise AccessDeniedError(
+                f"{self.path} can't be locked: {cause.strerror}", hint="use a local disk"
+            ) from cause
         self._descriptor = descriptor
         with contextlib.suppress(OSError):  # the lock doesn't depend on the text: the disk may be full
             os.ftruncate(descriptor, 0)
@@ -179,7 +184,7 @@ class EmbeddedProvider:
                 return
             try:
                 more |= self._followed[name][0].look()
-            except Corrupt as error:  # of this stream; it is read again when the database has changed
+            except CorruptError as error:  # of this stream; it is read again when the database has changed
                 damaged[name] = str(error)
                 if name not in self._damaged:
                     _log.warning("stream %s can't be read: %s", name, error, extra={"stream": name})
@@ -199,9 +204,9 @@ class EmbeddedProvider:
             try:
                 source = FollowedStream(database.view_stream(name, may_delete=True))
                 control = streams.add(name, source, feed=self.name, active=self._is_leader)
-            except Closed:
+            except ClosedError:
                 return
-            except (InvalidCall, Corrupt) as error:
+            except (InvalidCallError, CorruptError) as error:
                 refused[name] = str(error)
                 if name not in self._refused:
                     _log.warning("stream %s isn't followed: %s", name, error, extra={"stream": name})

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import InvalidCall, NotFound, StoreUnavailable
+from offloader.errors import InvalidCallError, NotFoundError, StoreUnavailableError
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pushed import PushedLedgers
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -123,11 +123,13 @@ class Actions:
 
         Raises:
             NotAuthenticated, NotAllowed: the caller isn't allowed to.
-            InvalidCall: no such action, or the action's own error.
+            InvalidCallError: no such action, or the action's own error.
         """
         caller.require_known()
         if name not in ACTIONS:
-            raise InvalidCall(f"no such action: {ascii(name)[:80]}", hint=f"available actions: {', '.join(ACTIONS)}")
+            raise InvalidCallError(
+                f"no such action: {ascii(name)[:80]}", hint=f"available actions: {', '.join(ACTIONS)}"
+            )
         operation = OPERATION_OF_ACTION[name]
         if not (operation.is_of_subscriber and caller.subscribers):  # only the body names a token's subscriber
             caller.may(operation)
@@ -145,7 +147,7 @@ class Actions:
     def _close_ledger(self, _: Caller, stream: str) -> dict[str, Any]:
         source = self._there(stream).source
         if not isinstance(source, AppendedLedgers):
-            raise InvalidCall(
+            raise InvalidCallError(
                 f"stream {stream} is pushed: the broker owns its ledgers",
                 hint="send the ends of ledgers in a batch's metadata",
             )
@@ -154,7 +156,7 @@ class Actions:
 
     def _truncate(self, _: Caller, stream: str, before: Position | None) -> dict[str, Any]:
         if before is None:
-            raise InvalidCall("action truncate: before is missing", hint="give the new start position")
+            raise InvalidCallError("action truncate: before is missing", hint="give the new start position")
         found = self._seats.find(stream)
         done = truncate_stream(
             ManifestLog(self._store, stream, clock=self._clock),
@@ -174,7 +176,7 @@ class Actions:
 
     def _there(self, name: str) -> FlightStream:
         if (found := self._seats.find(name)) is None:
-            raise NotFound(
+            raise NotFoundError(
                 f"stream {name} is not a Flight stream of this process",
                 hint="list these streams with the action status",
             )
@@ -221,8 +223,8 @@ class Gets:
     def entries(self, request: GetRequest, told: Callable[[str], str] = str) -> fl.FlightDataStream:
         """The entries of a ticket, a batch at a time; ``told`` as for ``refusing``.
 
-        Raises ``NotFound``, ``Trimmed``, ``BeyondEnd``, ``InvalidCall`` and other errors of a reader, if possible
-        before the first batch.
+        Raises ``NotFoundError``, ``TrimmedError``, ``BeyondEndError``, ``InvalidCallError`` and other errors of a
+        reader, if possible before the first batch.
         """
         with contextlib.ExitStack() as stack:
             reader = stack.enter_context(
@@ -239,7 +241,7 @@ class Gets:
         return fl.GeneratorStream(request.schema, _sent(reader, batches, request.schema.names, told))
 
     def info(self, name: str) -> fl.FlightInfo:
-        """One stream's first and last position, entries and bytes in the cold tier. Raises ``NotFound``: no such
+        """One stream's first and last position, entries and bytes in the cold tier. Raises ``NotFoundError``: no such
         stream."""
         source = self._source_of(name)
         state = load_stream(self._store, name, may_be_absent=source is not None)
@@ -288,10 +290,10 @@ def take_batches(
     """Receives batches until the producer ends the call, or loses its session.
 
     Raises:
-        InvalidCall, LimitReached: an invalid batch; none of it was accepted, all earlier ones were.
-        SourceMismatch: the pushed log isn't the stored one; none of the batch was accepted.
-        StoreUnavailable: no room for it in time.
-        Closed: another producer took over the session. Fenced, Corrupt and others: the stream was stopped.
+        InvalidCallError, LimitReachedError: an invalid batch; none of it was accepted, all earlier ones were.
+        SourceMismatchError: the pushed log isn't the stored one; none of the batch was accepted.
+        StoreUnavailableError: no room for it in time.
+        ClosedError: another producer took over the session. FencedError, Corrupt and others: the stream was stopped.
     """
     stream = seat.stream
     require_columns(reader.schema, stream.mode)
@@ -362,7 +364,9 @@ def _batches(
         except StopIteration:
             return
         except OSError as error:  # Arrow's error for bytes that are no Arrow message
-            raise InvalidCall(f"a batch can't be read: {str(error)[:200]}", hint="send Arrow's own messages") from error
+            raise InvalidCallError(
+                f"a batch can't be read: {str(error)[:200]}", hint="send Arrow's own messages"
+            ) from error
         seat.require_held()
         metadata = None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
         yield chunk.data, batch_note(metadata, seat.stream.mode)
@@ -378,8 +382,8 @@ def require_free(address: ListenAddress) -> None:
     """Checks that the address is free: gRPC would share the port silently, and calls would reach either process.
 
     Raises:
-        StoreUnavailable: another process listens there, perhaps one that is ending.
-        InvalidCall: not an address of this machine.
+        StoreUnavailableError: another process listens there, perhaps one that is ending.
+        InvalidCallError: not an address of this machine.
     """
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
@@ -392,8 +396,8 @@ def require_free(address: ListenAddress) -> None:
     except OSError as cause:
         text = f"flight.listen: can't listen on {address}: {cause.strerror or cause}"
         if cause.errno == errno.EADDRINUSE:
-            raise StoreUnavailable(text, hint="another process listens there") from cause
-        raise InvalidCall(text, hint="give an address of this machine") from cause
+            raise StoreUnavailableError(text, hint="another process listens there") from cause
+        raise InvalidCallError(text, hint="give an address of this machine") from cause
 
 
 def cut_connections(port: int) -> int:
@@ -455,7 +459,7 @@ class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         with self._lock:
             if self.is_closing or self.open >= self._calls_max:
                 why = "the process is stopping" if self.is_closing else f"flight.calls_max = {self._calls_max} are open"
-                raise refusal(StoreUnavailable(f"no further call: {why}", hint="try again later"))
+                raise refusal(StoreUnavailableError(f"no further call: {why}", hint="try again later"))
             self.open += 1
         return _Call(self, caller)
 
@@ -579,7 +583,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: fl.ServerCallContext, *_: object) -> None:
         with admitted(context, "DoExchange"):
-            raise InvalidCall("DoExchange is not supported", hint="use DoPut to send entries, DoGet to read them")
+            raise InvalidCallError("DoExchange is not supported", hint="use DoPut to send entries, DoGet to read them")
 
 
 #: On a stop, callers get this long to end their calls before their connections are closed.
@@ -597,7 +601,7 @@ class FlightProvider:
         control: executes commands for every served stream.
 
     Raises:
-        InvalidCall, AccessDenied: unsafe or contradictory settings, see ``guard_for`` and ``server_tls``.
+        InvalidCallError, AccessDeniedError: unsafe or contradictory settings, see ``guard_for`` and ``server_tls``.
     """
 
     name = FEED
@@ -613,7 +617,7 @@ class FlightProvider:
     ) -> None:
         self._settings, self._store, self._control, self._clock = settings, store, control, clock
         if settings.flight.ledgers and settings.flight.ledgers == settings.serve.ledgers:
-            raise InvalidCall(
+            raise InvalidCallError(
                 "flight.ledgers and serve.ledgers name the same database: its streams would be added twice",
                 hint="configure a separate database for Flight",
             )
@@ -639,8 +643,8 @@ class FlightProvider:
         """Listens.
 
         Raises:
-            InvalidCall: the address can't be used, or the file is not a ledger database.
-            StoreUnavailable: another process listens there.
+            InvalidCallError: the address can't be used, or the file is not a ledger database.
+            StoreUnavailableError: another process listens there.
         """
         flight = self._settings.flight
         require_free(self._wanted)
@@ -654,7 +658,7 @@ class FlightProvider:
         try:
             self._server = FlightServer(location, self._calls, seats, gets, actions, flight, **tls)
         except (pa.ArrowException, fl.FlightError, OSError) as cause:
-            raise StoreUnavailable(f"flight.listen: can't listen on {self._wanted}: {str(cause)[:200]}") from cause
+            raise StoreUnavailableError(f"flight.listen: can't listen on {self._wanted}: {str(cause)[:200]}") from cause
         self._seats = seats
         seats.open_appended()
         _log.info(
@@ -714,7 +718,7 @@ def _tls_of(settings: AccessSettings) -> dict[str, Any]:
     found: dict[str, Any] = {"tls_certificates": [(certificate, key)]}
     if settings.client_authorities_file and not settings.has_tokens:
         if settings.anonymous != "loopback":
-            raise InvalidCall(
+            raise InvalidCallError(
                 "access.anonymous permits unauthenticated callers, but Flight can only require certificates of all "
                 "callers",
                 hint="leave out access.anonymous or access.certificates",

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from formats.entries import Position
-from offloader.errors import Closed, Fenced, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import ClosedError, FencedError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, survey
@@ -96,7 +96,7 @@ class PulsarSubscribers:
             is_ours: whether this process leads a topic; nothing is done unless it leads the first partition.
 
         Raises:
-            NotFound: nothing is offloaded yet, or a partition was deleted: nothing was changed.
+            NotFoundError: nothing is offloaded yet, or a partition was deleted: nothing was changed.
             OffloaderError: the broker or the store doesn't respond; nothing was changed.
         """
         place = stream_of_topic(topic)
@@ -198,7 +198,7 @@ class StoreReach:
         try:
             ask_store(self._store)
         except OffloaderError as error:
-            answers = not isinstance(error, StoreUnavailable)
+            answers = not isinstance(error, StoreUnavailableError)
         now_s = self._clock.monotonic_s()
         if answers is not self._answers:
             # A failed request counts from when it was sent, an answered one from its response.
@@ -320,7 +320,7 @@ class PulsarProvider:
         cluster: replaces the settings' cluster; closed with the provider.
 
     Raises:
-        InvalidCall, AccessDenied: the settings can't be used.
+        InvalidCallError, AccessDeniedError: the settings can't be used.
     """
 
     name = "pulsar"
@@ -450,7 +450,7 @@ class PulsarProvider:
             )
         except OffloaderError as error:
             source.close()
-            if not isinstance(error, Closed):  # the process is stopping
+            if not isinstance(error, ClosedError):  # the process is stopping
                 self._refuse(topic, error, is_new=is_new)
             return
         with self._lock:
@@ -496,7 +496,7 @@ class PulsarProvider:
             topic: before.get(topic, now_s)
             for topic, each in ours.items()
             if (status := each.control.status()) is not None
-            and (status.mode, status.error_kind) == (Mode.STOPPED, Fenced.__name__)
+            and (status.mode, status.error_kind) == (Mode.STOPPED, FencedError.__name__)
         }
         for topic, since_s in self._fenced_s.items():
             if ours[topic].source.subscription.consumer.is_chosen_since(since_s):
@@ -566,7 +566,7 @@ class PulsarProvider:
         timeout_ms = int(retention.subscriber_timeout_minutes * 60_000) or None
         try:
             self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
-        except NotFound as error:
+        except NotFoundError as error:
             # Nothing is offloaded yet, or the topic is being deleted.
             _log.debug("subscriptions of %s: %s", topic, error)
 
@@ -607,7 +607,7 @@ class PulsarProvider:
                 blocks_ready=what == "topics" and not self._roster.topics,  # known topics are still offloaded
             )
         if before is None:
-            is_away = isinstance(error, StoreUnavailable)
+            is_away = isinstance(error, StoreUnavailableError)
             extra = {"event": "retry" if is_away else "feed_failed", "feed": self.name}
             _log.warning("feed %s: %s", self.name, text, extra=extra)
 

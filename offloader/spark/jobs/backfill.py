@@ -17,7 +17,15 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.summary import SegmentSummary
-from offloader.errors import Closed, Corrupt, ExecutorLost, InvalidCall, NotFound, ObjectMissing, OffloaderError
+from offloader.errors import (
+    ClosedError,
+    CorruptError,
+    ExecutorLostError,
+    InvalidCallError,
+    NotFoundError,
+    ObjectMissingError,
+    OffloaderError,
+)
 from offloader.ledgers.base import LedgerInfo, Ledgers, LedgerSource
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -75,8 +83,8 @@ def carry_out(task: UploadTask) -> SegmentSummary | OffloaderError | None:
             _require_same(order, task.ledgers, source.ledgers())
             store = task.place.open_store(read_only=False, settings=task.store, limits=task.limits)
             return upload_order(store, source, order, settings=task.offload)
-    except NotFound as error:
-        return NotFound(f"on executor {socket.gethostname()}: {error.message}", hint=_SHARED)
+    except NotFoundError as error:
+        return NotFoundError(f"on executor {socket.gethostname()}: {error.message}", hint=_SHARED)
     except OffloaderError as error:
         return error
     except Exception as error:
@@ -95,7 +103,7 @@ def _require_same(order: SegmentJob, expected: Sequence[LedgerInfo], found: Sequ
         if own is None or own.created_ms != info.created_ms or own.entries < info.entries:
             there = f"{info.entries} entries, created {info.created_ms}"
             what = "isn't there" if own is None else f"has {own.entries} entries, created {own.created_ms}"
-            raise Corrupt(
+            raise CorruptError(
                 f"stream {order.stream}, ledger {info.ledger_id}: {there} for the driver, but on executor "
                 f"{socket.gethostname()} it {what}",
                 hint=_SHARED,
@@ -165,13 +173,13 @@ def backfill(
         One value per stream, ordered by name. A failed stream doesn't affect the others.
 
     Raises:
-        InvalidCall: an option, or Spark's speculation is on (it runs copies of slow tasks).
-        NotFound: no such stream in the hot tier, or no such hot tier.
-        Unsupported: the store lets two writers create one object.
+        InvalidCallError: an option, or Spark's speculation is on (it runs copies of slow tasks).
+        NotFoundError: no such stream in the hot tier, or no such hot tier.
+        UnsupportedError: the store lets two writers create one object.
     """
     require_known(streams, options, STORE_OPTIONS, job="backfill")
     if segments_at_once is not None and not 1 <= segments_at_once <= SEGMENTS_AT_ONCE_MAX:
-        raise InvalidCall(f"segments_at_once is {segments_at_once}, use 1 to {SEGMENTS_AT_ONCE_MAX}")
+        raise InvalidCallError(f"segments_at_once is {segments_at_once}, use 1 to {SEGMENTS_AT_ONCE_MAX}")
     require_single_copies(spark, "a segment is uploaded once")
     if open_hot is _embedded:
         ledgers = _absolute(ledgers)
@@ -200,7 +208,9 @@ def backfill(
 def _absolute(url: str) -> str:
     path = database_path(url)
     if path == ":memory:":
-        raise InvalidCall("executors can't read a database in memory", hint="use a file: sqlite:////absolute/file.db")
+        raise InvalidCallError(
+            "executors can't read a database in memory", hint="use a file: sqlite:////absolute/file.db"
+        )
     return f"sqlite:///{Path(path).absolute()}"
 
 
@@ -210,7 +220,9 @@ def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[st
         fitting = matching_streams(each, known)
         if not fitting:
             some = ", ".join(known[:5]) or "nothing"
-            raise NotFound(f"no stream {each} in {ledgers}", hint=f"it has {some}{' ...' if len(known) > 5 else ''}")
+            raise NotFoundError(
+                f"no stream {each} in {ledgers}", hint=f"it has {some}{' ...' if len(known) > 5 else ''}"
+            )
         found.update(fitting)
     return sorted(found)
 
@@ -221,7 +233,7 @@ def require_single_copies(spark: SparkSession, why: str) -> None:
     if (conf.get("spark.speculation") or "").lower() == "true" and conf.get(
         "spark.speculation.task.duration.threshold"
     ):
-        raise InvalidCall(
+        raise InvalidCallError(
             f"Spark is configured to run copies of long tasks, but {why}",
             hint="set --conf spark.speculation=false",
         )
@@ -283,7 +295,7 @@ class _Run:
         state = load_stream(self.store, stream, may_be_absent=True)
         try:
             method = manual_method(state, self.config)
-        except InvalidCall as error:
+        except InvalidCallError as error:
             if stream in self.named:
                 raise
             return Backfilled(stream=stream, committed=state.committed_end(), skipped=error.message)
@@ -303,7 +315,7 @@ class _Run:
             return Backfilled(stream=stream, planned=tuple(planned), committed=state.committed_end())
         with self._lock:
             if self._stopped:
-                raise Closed("the backfill was stopped")
+                raise ClosedError("the backfill was stopped")
             self._under_way.append(runs)
         try:
             result = offload_manually(runs, source, stream, method, take_over=self.take_over)
@@ -327,7 +339,7 @@ class _Run:
     ) -> SegmentSummary:
         """Uploads a segment; runs on a driver thread, which waits for the task, and raises its errors."""
         if is_stopped():
-            raise Closed(f"the backfill of {order.stream} was stopped")
+            raise ClosedError(f"the backfill of {order.stream} was stopped")
         planned = order.planned
         what = f"stream {order.stream}, {planned.begin}..{planned.end}"
         task = UploadTask(
@@ -348,7 +360,7 @@ class _Run:
         with translated(f"Spark's upload of {what}", hint="run the job again: it continues with the missing segments"):
             (answer,) = self.context.parallelize([task], 1).map(carry_out).collect()
         if answer is None:
-            raise ExecutorLost(
+            raise ExecutorLostError(
                 f"{what}: the first attempt was lost", hint="the segment is uploaded again under another uuid"
             )
         if isinstance(answer, OffloaderError):
@@ -356,8 +368,8 @@ class _Run:
         summary: SegmentSummary = answer
         try:
             verify_objects(self.store, order.stream, order.uuid, summary)
-        except ObjectMissing as error:
-            raise ObjectMissing(
+        except ObjectMissingError as error:
+            raise ObjectMissingError(
                 f"{what}: an executor has uploaded it, but {error.message}",
                 hint="the driver and all executors must see the same store under its URL",
             ) from error

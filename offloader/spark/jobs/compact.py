@@ -19,7 +19,7 @@ from uuid import UUID
 
 from formats.summary import SegmentSummary
 from offloader.coverage import Range
-from offloader.errors import Fenced, OffloaderError
+from offloader.errors import FencedError, OffloaderError
 from offloader.manifest.state import require_takeable
 from offloader.read.ranges import grouped
 from offloader.runtime.clock import SystemClock
@@ -94,8 +94,8 @@ def compact(
         One value per stream, ordered by name. A failed range doesn't affect the others.
 
     Raises:
-        InvalidCall, NotFound: an option, a name.
-        Unsupported: the store lets two writers create one object.
+        InvalidCallError, NotFoundError: an option, a name.
+        UnsupportedError: the store lets two writers create one object.
     """
     require_known(streams, options, PLACE_OPTIONS, job="compact")
     pinned = sorted(pinned_streams(streams, options), key=lambda each: each[0].stream)
@@ -116,7 +116,7 @@ def compact(
             try:  # once: the tasks of a stream see each other's records
                 patience_s = settings.offload.takeover_after_seconds
                 require_takeable(state, now_ms, patience_s, take_over=beside_owner, option="--beside-owner")
-            except Fenced as error:
+            except FencedError as error:
                 found[state.stream] = replace(planned, error=error)
                 continue
         tasks += [

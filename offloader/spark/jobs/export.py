@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from formats.entries import Position
-from offloader.errors import Corrupt, InvalidCall, OutcomeUnknown, Unsupported
+from offloader.errors import CorruptError, InvalidCallError, OutcomeUnknownError, UnsupportedError
 from offloader.manifest.state import ManifestState
 from offloader.read.ranges import PlannedRange, is_lost_after, planned_ranges
 from offloader.spark.jobs.values import NEEDED as VALUE_COLUMNS
@@ -88,7 +88,7 @@ class ExportLog:
         return f"{self._to}/bad/{self._own}/range={number:08d}"
 
     def newest(self) -> ExportedRange | None:
-        """The newest exported range; raises ``Corrupt`` if its file wasn't written by this class."""
+        """The newest exported range; raises ``CorruptError`` if its file wasn't written by this class."""
         folder = self._path(self.folder)
         if not self._files.exists(folder):
             return None
@@ -101,21 +101,24 @@ class ExportLog:
             with closing(self._files.open(self._path(name))) as source:
                 found = ExportedRange.decode(str(self._jvm.org.apache.commons.io.IOUtils.toString(source, "UTF-8")))
         except (ValueError, TypeError, KeyError) as cause:
-            raise Corrupt(
+            raise CorruptError(
                 f"{name} is not the log of an export: {cause}", hint="restore it, or export to a new folder"
             ) from cause
         if found.number != max(numbers):
-            raise Corrupt(f"{name} contains the number {found.number}", hint="restore it, or export to a new folder")
+            raise CorruptError(
+                f"{name} contains the number {found.number}", hint="restore it, or export to a new folder"
+            )
         return found
 
     def add(self, done: ExportedRange) -> None:
-        """Records a range after its files are written; raises ``OutcomeUnknown`` if another export took its number."""
+        """Records a range after its files are written; raises ``OutcomeUnknownError`` if another export took its
+        number."""
         name = f"{self.folder}/{done.number:08d}.json"
         target, waiting = self._path(name), self._path(f"{name}.tmp")
         with closing(self._files.create(waiting, True)) as out:
             out.write(done.encode().encode())
         if self._files.exists(target) or not self._files.rename(waiting, target):
-            raise OutcomeUnknown(
+            raise OutcomeUnknownError(
                 f"{name} exists already: another export wrote range {done.number} of {done.stream}",
                 hint=f"compare {self.data_folder(done.number)} with that file; run one export at a time for a folder",
             )
@@ -182,12 +185,12 @@ def export(
         One value per stream, in the given order.
 
     Raises:
-        InvalidCall: an option or value is wrong, or the folder holds another stream of that name.
-        NotFound: no such stream.
-        Unsupported: a stream's name contains a pattern's character.
-        Corrupt: values can't be decoded, and ``dead_letter`` isn't set; the first of them is named.
-        Trimmed: entries were deleted before their export, and ``skip_lost`` isn't set.
-        OutcomeUnknown: another export wrote to the folder, or the files don't hold the rows that were written.
+        InvalidCallError: an option or value is wrong, or the folder holds another stream of that name.
+        NotFoundError: no such stream.
+        UnsupportedError: a stream's name contains a pattern's character.
+        CorruptError: values can't be decoded, and ``dead_letter`` isn't set; the first of them is named.
+        TrimmedError: entries were deleted before their export, and ``skip_lost`` isn't set.
+        OutcomeUnknownError: another export wrote to the folder, or the files don't hold the rows that were written.
         OffloaderError: a read error, or Spark failed. Recorded ranges are kept; run the export again.
     """
     require_known(streams, options, OPTIONS, job="export")
@@ -197,7 +200,7 @@ def export(
     with translated("Spark's export", hint="run the export again: it continues after the complete ranges"):
         for state, read in pinned_streams(streams, options):
             if is_pattern(state.stream):
-                raise Unsupported(
+                raise UnsupportedError(
                     f"the name of stream {state.stream} is a pattern that also matches other streams",
                     hint="`offloader read` accepts such names",
                 )
@@ -230,11 +233,13 @@ def _require_sense(
         (range_bytes < 1, f"range_bytes is {range_bytes}; it must be positive", ""),
     ):
         if is_wrong:
-            raise InvalidCall(what, hint=hint)
+            raise InvalidCallError(what, hint=hint)
     needed = (*_NEEDED[content], *(("error",) if dead_letter else ()), *(VALUE_COLUMNS if values else ()))
     missing = list(dict.fromkeys(name for name in needed if columns and name not in columns))
     if missing:
-        raise InvalidCall(f"export needs the columns {', '.join(missing)} too", hint="add them to the option columns")
+        raise InvalidCallError(
+            f"export needs the columns {', '.join(missing)} too", hint="add them to the option columns"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,18 +324,18 @@ class _StreamExport:
         if found != rows:
             raise self._unequal(planned, number, f"{rows} rows", f"{found} in {folder}")
 
-    def _undecodable(self, planned: PlannedRange, number: int, bad_rows: int, first: Any) -> Corrupt:
+    def _undecodable(self, planned: PlannedRange, number: int, bad_rows: int, first: Any) -> CorruptError:
         at = f"{first.ledger_id}:{first.entry_id}" + (
             f", message {first.batch_index}" if first.batch_index >= 0 else ""
         )
-        return Corrupt(
+        return CorruptError(
             f"stream {self.state.stream}, range {number}, {planned.first}..{planned.last}: {bad_rows} messages can't "
             f"be decoded, the first at {at}: {first.error}; nothing was recorded",
             hint="use another schema, or --dead-letter (dead_letter=True) to continue without them",
         )
 
-    def _unequal(self, planned: PlannedRange, number: int, expected: str, found: str) -> OutcomeUnknown:
-        return OutcomeUnknown(
+    def _unequal(self, planned: PlannedRange, number: int, expected: str, found: str) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
             f"stream {self.state.stream}, range {number}, {planned.first}..{planned.last}: expected {expected}, found "
             f"{found}; nothing was recorded",
             hint="check for another export to the same folder, and run the export again alone",

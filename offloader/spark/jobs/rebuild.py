@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from formats.entries import Position
 from offloader.coverage import Range
-from offloader.errors import ExecutorLost, InvalidCall, NotFound, OffloaderError
+from offloader.errors import ExecutorLostError, InvalidCallError, NotFoundError, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.catalog import list_streams
@@ -93,8 +93,8 @@ def rebuild(
         One value per stream, ordered by name. A failed stream doesn't affect the others.
 
     Raises:
-        InvalidCall: an option, a stream without a head, or Spark's speculation is on.
-        NotFound: no such stream.
+        InvalidCallError: an option, a stream without a head, or Spark's speculation is on.
+        NotFoundError: no such stream.
     """
     require_known(streams, options, STORE_OPTIONS, job="rebuild")
     require_single_copies(spark, "a stream is rebuilt once")
@@ -103,7 +103,7 @@ def rebuild(
     store = place.open_store(read_only=dry_run, settings=own.store, limits=own.limits)
     names = _named(store, streams)
     if without := [name for name in names if name not in heads and "*" not in heads]:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"the start of stream {without[0]} is unknown: no object records truncations",
             hint="give its head, or state that it begins with the first entry found",
         )
@@ -114,7 +114,7 @@ def rebuild(
         for name in names:
             hot: Sequence[LedgerInfo] = ()
             if database is not None:
-                with suppress(NotFound):  # the database doesn't have it
+                with suppress(NotFoundError):  # the database doesn't have it
                     hot = database.view_stream(name).ledgers()
             head = heads[name] if name in heads else heads["*"]
             settings = settings_of(name)
@@ -131,7 +131,7 @@ def _named(store: ObjectStore, wanted: Sequence[str]) -> list[str]:
     found: set[str] = set()
     for each in wanted:
         if not (fitting := matching_streams(each, known)):
-            raise NotFound(f"no stream {each} in {store.url}", hint="run `offloader ls` to list the streams")
+            raise NotFoundError(f"no stream {each} in {store.url}", hint="run `offloader ls` to list the streams")
         found.update(fitting)
     return sorted(found)
 
@@ -144,7 +144,7 @@ def _carry_out(tasks: Iterable[RebuildTask]) -> Iterator[Rebuilt]:
     for task in tasks:
         try:
             if context is None or context.attemptNumber() > 0:
-                raise ExecutorLost(
+                raise ExecutorLostError(
                     f"stream {task.stream}: the first attempt was lost, and may still be writing",
                     hint="run the job again when no executor of this one is left",
                 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.read.typed_values import fitting_column
 from offloader.read.values import AvroDecoder, VersionedDecoders
 from offloader.spark.options import AvroValues, JsonValues, Values
@@ -34,7 +34,7 @@ def with_decoded(frame: DataFrame, values: Values) -> DataFrame:
         frame: messages, with all columns of ``NEEDED``.
 
     Raises:
-        InvalidCall, Unsupported: the schema.
+        InvalidCallError, UnsupportedError: the schema.
     """
     from pyspark.sql import functions as f
 
@@ -59,7 +59,7 @@ def _json(frame: DataFrame, values: JsonValues) -> DataFrame:
     try:
         schema = StructType.fromDDL(f"{values.fields}, {_REST} STRING")
     except PySparkException as error:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{values.fields!r} is not a schema of Spark: {str(error).strip().splitlines()[0]}",
             hint="example: id BIGINT, name STRING",
         ) from error

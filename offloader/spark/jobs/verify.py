@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.inspect.verify import (
     CheckTotals,
     Finding,
@@ -35,13 +35,14 @@ PLACE_OPTIONS = (*STORE_OPTIONS, "relocate", "splitBytes", "leaseSeconds")
 
 
 def require_known(streams: Sequence[str], options: Mapping[str, str], known: Iterable[str], *, job: str) -> None:
-    """Raises ``InvalidCall`` for options that the job sets itself or doesn't use, and for a call without streams."""
+    """Raises ``InvalidCallError`` for options that the job sets itself or doesn't use, and for a call without
+    streams."""
     if isinstance(streams, str) or not streams:
-        raise InvalidCall("streams must be a list of names or patterns", hint='for example ["public/default/*"]')
+        raise InvalidCallError("streams must be a list of names or patterns", hint='for example ["public/default/*"]')
     names = {name.lower() for name in known}
     wrong = sorted(name for name in options if name.lower() not in names)
     if wrong:
-        raise InvalidCall(f"{job} doesn't accept option {', '.join(wrong)}", hint=f"options: {', '.join(known)}")
+        raise InvalidCallError(f"{job} doesn't accept option {', '.join(wrong)}", hint=f"options: {', '.join(known)}")
 
 
 def pinned_streams(streams: Sequence[str], options: Mapping[str, str]) -> list[tuple[ManifestState, SourceOptions]]:
@@ -52,7 +53,7 @@ def pinned_streams(streams: Sequence[str], options: Mapping[str, str]) -> list[t
         options: of the data source, without ``stream``.
 
     Raises:
-        NotFound: a stream doesn't exist, or none matches a pattern.
+        NotFoundError: a stream doesn't exist, or none matches a pattern.
     """
     found: dict[str, tuple[ManifestState, SourceOptions]] = {}
     for name in streams:
@@ -107,7 +108,7 @@ def verify(spark: SparkSession, streams: Sequence[str], options: Mapping[str, st
         options: ``PLACE_OPTIONS`` of the data source; ``store`` is required.
 
     Raises:
-        InvalidCall, NotFound: an option, a name.
+        InvalidCallError, NotFoundError: an option, a name.
         OffloaderError: an error that isn't about the objects (store unreachable, access denied), or Spark failed.
     """
     require_known(streams, options, PLACE_OPTIONS, job="verify")

@@ -22,7 +22,14 @@ from azure.core.exceptions import HttpResponseError
 from azure.storage.blob import BlobBlock, BlobSasPermissions, generate_blob_sas
 
 from formats.entries import views_of
-from offloader.errors import BucketMissing, InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed
+from offloader.errors import (
+    BucketMissingError,
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+)
 from offloader.store import checks
 from offloader.store.base import (
     Body,
@@ -64,7 +71,7 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     """
     parts = urlsplit(url)
     if not parts.netloc:
-        raise InvalidCall(f"{url} has no container name", hint="use az://container/root")
+        raise InvalidCallError(f"{url} has no container name", hint="use az://container/root")
     root = checks.split_root(url, parts.path)
     given: dict[str, Any] = {}
     if options.access_key:
@@ -74,7 +81,7 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     try:
         files = AzureBlobFileSystem(**given, use_listings_cache=False, skip_instance_cache=True)
     except ValueError as error:
-        raise InvalidCall(
+        raise InvalidCallError(
             f"{url}: missing storage account",
             hint="set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and credentials",
         ) from error
@@ -121,11 +128,11 @@ class AzureStore(CloudStore):
         code, status = str(getattr(error, "error_code", "") or ""), error.status_code or 0
         said = f"{where}: {status} {code}".rstrip()
         if code in ("ContainerNotFound", "ContainerBeingDeleted"):
-            return BucketMissing(said, hint="create the container, or check its name")
+            return BucketMissingError(said, hint="create the container, or check its name")
         if code in _CONDITION_CODES or status == 412:
-            return PreconditionFailed(said)
+            return PreconditionFailedError(said)
         if code == "InvalidBlockList":
-            return OutcomeUnknown(said, hint=checks.COMPLETED_HINT)
+            return OutcomeUnknownError(said, hint=checks.COMPLETED_HINT)
         kind, hint = meaning_of("", status, writes=writes)
         return kind(said, hint=hint)
 
@@ -257,7 +264,7 @@ class AzureStore(CloudStore):
         call = self._blob(key).delete_blob(etag=etag, match_condition=MatchConditions.IfNotModified, **self._once)
         try:
             self._ask(f"delete of {key}", call, writes=True)
-        except PreconditionFailed:
+        except PreconditionFailedError:
             self._head(key)  # the condition also fails for a missing object
             raise
 
@@ -292,7 +299,7 @@ class AzureStore(CloudStore):
         call = self._blob(upload.key).get_block_list("uncommitted", **self._once)
         try:
             _, waiting = self._ask(f"parts of {upload.key}", call, writes=False)
-        except NotFound:
+        except NotFoundError:
             return ()
         blocks = [(*_of_block(block.id), block) for block in waiting]
         return [

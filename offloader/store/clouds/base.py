@@ -17,7 +17,14 @@ from typing import Any, Protocol, TypeVar
 import aiohttp
 
 from formats.checksum import crc32c
-from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    OutcomeUnknownError,
+    StoreUnavailableError,
+)
 from offloader.store import checks
 from offloader.store.base import (
     CREATE,
@@ -119,7 +126,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         where = f"{self.url}: {what}"
         if not self._places.acquire(timeout=deadline_s):
             call.close()
-            raise StoreUnavailable(f"{where}: no free connection within {deadline_s:g} s", hint="try again later")
+            raise StoreUnavailableError(f"{where}: no free connection within {deadline_s:g} s", hint="try again later")
         running = asyncio.run_coroutine_threadsafe(call, self._loop)
         running.add_done_callback(lambda _: self._places.release())
         try:
@@ -135,8 +142,8 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
     @staticmethod
     def _in_doubt(text: str, writes: bool) -> OffloaderError:
         if writes:
-            return OutcomeUnknown(text, hint="check the object before repeating the request")
-        return StoreUnavailable(text, hint="try again")
+            return OutcomeUnknownError(text, hint="check the object before repeating the request")
+        return StoreUnavailableError(text, hint="try again")
 
     def _head(self, key: str) -> ObjectInfo:
         return self._ask(f"head of {key}", self._look(key), writes=False)
@@ -147,14 +154,14 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
             body, info = self._ask(
                 f"get of {key}", self._fetch(key, byte_range), writes=False, size_bytes=wanted.length
             )
-        except InvalidCall as error:
+        except InvalidCallError as error:
             if self._status_of(error.__cause__) == 416:  # it starts past the end
                 return b"", self._head(key)
             raise
         stop = info.size_bytes if byte_range is None else min(byte_range.stop, info.size_bytes)
         expected = max(stop - wanted.start, 0)
         if len(body) != expected:
-            raise StoreUnavailable(f"{self.url}: get of {key}: received {len(body)} bytes, expected {expected}")
+            raise StoreUnavailableError(f"{self.url}: get of {key}: received {len(body)} bytes, expected {expected}")
         return body, info
 
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
@@ -165,7 +172,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         )
 
     def _delete_if_match(self, key: str, etag: str) -> None:
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFoundError):
             self._remove_version(key, etag)
 
     def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
@@ -189,14 +196,16 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
             upload = self._marked(key, upload_id)
         there = {(part.number, part.etag, part.size_bytes) for part in self._parts(upload)}
         if not there:  # a completion was interrupted before it removed the marker
-            raise OutcomeUnknown(f"{self.url}: the parts of {key} are missing", hint=checks.COMPLETED_HINT)
+            raise OutcomeUnknownError(f"{self.url}: the parts of {key} are missing", hint=checks.COMPLETED_HINT)
         if any((part.number, part.etag, part.size_bytes) not in there for part in parts):
-            raise InvalidCall(f"{self.url}: the parts of {key} differ from the uploaded ones", hint="upload them again")
+            raise InvalidCallError(
+                f"{self.url}: the parts of {key} differ from the uploaded ones", hint="upload them again"
+            )
         self._join(upload, parts)
         try:
             done = self._head(key)
         except OffloaderError as error:
-            raise OutcomeUnknown(
+            raise OutcomeUnknownError(
                 f"{self.url}: completion of {key} succeeded, but its check failed: {error.message}",
                 hint=checks.COMPLETED_HINT,
             ) from error
@@ -212,7 +221,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         """Unfinished uploads. Reads the marker of each; there are few."""
         found = []
         for info in self._marks():
-            with contextlib.suppress(NotFound):  # completed or aborted meanwhile
+            with contextlib.suppress(NotFoundError):  # completed or aborted meanwhile
                 key, _ = self._mark(info.key)
                 if key.startswith(prefix):
                     found.append(UploadInfo(key, info.key.split("/")[-2], info.modified_ms))
@@ -231,8 +240,8 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
     def _marked(self, key: str, upload_id: str) -> MarkedUpload:
         try:
             _, metadata = self._mark(_mark_key(key, self._checked_key(upload_id)))
-        except NotFound as gone:
-            raise NotFound(f"{self.url}: no upload {upload_id} of {key}") from gone
+        except NotFoundError as gone:
+            raise NotFoundError(f"{self.url}: no upload {upload_id} of {key}") from gone
         return MarkedUpload(key, upload_id, metadata)
 
     def _mark(self, mark_key: str) -> tuple[str, Mapping[str, str]]:
@@ -242,7 +251,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
             mark = json.loads(body)
             return str(mark["key"]), {str(name): str(value) for name, value in mark["metadata"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
-            raise Corrupt(
+            raise CorruptError(
                 f"{self.url}: {mark_key} isn't a valid upload marker",
                 hint="find the program that wrote it, and remove it",
             ) from cause
@@ -254,7 +263,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         self._drop(upload)
         failed = self._delete([_mark_key(upload.key, upload.upload_id)])
         if failed:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"{self.url}: removing the marker of upload {upload.upload_id} failed: {failed[0].reason}"
             )
 

@@ -19,7 +19,7 @@ from gcsfs import GCSFileSystem
 from google.oauth2 import service_account
 
 from formats.entries import Buffer, byte_array, views_of
-from offloader.errors import BucketMissing, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.errors import BucketMissingError, InvalidCallError, OffloaderError, StoreUnavailableError
 from offloader.store import checks
 from offloader.store.base import (
     Body,
@@ -65,7 +65,7 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     """Open the store at ``gs://bucket/root``, with Google's credential chain, or without credentials over ``http``."""
     parts = urlsplit(url)
     if not parts.netloc:
-        raise InvalidCall(f"{url} has no bucket name", hint="use gs://bucket/root")
+        raise InvalidCallError(f"{url} has no bucket name", hint="use gs://bucket/root")
     root = checks.split_root(url, parts.path)
     endpoint = options.endpoint_url
     files = GCSFileSystem(
@@ -122,7 +122,7 @@ class GcsStore(CloudStore):
         said = _message(answer.body)
         # An object's path in the message may also contain that word.
         if answer.status == 404 and any("bucket" in word for word in said.lower().split() if "/" not in word):
-            return BucketMissing(f"{where}: {said}", hint="create the bucket, or check its name")
+            return BucketMissingError(f"{where}: {said}", hint="create the bucket, or check its name")
         kind, hint = meaning_of("", answer.status, writes=writes)
         return kind(f"{where}: {answer.status} {said}".rstrip(), hint=hint)
 
@@ -327,7 +327,7 @@ class GcsStore(CloudStore):
         left = [info.key for info in self._all_in(folder) if not info.key.endswith("/begin")]
         failed = self._delete(left) if left else ()
         if failed:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"{self.url}: removing the parts of an upload of {upload.key} failed: {failed[0].reason}",
                 hint="abort the upload again",
             )

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from google.protobuf import descriptor_pb2
 
-from formats.errors import Inconsistent, located
+from formats.errors import InconsistentError, located
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, OffloadSegment, PulsarLedger
 from tests.support.ledger_records import encoded_ledger
 
@@ -127,7 +127,7 @@ def test_segment_field_numbers_of_the_proposals_text() -> None:
 
 
 def test_bytes_of_no_context_are_inconsistent() -> None:
-    with pytest.raises(Inconsistent, match="offload context"):
+    with pytest.raises(InconsistentError, match="offload context"):
         OffloadContext.decode(bytes.fromhex("3aff"))
 
 
@@ -137,19 +137,19 @@ BAD = ["08", "ff", "0a", "10", "1001", "08011a", "2a", "0801 2a02 3200"]
 @pytest.mark.parametrize("data", [bytes.fromhex(each) for each in BAD] + [b""])
 def test_bytes_of_no_ledger_are_inconsistent(data: bytes) -> None:
     for kind in (PulsarLedger, BookKeeperLedger):
-        with pytest.raises(Inconsistent, match="ledger metadata in thing at byte 9"), located("thing", 9):
+        with pytest.raises(InconsistentError, match="ledger metadata in thing at byte 9"), located("thing", 9):
             kind.decode(data)
 
 
 def test_text_other_than_utf8_is_inconsistent() -> None:
-    with pytest.raises(Inconsistent, match="UTF-8"):
+    with pytest.raises(InconsistentError, match="UTF-8"):
         BookKeeperLedger.decode(BookKeeperLedger(length_bytes=1).encode() + bytes.fromhex("5a040a02fffe"))
-    with pytest.raises(Inconsistent, match="UTF-8"):
+    with pytest.raises(InconsistentError, match="UTF-8"):
         PulsarLedger.decode(bytes.fromhex("08012a0532030a01ff"))
 
 
 def test_numbers_beyond_64_bits_are_inconsistent() -> None:
-    with pytest.raises(Inconsistent, match="64-bit"):
+    with pytest.raises(InconsistentError, match="64-bit"):
         PulsarLedger(ledger_id=1, entries=2**63).encode()
 
 

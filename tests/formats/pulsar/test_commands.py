@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.entries import Position
-from formats.errors import FormatError, Inconsistent, LimitExceeded
+from formats.errors import FormatError, InconsistentError, LimitExceededError
 from formats.pulsar.commands import (
     FRAME_BYTES_MAX,
     Command,
@@ -211,11 +211,11 @@ def test_commands_of_newer_brokers_are_skipped() -> None:
 
 def test_a_frame_above_the_limit_is_refused_before_it_arrives() -> None:
     splitter = FrameSplitter(100)
-    with pytest.raises(LimitExceeded, match="at most 100, found 101"):
+    with pytest.raises(LimitExceededError, match="at most 100, found 101"):
         list(splitter.feed((101).to_bytes(4, "big")))
     whole = by_hand(CommandType.MESSAGE, number(1, 1) + blob(2, ID_BYTES), bytes(FRAME_BYTES_MAX))
     entry = whole[4 : 4 + FRAME_BYTES_MAX]
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceededError):
         list(FrameSplitter().feed(whole))
     exactly = FRAME_BYTES_MAX.to_bytes(4, "big") + entry
     [command] = FrameSplitter().feed(exactly)
@@ -237,9 +237,9 @@ def test_a_frame_above_the_limit_is_refused_before_it_arrives() -> None:
     ],
 )
 def test_invalid_command_frame_is_refused(frame: bytes) -> None:
-    with pytest.raises(Inconsistent, match="Pulsar command"):
+    with pytest.raises(InconsistentError, match="Pulsar command"):
         decode_command(frame)
-    with pytest.raises(Inconsistent, match="Pulsar command"):
+    with pytest.raises(InconsistentError, match="Pulsar command"):
         list(FrameSplitter().feed(len(frame).to_bytes(4, "big") + frame))
 
 
@@ -249,7 +249,7 @@ def test_invalid_command_frame_is_refused(frame: bytes) -> None:
     ids=["missing", "type", "range", "unknown"],
 )
 def test_a_command_that_cannot_be_sent_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(Inconsistent, match="Pulsar command LOOKUP"):
+    with pytest.raises(InconsistentError, match="Pulsar command LOOKUP"):
         encode_command(CommandType.LOOKUP, **fields)
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
 from formats.errors import (
-    ChecksumMismatch,
+    ChecksumMismatchError,
     FormatError,
-    Inconsistent,
-    LimitExceeded,
-    Truncated,
-    UnsupportedVersion,
+    InconsistentError,
+    LimitExceededError,
+    TruncatedError,
+    UnsupportedVersionError,
 )
 from formats.pulsar.messages import (
     COLUMNS,
@@ -296,7 +296,7 @@ def test_nothing_is_decompressed_for_columns_of_entries() -> None:
     table = messages(batch_of(entry), MessageOptions(columns=tuple(ENTRY_COLUMNS)))
     assert table.column("batch_index").to_pylist() == [0, 1, 2]
     for name in ROW_COLUMNS:
-        with pytest.raises(Inconsistent):
+        with pytest.raises(InconsistentError):
             messages(batch_of(entry), MessageOptions(columns=(name,)))
 
 
@@ -343,7 +343,7 @@ def test_messages_before_damage_are_returned_before_the_error() -> None:
     good = single_entry(Sent(value=b"good"))
     found = MessageDecoder(MessageOptions()).decode(batch_of(good, good, b"bad", good))
     assert next(found).column("value").to_pylist() == [b"good", b"good"]
-    with pytest.raises(Truncated, match="entry 7:2"):
+    with pytest.raises(TruncatedError, match="entry 7:2"):
         next(found)
 
 
@@ -372,39 +372,54 @@ def pair_with(payload: bytes, *, batch: int = 2) -> bytes:
 
 
 REFUSED: list[tuple[str, bytes, type[FormatError], str]] = [
-    ("nothing", b"", Truncated, "length of message metadata in orders entry 7:0 at byte 0: expected 4 bytes, found 0"),
-    ("a few bytes", b"\x00\x00", Truncated, "length of message metadata"),
-    ("text", b"hello, this is no message", Truncated, "expected at most 21 bytes, found 1751477356"),
-    ("only a magic", b"\x0e\x01", Truncated, "checksum of the message"),
-    ("half a checksum", b"\x0e\x01\x00\x00", Truncated, "checksum of the message"),
-    ("broker magic only", b"\x0e\x02", Truncated, "length of broker entry metadata"),
-    ("broker metadata too long", b"\x0e\x02\xff\xff\xff\xff", Truncated, "broker entry metadata"),
-    ("broker metadata is none", b"\x0e\x02\x00\x00\x00\x01\xff" + GOOD, Inconsistent, "protobuf BrokerEntryMetadata"),
-    ("flipped bit", GOOD[:-1] + bytes([GOOD[-1] ^ 1]), ChecksumMismatch, "message in orders entry 7:0 at byte 2"),
-    ("no protobuf", entry_of(b"\xff\xff\xff", b""), Inconsistent, "expected protobuf MessageMetadata"),
-    ("no producer", entry_of(metadata_of(producer=None), b""), Inconsistent, "found no producer_name"),
-    ("no sequence id", entry_of(metadata_of(sequence_id=None), b""), Inconsistent, "found no sequence_id"),
-    ("no publish time", entry_of(metadata_of(publish_time=None), b""), Inconsistent, "found no publish_time"),
-    ("unknown codec", entry_of(metadata_of(compression=5), b"x"), UnsupportedVersion, "expected 0 to 4, found 5"),
-    ("negative codec", entry_of(metadata_of(compression=-1), b"x"), UnsupportedVersion, "found -1"),
-    ("batch of none", pair_with(PLAIN_PAIR, batch=0), Inconsistent, "messages of a batch"),
-    ("batch of minus one", pair_with(PLAIN_PAIR, batch=-1), Inconsistent, "found -1"),
-    ("batch of too many for its bytes", pair_with(PLAIN_PAIR, batch=2**31 - 1), Inconsistent, "found 2147483647"),
-    ("one message more than there is", pair_with(PLAIN_PAIR, batch=3), Truncated, "metadata of message 2 of a batch"),
-    ("one message less", pair_with(PLAIN_PAIR, batch=1), Inconsistent, "expected its end, found 9 more bytes"),
-    ("last message cut", pair_with(PLAIN_PAIR[:-1]), Truncated, "bytes of message 1 of a batch"),
-    ("metadata cut", pair_with(PLAIN_PAIR[:12]), Truncated, "metadata of message 1 of a batch"),
+    (
+        "nothing",
+        b"",
+        TruncatedError,
+        "length of message metadata in orders entry 7:0 at byte 0: expected 4 bytes, found 0",
+    ),
+    ("a few bytes", b"\x00\x00", TruncatedError, "length of message metadata"),
+    ("text", b"hello, this is no message", TruncatedError, "expected at most 21 bytes, found 1751477356"),
+    ("only a magic", b"\x0e\x01", TruncatedError, "checksum of the message"),
+    ("half a checksum", b"\x0e\x01\x00\x00", TruncatedError, "checksum of the message"),
+    ("broker magic only", b"\x0e\x02", TruncatedError, "length of broker entry metadata"),
+    ("broker metadata too long", b"\x0e\x02\xff\xff\xff\xff", TruncatedError, "broker entry metadata"),
+    (
+        "broker metadata is none",
+        b"\x0e\x02\x00\x00\x00\x01\xff" + GOOD,
+        InconsistentError,
+        "protobuf BrokerEntryMetadata",
+    ),
+    ("flipped bit", GOOD[:-1] + bytes([GOOD[-1] ^ 1]), ChecksumMismatchError, "message in orders entry 7:0 at byte 2"),
+    ("no protobuf", entry_of(b"\xff\xff\xff", b""), InconsistentError, "expected protobuf MessageMetadata"),
+    ("no producer", entry_of(metadata_of(producer=None), b""), InconsistentError, "found no producer_name"),
+    ("no sequence id", entry_of(metadata_of(sequence_id=None), b""), InconsistentError, "found no sequence_id"),
+    ("no publish time", entry_of(metadata_of(publish_time=None), b""), InconsistentError, "found no publish_time"),
+    ("unknown codec", entry_of(metadata_of(compression=5), b"x"), UnsupportedVersionError, "expected 0 to 4, found 5"),
+    ("negative codec", entry_of(metadata_of(compression=-1), b"x"), UnsupportedVersionError, "found -1"),
+    ("batch of none", pair_with(PLAIN_PAIR, batch=0), InconsistentError, "messages of a batch"),
+    ("batch of minus one", pair_with(PLAIN_PAIR, batch=-1), InconsistentError, "found -1"),
+    ("batch of too many for its bytes", pair_with(PLAIN_PAIR, batch=2**31 - 1), InconsistentError, "found 2147483647"),
+    (
+        "one message more than there is",
+        pair_with(PLAIN_PAIR, batch=3),
+        TruncatedError,
+        "metadata of message 2 of a batch",
+    ),
+    ("one message less", pair_with(PLAIN_PAIR, batch=1), InconsistentError, "expected its end, found 9 more bytes"),
+    ("last message cut", pair_with(PLAIN_PAIR[:-1]), TruncatedError, "bytes of message 1 of a batch"),
+    ("metadata cut", pair_with(PLAIN_PAIR[:12]), TruncatedError, "metadata of message 1 of a batch"),
     (
         "single metadata is none",
         pair_with(b"\x00\x00\x00\x03\xff\xff\xffabcdefgh"),
-        Inconsistent,
+        InconsistentError,
         "SingleMessageMetadata",
     ),
-    ("no payload size", pair_with(b"\x00\x00\x00\x00" * 4), Inconsistent, "size of message 0 of a batch"),
+    ("no payload size", pair_with(b"\x00\x00\x00\x00" * 4), InconsistentError, "size of message 0 of a batch"),
     (
         "negative payload size",
         pair_with((11).to_bytes(4, "big") + number(3, -1) + b"xxxxxxxxxx"),
-        Inconsistent,
+        InconsistentError,
         "expected 0 or more, found -1",
     ),
 ]
@@ -457,7 +472,7 @@ def test_wrong_declared_size_is_inconsistent(codec: int, off_by: int) -> None:
     plain = b"0123456789" * 60
     entry = entry_of(metadata_of(compression=codec, uncompressed_size=600 + off_by), compressed(codec, plain))
     error = error_of(entry)
-    assert isinstance(error, Inconsistent)
+    assert isinstance(error, InconsistentError)
     assert error.offset == len(entry) - len(compressed(codec, plain))
 
 
@@ -470,7 +485,7 @@ def test_an_empty_message_may_be_compressed_too(codec: int) -> None:
 def test_bytes_after_a_compressed_payload_are_refused(codec: int) -> None:
     plain = b"0123456789" * 60
     entry = entry_of(metadata_of(compression=codec, uncompressed_size=600), compressed(codec, plain) + b"more")
-    assert isinstance(error_of(entry), Inconsistent)
+    assert isinstance(error_of(entry), InconsistentError)
 
 
 def test_zlib_stream_without_its_end_is_read_and_trailing_bytes_refused() -> None:
@@ -484,10 +499,10 @@ def test_zlib_stream_without_its_end_is_read_and_trailing_bytes_refused() -> Non
 def test_sizes_are_checked_before_allocation() -> None:
     huge = metadata_of(compression=ZLIB, uncompressed_size=2**32 - 1)
     error = error_of(entry_of(huge, compressed(ZLIB, bytes(1000))))
-    assert isinstance(error, LimitExceeded)
+    assert isinstance(error, LimitExceededError)
     assert "expected at most 134217728 bytes, found 4294967295" in str(error)
     small = single_entry(Sent(value=bytes(1001)), codec=ZSTD)
-    assert isinstance(error_of(small, payload_bytes_max=1000), LimitExceeded)
+    assert isinstance(error_of(small, payload_bytes_max=1000), LimitExceededError)
     assert row_of(small, payload_bytes_max=1001)["value"] == bytes(1001)
     many = batch_entry([Sent() for _ in range(11)])
     assert "expected at most 10, found 11" in str(error_of(many, batch_messages_max=10))
@@ -500,7 +515,7 @@ def test_metadata_repeated_in_each_row_counts_against_the_limit() -> None:
     """A batch of a thousand from a producer whose name has a megabyte would be a gigabyte of names."""
     long = batch_entry([Sent() for _ in range(1000)], producer="p" * 999, schema_version=b"s")
     error = error_of(long, payload_bytes_max=999_999)
-    assert isinstance(error, LimitExceeded)
+    assert isinstance(error, LimitExceededError)
     assert "metadata of a batch, once per message" in str(error)
     assert "expected at most 999999 bytes, found 1000000" in str(error)
     assert len(rows_of(long, payload_bytes_max=1_000_000)) == 1000

@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import (
+    AccessDeniedError,
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    StoreUnavailableError,
+)
 from offloader.ledgers.pulsar import admin
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
@@ -90,7 +97,7 @@ def test_another_host_that_a_broker_sends_us_to_does_not_get_the_token(server: S
     error: OffloaderError | None = None
     try:
         client.ledgers("persistent://t/n/a b")
-    except AccessDenied as refused:
+    except AccessDeniedError as refused:
         error = refused
     assert server.asked == [(LEDGERS, "Bearer secret")]
     assert error is not None
@@ -116,7 +123,7 @@ def test_without_a_token_any_broker_may_be_asked(server: Server) -> None:
 
 def test_endless_redirects_are_given_up(server: Server, client: AdminClient) -> None:
     server.answers = {LEDGERS: (307, b"", {"Location": LEDGERS})}
-    with pytest.raises(StoreUnavailable, match="redirects between brokers"):
+    with pytest.raises(StoreUnavailableError, match="redirects between brokers"):
         client.ledgers("persistent://t/n/a b")
     assert len(server.asked) == admin.REDIRECTS_MAX + 1
 
@@ -131,7 +138,7 @@ def test_redirect_to_no_address_is_an_error_that_is_tried_again(
         client.ledgers("persistent://t/n/a b")
     except Exception as error:
         found = error
-    assert isinstance(found, StoreUnavailable)
+    assert isinstance(found, StoreUnavailableError)
 
 
 def test_token_is_not_sent_on_redirect_from_https_to_http(server: Server, tmp_path: Path) -> None:
@@ -142,7 +149,7 @@ def test_token_is_not_sent_on_redirect_from_https_to_http(server: Server, tmp_pa
     security = Security(lambda: "secret", ssl.create_default_context(cafile=str(authority.ca_file)))
     with (
         AdminClient(f"https://127.0.0.1:{server.server_port}", security=security) as client,
-        pytest.raises(AccessDenied, match="is not encrypted"),
+        pytest.raises(AccessDeniedError, match="is not encrypted"),
     ):
         client.ledgers("persistent://t/n/a b")
     assert [path for path, _ in server.asked] == [LEDGERS]
@@ -160,7 +167,7 @@ def test_a_broker_that_wants_to_be_left_alone_for_hours_does_not_hold_the_caller
     slept: list[float] = []
     monkeypatch.setattr("urllib3.util.retry.time.sleep", slept.append)
     server.answers = {LEDGERS: (503, b"", {"Retry-After": "20000"})}
-    with pytest.raises(StoreUnavailable, match="returned status 503"):
+    with pytest.raises(StoreUnavailableError, match="returned status 503"):
         client.ledgers("persistent://t/n/a b")
     assert max(slept, default=0.0) < 60
 
@@ -169,7 +176,7 @@ def test_a_broker_that_wants_to_be_left_alone_for_hours_does_not_hold_the_caller
 def test_a_broker_at_an_ipv6_address_that_the_settings_name_gets_the_token_too(server: Server) -> None:
     server.answers = {"/admin/v2/tenants": (307, b"", {"Location": "http://[::1]:9/admin/v2/tenants"})}
     named = AdminClient(f"http://127.0.0.1:{server.server_port}", security=SECRET, hosts=["[::1]"])
-    with named, pytest.raises(StoreUnavailable, match="doesn't answer"):
+    with named, pytest.raises(StoreUnavailableError, match="doesn't answer"):
         named.namespaces()
 
 
@@ -177,22 +184,22 @@ def test_a_broker_at_an_ipv6_address_that_the_settings_name_gets_the_token_too(s
 @pytest.mark.parametrize(
     ("status", "body", "error"),
     [
-        (401, b"", AccessDenied),
-        (403, b"", AccessDenied),
-        (404, b"", NotFound),
-        (500, b"broken", StoreUnavailable),
-        (500, b"no such token: secret", StoreUnavailable),
-        (503, b"", StoreUnavailable),
-        (200, b"<html>", Corrupt),
-        (200, b'{"ledgers": 7}', Corrupt),
-        (200, b"[" * 100_000, Corrupt),
-        (200, b"x" * 190 + b" secret", Corrupt),
-        (500, b"x" * 197 + b"secret", StoreUnavailable),
-        (200, BODY.replace(b"5,", b"-5,"), Corrupt),
-        (200, BODY.replace(b"5,", b"1e999,"), Corrupt),
-        (200, BODY.replace(b"7,", b"18446744073709551616,"), Corrupt),
-        (200, b'{"partitions": {"persistent://t/n/other": %s}}' % BODY, Corrupt),
-        (200, b'{"ledgers": [%s]}' % b",".join([b'{"ledgerId": 7, "entries": 5, "size": 50}'] * 2), Corrupt),
+        (401, b"", AccessDeniedError),
+        (403, b"", AccessDeniedError),
+        (404, b"", NotFoundError),
+        (500, b"broken", StoreUnavailableError),
+        (500, b"no such token: secret", StoreUnavailableError),
+        (503, b"", StoreUnavailableError),
+        (200, b"<html>", CorruptError),
+        (200, b'{"ledgers": 7}', CorruptError),
+        (200, b"[" * 100_000, CorruptError),
+        (200, b"x" * 190 + b" secret", CorruptError),
+        (500, b"x" * 197 + b"secret", StoreUnavailableError),
+        (200, BODY.replace(b"5,", b"-5,"), CorruptError),
+        (200, BODY.replace(b"5,", b"1e999,"), CorruptError),
+        (200, BODY.replace(b"7,", b"18446744073709551616,"), CorruptError),
+        (200, b'{"partitions": {"persistent://t/n/other": %s}}' % BODY, CorruptError),
+        (200, b'{"ledgers": [%s]}' % b",".join([b'{"ledgerId": 7, "entries": 5, "size": 50}'] * 2), CorruptError),
     ],
 )
 def test_every_other_answer_is_a_named_error_without_the_token(
@@ -208,13 +215,13 @@ def test_every_other_answer_is_a_named_error_without_the_token(
 @pytest.mark.parametrize("body", [b'{"a": 1}', b'["public", 7]', b'["\\ud800"]'])
 def test_a_list_must_be_one(server: Server, client: AdminClient, body: bytes) -> None:
     server.answers = {"/admin/v2/tenants": (200, body)}
-    with pytest.raises(Corrupt, match="list of names"):
+    with pytest.raises(CorruptError, match="list of names"):
         client.namespaces()
 
 
 def test_no_topic_counts_as_deleted_while_the_list_of_tenants_is_not_found(server: Server, client: AdminClient) -> None:
     look, error = survey(client, TopicPatterns.of(["*/*"]))
-    assert (look.is_whole, isinstance(error, NotFound)) == (False, True)
+    assert (look.is_whole, isinstance(error, NotFoundError)) == (False, True)
 
 
 def test_a_tenant_that_is_deleted_while_the_cluster_is_listed_hides_no_other(
@@ -232,7 +239,7 @@ def test_a_tenant_that_is_deleted_while_the_cluster_is_listed_hides_no_other(
 def test_an_answer_has_a_limit(server: Server, client: AdminClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "ANSWER_BYTES_MAX", 10)
     server.answers = {LEDGERS: (200, BODY)}
-    with pytest.raises(Corrupt, match="more than 10 bytes"):
+    with pytest.raises(CorruptError, match="more than 10 bytes"):
         client.ledgers("persistent://t/n/a b")
 
 
@@ -241,12 +248,12 @@ def test_silent_server_runs_into_a_deadline(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(admin, "READ_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = AdminClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with client, pytest.raises(StoreUnavailable, match="doesn't answer"):
+        with client, pytest.raises(StoreUnavailableError, match="doesn't answer"):
             client.namespaces()
 
 
 def test_only_http_admin_urls_are_accepted() -> None:
-    with pytest.raises(InvalidCall, match="not an admin URL"):
+    with pytest.raises(InvalidCallError, match="not an admin URL"):
         AdminClient("pulsar://broker:6650")
 
 
@@ -254,12 +261,12 @@ def test_only_http_admin_urls_are_accepted() -> None:
     "url", ["http://ops:hunter2@127.0.0.1:1", "https://ops:hunter2@[", "pulsar://ops:hunter2@broker:6650"]
 )
 def test_credentials_in_an_admin_url_are_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(InvalidCall) as refused:
+    with pytest.raises(InvalidCallError) as refused:
         AdminClient(url)
     assert "hunter2" not in str(refused.value)
 
 
 def test_credentials_in_a_service_url_are_refused_and_not_repeated() -> None:
-    with pytest.raises(InvalidCall, match="is no Pulsar service URL") as refused:
+    with pytest.raises(InvalidCallError, match="is no Pulsar service URL") as refused:
         parse_service_url("pulsar://ops:hunter2@one:6650,ops:hunter2@two:6650")
     assert "hunter2" not in str(refused.value)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.errors import AccessDenied, Corrupt, NotFound, StoreUnavailable
+from offloader.errors import AccessDeniedError, CorruptError, NotFoundError, StoreUnavailableError
 from offloader.ledgers.pulsar import admin as admin_module
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import internals_of, policy_warnings, stats_of
@@ -73,7 +73,7 @@ def test_topics_namespaces_and_policies(fake: FakeAdmin, client: AdminClient) ->
     assert client.topics("t/empty") == []
     assert client.policies("t/n") == {"message_ttl_in_seconds": 60}
     for missing in (lambda: client.topics("t/none"), lambda: client.stats("persistent://t/n/none")):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             missing()
 
 
@@ -95,7 +95,7 @@ def test_token_is_read_for_each_request(fake: FakeAdmin, client: AdminClient) ->
 @pytest.mark.slow
 def test_admin_client_recovers_after_an_outage(fake: FakeAdmin, client: AdminClient) -> None:
     fake.is_up = False
-    with pytest.raises(StoreUnavailable, match="doesn't answer"):
+    with pytest.raises(StoreUnavailableError, match="doesn't answer"):
         client.namespaces()
     fake.is_up = True
     assert client.namespaces() == ["t/n"]
@@ -112,7 +112,7 @@ def test_only_a_trusted_certificate_is_accepted(topic: FakeTopic, tmp_path: Path
         with AdminClient(fake.url, security=good) as client:
             assert client.topics("t/n") == [TOPIC]
         bad = Security(lambda: "secret", ssl.create_default_context(cafile=str(others.ca_file)))
-        with AdminClient(fake.url, security=bad) as client, pytest.raises(AccessDenied, match="certificate"):
+        with AdminClient(fake.url, security=bad) as client, pytest.raises(AccessDeniedError, match="certificate"):
             client.topics("t/n")
         assert fake.asked == [("GET", "/admin/v2/persistent/t/n")]
 
@@ -135,13 +135,13 @@ def test_malformed_response_is_corrupt(fake: FakeAdmin, client: AdminClient, pat
             each(TOPIC)
         client.policies("t/n")
 
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         ask()
 
 
 def test_an_answer_that_drips_has_an_end(fake: FakeAdmin, client: AdminClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_module, "ANSWER_S_MAX", -1.0)
-    with pytest.raises(StoreUnavailable, match="the response took more than"):
+    with pytest.raises(StoreUnavailableError, match="the response took more than"):
         client.namespaces()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from formats.entries import Position
 from formats.pulsar.commands import CommandType
-from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, StoreUnavailable
+from offloader.errors import BeyondEndError, ClosedError, InvalidCallError, NotFoundError, StoreUnavailableError
 from offloader.ledgers.pulsar.consumer import FIRST_ESTIMATE_BYTES, Consumer, Delivery, FlowWindow
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
@@ -95,14 +95,14 @@ def test_only_what_was_taken_can_be_acknowledged_and_once(
     broker: FakeBroker, topic: FakeTopic, consumer: Consumer
 ) -> None:
     fill(topic, 5)
-    with pytest.raises(InvalidCall, match="can't acknowledge"):
+    with pytest.raises(InvalidCallError, match="can't acknowledge"):
         consumer.acknowledge(Position(1, 0))
     take(consumer, 5)
     for position in (Position(1, 2), Position(1, 2), Position(1, 1)):
         consumer.acknowledge(position)
     assert topic.mark_delete(NAME) == Position(1, 2)
     assert [(ack.type, len(ack.message_id)) for ack in broker.of(CommandType.ACK)] == [(1, 1)]
-    with pytest.raises(InvalidCall, match="can't acknowledge 1:5"):
+    with pytest.raises(InvalidCallError, match="can't acknowledge 1:5"):
         consumer.acknowledge(Position(1, 5))
 
 
@@ -206,7 +206,7 @@ def test_reader_has_no_subscription_and_begins_at_its_start(
     found += take(reader, 2)
     assert seen(found) == stored(topic)[2:]
     assert [body.durable for body in broker.of(CommandType.SUBSCRIBE)] == [False, False]
-    with pytest.raises(InvalidCall, match="can't acknowledge"):
+    with pytest.raises(InvalidCallError, match="can't acknowledge"):
         reader.acknowledge(Position(1, 2))
     reader.close()
 
@@ -214,7 +214,7 @@ def test_reader_has_no_subscription_and_begins_at_its_start(
 def test_a_reader_beyond_the_end_isnt_given_the_beginning(topic: FakeTopic, client: PulsarClient) -> None:
     fill(topic, 5)
     reader = Consumer(client, TOPIC, "reader", start=Position(9, 0))
-    with pytest.raises(BeyondEnd, match=r"requested 9:0, the broker began at 1:0"):
+    with pytest.raises(BeyondEndError, match=r"requested 9:0, the broker began at 1:0"):
         eventually(lambda: reader.take(0.05))
     reader.close()
 
@@ -228,7 +228,7 @@ def test_damaged_entry_is_an_error_and_never_delivered(topic: FakeTopic, consume
     fill(topic, 1, first=3)
     assert seen(take(consumer, 2)) == stored(topic)[:2]
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="damaged entry: message at byte"):
+        with pytest.raises(StoreUnavailableError, match="damaged entry: message at byte"):
             eventually(lambda: consumer.take(0.05))
     topic.entries[2] = (topic.entries[2][0], entry(2), 1)
     assert seen(take(consumer, 2)) == stored(topic)[2:]
@@ -244,10 +244,10 @@ def test_a_broker_that_repeats_an_id_is_not_believed(topic: FakeTopic, consumer:
 
 def test_missing_topic_is_an_error(client: PulsarClient, topic: FakeTopic) -> None:
     consumer = Consumer(client, TOPIC + "-none", NAME)
-    with pytest.raises(NotFound, match="no such topic"):
+    with pytest.raises(NotFoundError, match="no such topic"):
         consumer.take()
     consumer.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         consumer.take()
 
 

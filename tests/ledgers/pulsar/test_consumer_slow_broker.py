@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from formats.pulsar.commands import Command, CommandType
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench
@@ -47,7 +47,7 @@ def test_subscription_that_is_not_answered_is_closed_without_a_second_wait(bench
     limits = ClientLimits(request_s=0.2, keep_alive_s=600.0, retry_s=0.0)
     with PulsarClient(bench.broker.url, limits=limits) as client:
         consumer = Consumer(client, TOPIC, NAME)
-        with pytest.raises(StoreUnavailable, match="didn't answer SUBSCRIBE within"):
+        with pytest.raises(StoreUnavailableError, match="didn't answer SUBSCRIBE within"):
             consumer.attend()
         eventually(lambda: [command.type for command in swallowed] == list(unanswered))
         # What it closes is what it tried to open, so that the next attempt doesn't stand by behind it.

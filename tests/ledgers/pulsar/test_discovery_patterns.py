@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.ledgers.pulsar.discovery import TopicPatterns, is_internal
 from offloader.stream_names import partition_of
 
@@ -48,7 +48,7 @@ def test_patterns_select_namespaces_and_tenants_to_list() -> None:
 
 
 def test_invalid_patterns_are_reported_together() -> None:
-    with pytest.raises(InvalidCall) as raised:
+    with pytest.raises(InvalidCallError) as raised:
         TopicPatterns.of(["orders", "a/b/c/d", "t/n/ x "], ["non-persistent://t/n/x", "t//x", ""])
     for text in ("'orders'", "'a/b/c/d'", "'t/n/ x '", "non-persistent", "'t//x'", "''"):
         assert text in raised.value.message

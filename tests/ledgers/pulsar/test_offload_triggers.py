@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from formats.entries import Position
-from offloader.errors import AccessDenied, StoreUnavailable
+from offloader.errors import AccessDeniedError, StoreUnavailableError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.offload_triggers import (
     TOPICS_MAX,
@@ -162,7 +162,9 @@ def test_broker_that_makes_no_progress_is_asked_less_often_and_after_an_unload_a
     assert len(asked) == before + 1
 
 
-@pytest.mark.parametrize(("status", "error"), [(403, AccessDenied), (500, StoreUnavailable), (405, StoreUnavailable)])
+@pytest.mark.parametrize(
+    ("status", "error"), [(403, AccessDeniedError), (500, StoreUnavailableError), (405, StoreUnavailableError)]
+)
 def test_refusal_is_a_named_problem_and_is_tried_again(
     bench: PulsarBench, asking: Asking, status: int, error: type[Exception]
 ) -> None:

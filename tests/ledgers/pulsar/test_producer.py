@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 
 from formats.pulsar.entry import decode_frame, resent
-from offloader.errors import Closed, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import ClosedError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from tests.formats.pulsar_entries import Sent, single_entry
@@ -65,7 +65,7 @@ def test_entries_are_stored_in_order_and_receipts_have_positions(place: Place) -
     assert [decode_frame(entry).metadata.sequence_id for _, entry, _ in place.topic.entries] == place.numbers
     producer.close()
     producer.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         send(producer, 600)
 
 
@@ -73,7 +73,7 @@ def test_next_producer_of_a_name_continues_after_the_last_sequence_id(place: Pla
     first = place.open()
     send(first, 4, 7)
     first.flush()
-    with pytest.raises(StoreUnavailable, match="a producer of that name is connected"):
+    with pytest.raises(StoreUnavailableError, match="a producer of that name is connected"):
         Producer(PulsarClient(place.broker.url, limits=ClientLimits(retry_s=0)), TOPIC, "p")
     first.close()
     second = place.open()
@@ -103,7 +103,7 @@ def test_unacknowledged_entries_are_bounded(place: Place) -> None:
     assert thread.is_alive()
     place.broker.cut()
     thread.join(PATIENCE_S)
-    assert [type(error) for error in errors] == [StoreUnavailable]
+    assert [type(error) for error in errors] == [StoreUnavailableError]
 
 
 def test_unacknowledged_bytes_are_bounded_but_one_entry_is_always_sent(place: Place) -> None:
@@ -118,9 +118,9 @@ def test_a_broker_that_stores_nothing_has_a_deadline(place: Place) -> None:
     place.producers.is_held = True
     producer = place.open(limits=ProducerLimits(store_s=0.05))
     send(producer, 1)
-    with pytest.raises(StoreUnavailable, match="stored nothing"):
+    with pytest.raises(StoreUnavailableError, match="stored nothing"):
         producer.flush()
-    with pytest.raises(StoreUnavailable, match="stored nothing"):
+    with pytest.raises(StoreUnavailableError, match="stored nothing"):
         send(producer, 2)
 
 
@@ -128,7 +128,7 @@ def test_a_lost_connection_ends_it_and_the_name_is_free_again(place: Place) -> N
     place.producers.cut_after = 3
     producer = place.open()
     send(producer, 1, 2, 3)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         producer.flush()
     again = place.open()
     assert again.last_sequence_id == 3
@@ -139,7 +139,7 @@ def test_a_broker_that_gives_the_topic_up_ends_it(place: Place) -> None:
     producer = place.open()
     place.producers.give_up()
     eventually(lambda: _error_of(producer) is not None)
-    assert isinstance(_error_of(producer), StoreUnavailable)
+    assert isinstance(_error_of(producer), StoreUnavailableError)
 
 
 def _error_of(producer: Producer) -> OffloaderError | None:
@@ -151,18 +151,18 @@ def _error_of(producer: Producer) -> OffloaderError | None:
 
 
 def test_refusals_are_named(place: Place) -> None:
-    with pytest.raises(NotFound, match="no such topic"):
+    with pytest.raises(NotFoundError, match="no such topic"):
         Producer(place.client, "persistent://t/n/none", "p")
     producer = place.open()
     place.producers.refuse = 15
     send(producer, 1)
-    with pytest.raises(InvalidCall, match="the topic was terminated"):
+    with pytest.raises(InvalidCallError, match="the topic was terminated"):
         producer.flush()
 
 
 def test_an_entry_above_the_brokers_limit_is_refused_here(place: Place) -> None:
     producer = place.open()
-    with pytest.raises(InvalidCall, match="accepts at most 8192"):
+    with pytest.raises(InvalidCallError, match="accepts at most 8192"):
         producer.send(1, b"x" * 8193, 1)
     send(producer, 1)
     producer.flush()

@@ -10,14 +10,14 @@ import pytest
 
 from formats.pulsar.commands import Command, CommandType
 from offloader.errors import (
-    AccessDenied,
-    Closed,
+    AccessDeniedError,
+    ClosedError,
     ErrorKind,
-    InvalidCall,
-    LimitReached,
-    NotFound,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
     OffloaderError,
-    StoreUnavailable,
+    StoreUnavailableError,
 )
 from offloader.ledgers.pulsar import protocol as client_module
 from offloader.ledgers.pulsar.protocol import ClientLimits, Connection, PulsarClient
@@ -64,7 +64,7 @@ def test_service_urls(url: str, addresses: list[BrokerAddress]) -> None:
      "pulsar://u@b", "pulsar://b/path", "pulsar://b?q", "pulsar://[::1", "pulsar://" + "a," * 200, "pulsar://a..b", "pulsar://\ud800"],
 )  # fmt: skip
 def test_invalid_service_url_is_refused(url: str) -> None:
-    with pytest.raises(InvalidCall, match="is no Pulsar service URL"):
+    with pytest.raises(InvalidCallError, match="is no Pulsar service URL"):
         PulsarClient(url)
 
 
@@ -74,7 +74,7 @@ def test_topics_of_a_broker_share_a_connection(broker: FakeBroker) -> None:
         assert client.partitions("persistent://public/default/plain") == 0
         assert client.connection(TOPIC) is client.connection(TOPIC + "2")
     assert len(broker.of(CommandType.CONNECT)) == 1
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         client.connection(TOPIC)
 
 
@@ -103,7 +103,10 @@ def test_lookup_follows_a_redirect(broker: FakeBroker, other: FakeBroker) -> Non
 def test_endless_lookup_redirects_are_given_up(broker: FakeBroker, other: FakeBroker) -> None:
     broker.lookups.extend([{"response": 0, "broker_url": other.url}] * 50)
     other.lookups.extend([{"response": 0, "broker_url": broker.url}] * 50)
-    with PulsarClient(broker.url, limits=ONCE) as client, pytest.raises(StoreUnavailable, match="20 brokers in a row"):
+    with (
+        PulsarClient(broker.url, limits=ONCE) as client,
+        pytest.raises(StoreUnavailableError, match="20 brokers in a row"),
+    ):
         client.connection(TOPIC)
     assert len(broker.of(CommandType.LOOKUP)) + len(other.of(CommandType.LOOKUP)) == 21
 
@@ -129,13 +132,13 @@ def test_broker_naming_itself_as_proxy_needs_no_second_connection(broker: FakeBr
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        ({"response": 2, "error": 11, "message": "gone"}, NotFound),
-        ({"response": 2, "error": 4, "message": "not you"}, AccessDenied),
-        ({"response": 2}, StoreUnavailable),
-        ({"response": 9, "broker_url": "pulsar://b"}, StoreUnavailable),
-        ({"response": 1}, StoreUnavailable),
-        ({"response": 1, "broker_url_tls": "pulsar+ssl://b"}, StoreUnavailable),
-        ({"response": 1, "broker_url": "http://b"}, InvalidCall),
+        ({"response": 2, "error": 11, "message": "gone"}, NotFoundError),
+        ({"response": 2, "error": 4, "message": "not you"}, AccessDeniedError),
+        ({"response": 2}, StoreUnavailableError),
+        ({"response": 9, "broker_url": "pulsar://b"}, StoreUnavailableError),
+        ({"response": 1}, StoreUnavailableError),
+        ({"response": 1, "broker_url_tls": "pulsar+ssl://b"}, StoreUnavailableError),
+        ({"response": 1, "broker_url": "http://b"}, InvalidCallError),
     ],
 )
 def test_lookups_that_fail_are_named(
@@ -153,7 +156,7 @@ def test_lookup_over_tls_refuses_redirect_to_plain_text(broker: FakeBroker, tmp_
         safe.lookups.append({"response": 1, "broker_url_tls": broker.url})
         with (
             PulsarClient(safe.url, security=security, limits=ONCE) as client,
-            pytest.raises(AccessDenied, match="could be read on the way"),
+            pytest.raises(AccessDeniedError, match="could be read on the way"),
         ):
             client.connection(TOPIC)
     assert not broker.of(CommandType.CONNECT)
@@ -161,7 +164,10 @@ def test_lookup_over_tls_refuses_redirect_to_plain_text(broker: FakeBroker, tmp_
 
 def test_more_partitions_than_there_can_be_are_refused(broker: FakeBroker) -> None:
     broker.topics[TOPIC] = 2**32 - 1
-    with PulsarClient(broker.url, limits=ONCE) as client, pytest.raises(LimitReached, match="4294967295 partitions"):
+    with (
+        PulsarClient(broker.url, limits=ONCE) as client,
+        pytest.raises(LimitReachedError, match="4294967295 partitions"),
+    ):
         client.partitions(TOPIC)
 
 
@@ -185,10 +191,10 @@ def test_a_broker_that_failed_is_left_alone_for_a_while(broker: FakeBroker) -> N
         first = client.connection(TOPIC)
         broker.stop()
         eventually(lambda: not first.is_open)
-        with pytest.raises(StoreUnavailable, match="can't be reached"):
+        with pytest.raises(StoreUnavailableError, match="can't be reached"):
             client.connection(TOPIC)
         broker.start()
-        with pytest.raises(StoreUnavailable, match="can't be reached"):
+        with pytest.raises(StoreUnavailableError, match="can't be reached"):
             client.connection(TOPIC)
     assert len(broker.of(CommandType.CONNECT)) == 1
 
@@ -202,7 +208,7 @@ def test_temporary_refusal_is_retried(broker: FakeBroker) -> None:
 
 def test_permanent_refusal_is_not_retried(broker: FakeBroker) -> None:
     broker.token = "another"
-    with PulsarClient(broker.url, limits=EAGER) as client, pytest.raises(AccessDenied) as raised:
+    with PulsarClient(broker.url, limits=EAGER) as client, pytest.raises(AccessDeniedError) as raised:
         client.connection(TOPIC)
     assert raised.value.kind is ErrorKind.DENIED
     assert len(broker.of(CommandType.CONNECT)) == 1
@@ -229,7 +235,7 @@ def test_closing_ends_waiting_callers(broker: FakeBroker) -> None:
     thread.start()
     client.close()
     thread.join(PATIENCE_S)
-    assert isinstance(raised[0], Closed)
+    assert isinstance(raised[0], ClosedError)
 
 
 def test_connections_have_a_limit_that_lost_ones_don_t_count_for(
@@ -239,7 +245,7 @@ def test_connections_have_a_limit_that_lost_ones_don_t_count_for(
     with PulsarClient(broker.url, limits=ONCE) as client:
         first = client.connection(TOPIC)
         broker.lookups.append({"response": 1, "broker_url": other.url})
-        with pytest.raises(LimitReached, match="more than 1 brokers"):
+        with pytest.raises(LimitReachedError, match="more than 1 brokers"):
             client.connection(TOPIC)
         broker.cut()
         eventually(lambda: not first.is_open)
@@ -276,11 +282,11 @@ def test_tokens_are_read_from_the_environment_or_a_file(tmp_path: Path, monkeypa
     assert found() == "from-file"
     for content in (b"", b"\xff\xfetoken", b"x" * 70_000):
         file.write_bytes(content)
-        with pytest.raises(AccessDenied, match="no token in") as raised:
+        with pytest.raises(AccessDeniedError, match="no token in") as raised:
             found()
         assert raised.value.__cause__ is None
         assert "token'" not in str(raised.value)
-    with pytest.raises(AccessDenied, match="No such file"):
+    with pytest.raises(AccessDeniedError, match="No such file"):
         open_security(token_file=tmp_path / "none")
-    with pytest.raises(InvalidCall, match="holds no certificate authorities"):
+    with pytest.raises(InvalidCallError, match="holds no certificate authorities"):
         open_security(ca_file=str(file))

@@ -14,14 +14,14 @@ import pytest
 from formats.entries import EntryBatch, Position
 from formats.pulsar.commands import Command, CommandType, position_of
 from offloader.errors import (
-    AccessDenied,
-    Corrupt,
-    Fenced,
-    InvalidCall,
-    LimitReached,
-    NotFound,
+    AccessDeniedError,
+    CorruptError,
+    FencedError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
     OffloaderError,
-    StoreUnavailable,
+    StoreUnavailableError,
 )
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.consumer import Consumer
@@ -356,7 +356,7 @@ def test_broker_decides_which_source_is_active(bench: PulsarBench) -> None:
     bench.fill(1)
     first, second = bench.open(), bench.open()
     assert (first.active, second.active) == (True, False)
-    with pytest.raises(Fenced, match="another consumer"):
+    with pytest.raises(FencedError, match="another consumer"):
         second.release(Position(1, 0))
     first.release(Position(1, 0))
     first.close()
@@ -375,7 +375,7 @@ def test_a_lost_broker_is_no_end_of_anything(bench: PulsarBench) -> None:
     eventually(lambda: len(listening.heard) == 3)
     bench.broker.stop()
     eventually(lambda: source.active is None)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         source.read(Position(1, 0), 1)
     eventually(lambda: source.problem is not None and source.problem.retryable)
     bench.broker.start()
@@ -403,8 +403,8 @@ def test_a_broker_that_lists_no_ledger_for_a_while_stops_nothing_for_good(bench:
     bench.topic.roll()
     bench.fill(2)
     eventually(lambda: source.problem is not None)
-    assert isinstance(source.problem, StoreUnavailable)
-    with pytest.raises(StoreUnavailable, match="lists no ledger"):
+    assert isinstance(source.problem, StoreUnavailableError)
+    with pytest.raises(StoreUnavailableError, match="lists no ledger"):
         source.ledgers()
     bench.admin.answers.clear()
     eventually(lambda: listening.heard == bench.stored())
@@ -438,8 +438,8 @@ def test_a_broker_that_lies_about_ids_stops_only_that_topic(
     if how == "read":
         with pytest.raises(OffloaderError, match=r"are inconsistent|began at|does not list|ends at"):
             read_all(lied, Position(0, 0))
-    eventually(lambda: isinstance(lied.problem, Corrupt))
-    with pytest.raises(Corrupt):
+    eventually(lambda: isinstance(lied.problem, CorruptError))
+    with pytest.raises(CorruptError):
         lied.ledgers()
     if heard is not None:
         before = [each for each in bench.stored() if each[0] < where]
@@ -466,9 +466,9 @@ def test_temporarily_refused_token_stops_nothing_for_good(
     eventually(lambda: len(listening.heard) == 2)
     bench.broker.token = bench.admin.token = "a new one"
     bench.broker.cut()
-    eventually(lambda: isinstance(source.problem, AccessDenied))
+    eventually(lambda: isinstance(source.problem, AccessDeniedError))
     assert "the right one" not in str(source.problem)
-    with pytest.raises(AccessDenied):
+    with pytest.raises(AccessDeniedError):
         source.read(Position(1, 0), 1)
     token.write_text("a new one")
     bench.fill(2)
@@ -504,20 +504,20 @@ def test_topics_share_a_connection_and_have_limits(new_bench: Callable[..., Puls
     cluster = bench.cluster()
     sources = [bench.open(topic, cluster) for topic in (TOPIC, OTHER)]
     assert len(bench.broker.of(CommandType.CONNECT)) == 1
-    with pytest.raises(InvalidCall, match="open already"):
+    with pytest.raises(InvalidCallError, match="open already"):
         cluster.open_topic(TOPIC)
-    with pytest.raises(LimitReached, match=r"pulsar\.topics_max"):
+    with pytest.raises(LimitReachedError, match=r"pulsar\.topics_max"):
         cluster.open_topic("persistent://public/default/third")
     sources[0].close()
     sources[0].close()
     assert list(cluster._sources) == [OTHER]
-    with pytest.raises(StoreUnavailable, match="was closed here"):
+    with pytest.raises(StoreUnavailableError, match="was closed here"):
         sources[0].ledgers()
 
 
 def test_missing_topic_is_an_error(bench: PulsarBench) -> None:
     source = bench.cluster().open_topic("persistent://public/default/nowhere")
-    eventually(lambda: isinstance(source.problem, NotFound))
+    eventually(lambda: isinstance(source.problem, NotFoundError))
     assert source.active is None
     FakeTopic(bench.broker, "persistent://public/default/nowhere")
     eventually(lambda: source.active)
@@ -529,13 +529,13 @@ def test_readers_that_cannot_be_opened_take_no_place_in_the_pool() -> None:
     workers = Workers(1, clock)
 
     def refuse(topic: str, start: Position) -> Consumer:
-        raise StoreUnavailable(f"{topic}: no broker has it at {start}")
+        raise StoreUnavailableError(f"{topic}: no broker has it at {start}")
 
     pool = ReaderPool(refuse, workers=workers, clock=clock)
     ledgers: Any = SimpleNamespace(topic=TOPIC)
     try:
         for _ in range(READERS_MAX + 1):
-            with pytest.raises(StoreUnavailable, match="no broker has it"):
+            with pytest.raises(StoreUnavailableError, match="no broker has it"):
                 pool.read(ledgers, [], Position(1, 0), 100)
     finally:
         pool.close()

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from offloader.errors import StoreMismatch
+from offloader.errors import StoreMismatchError
 from offloader.ledgers.pulsar.source import NOTED_MAX, NOTED_PROPERTY, SINCE_PROPERTY, PulsarSource
 from offloader.manifest.log import ManifestLog
 from offloader.runtime.clock import SystemClock
@@ -64,7 +64,7 @@ def test_store_without_the_topics_manifest_is_refused_before_anything_is_written
     source.note_manifest(log.state.incarnation, log.state.record_id)
     ManifestLog(log.store, source.stream, clock=ManualClock()).load(create=True, source=source)
     other = log_of(source)
-    with pytest.raises(StoreMismatch, match="has no manifest of the stream") as caught:
+    with pytest.raises(StoreMismatchError, match="has no manifest of the stream") as caught:
         other.load(create=True, source=source)
     assert NOTED_PROPERTY in caught.value.hint
     assert other.store.list("").objects == ()

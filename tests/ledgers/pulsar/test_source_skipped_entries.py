@@ -9,7 +9,7 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from formats.pulsar.commands import CommandType, position_of
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.ledgers.pulsar.topics import fate_of
 from tests.ledgers.pulsar_bench import PulsarBench, entries_of, message
@@ -59,7 +59,7 @@ def read_again_and_again(source: PulsarSource) -> list[tuple[Position, bytes]]:
     while True:
         try:
             batch = source.read(at, 10**6)
-        except StoreUnavailable:
+        except StoreUnavailableError:
             continue
         if batch is None:
             return found
@@ -194,7 +194,7 @@ def test_undelivered_stored_entry_stops_the_topic_until_it_arrives(bench: Pulsar
     bench.topic.skips[Position(1, 3)] = 10**9
     bench.fill(5)
     said = "the broker stores 1:3, which is neither a marker nor part of an aborted transaction"
-    eventually(lambda: isinstance(source.problem, StoreUnavailable) and said in str(source.problem))
+    eventually(lambda: isinstance(source.problem, StoreUnavailableError) and said in str(source.problem))
     assert [position.entry_id for position, _ in heard] == [1, 2]
     assert runs(source) == [((), ())]
     bench.topic.skips.clear()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from formats.keys import decode_stream, encode_stream
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.ledgers.pulsar.topics import (
     TopicLedger,
     TopicLedgers,
@@ -50,7 +50,7 @@ def test_our_own_encoding_of_stream_names_is_decoded() -> None:
 
 @pytest.mark.parametrize("topic", ["non-persistent://a/b/c", "persistent://a/b", "persistent://a//c", "orders"])
 def test_other_names_are_refused(topic: str) -> None:
-    with pytest.raises(InvalidCall, match="is no persistent topic"):
+    with pytest.raises(InvalidCallError, match="is no persistent topic"):
         stream_of_topic(topic)
 
 
@@ -91,5 +91,5 @@ def test_documents_of_many_topics() -> None:
     ],
 )
 def test_invalid_topic_document_is_refused_by_name(document: object, words: str) -> None:
-    with pytest.raises(InvalidCall, match=words):
+    with pytest.raises(InvalidCallError, match=words):
         ledgers_of_topics(document)

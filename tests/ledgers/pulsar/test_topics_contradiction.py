@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from formats.entries import Position
-from offloader.errors import SourceMismatch, StoreUnavailable
+from offloader.errors import SourceMismatchError, StoreUnavailableError
 from offloader.ledgers.base import KnownLedger, KnownLedgers
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.ledgers.pulsar.topics import contradiction
@@ -79,12 +79,12 @@ def known(newest: Position) -> KnownLedgers:
 def test_a_contradiction_that_the_owning_broker_confirms_stops_the_topic(bench: PulsarBench) -> None:
     source = bench.open()
     source.require_same(lambda _: known(Position(2, 4)))
-    with pytest.raises(SourceMismatch, match="its newest ledger is 2, and the manifest has entries up to 3:0"):
+    with pytest.raises(SourceMismatchError, match="its newest ledger is 2, and the manifest has entries up to 3:0"):
         source.require_same(lambda _: known(Position(3, 0)))
-    assert isinstance(source.problem, SourceMismatch)
-    with pytest.raises(SourceMismatch):
+    assert isinstance(source.problem, SourceMismatchError)
+    with pytest.raises(SourceMismatchError):
         source.delete(1)
-    with pytest.raises(SourceMismatch):
+    with pytest.raises(SourceMismatchError):
         source.ledgers()
     assert bench.topic.mark_delete("offloader") is None
 
@@ -97,7 +97,7 @@ def test_listing_older_than_the_owning_broker_decides_nothing(bench: PulsarBench
     old += '"ledgers": [{"ledgerId": 1, "entries": 0, "size": 0, "offloaded": false}], "cursors": {}}'
     bench.admin.answers[INTERNALS] = 200, old.encode()
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="the owning broker has 2:4: the list is older than that"):
+        with pytest.raises(StoreUnavailableError, match="the owning broker has 2:4: the list is older than that"):
             source.require_same(lambda _: known(Position(2, 4)))
     assert source.problem is None
     del bench.admin.answers[INTERNALS]
@@ -109,10 +109,10 @@ def test_without_an_answer_of_the_owning_broker_nothing_is_decided(bench: Pulsar
     source = bench.open()
     source.ledgers()
     bench.broker.stop()
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         source.require_same(lambda _: known(Position(3, 0)))
     bench.broker.start()
-    with pytest.raises(SourceMismatch):
+    with pytest.raises(SourceMismatchError):
         _until_it_answers(source, Position(3, 0))
 
 
@@ -120,7 +120,7 @@ def _until_it_answers(source: PulsarSource, newest: Position) -> None:
     while True:
         try:
             return source.require_same(lambda _: known(newest))
-        except StoreUnavailable:
+        except StoreUnavailableError:
             continue
 
 
@@ -130,6 +130,6 @@ def test_a_ledger_is_compared_again_before_it_is_given_up(bench: PulsarBench) ->
     newest = Position(3, 0)
     answers = iter([known(Position(2, 4))])
     source.require_same(lambda _: next(answers, known(newest)))
-    with pytest.raises(SourceMismatch):
+    with pytest.raises(SourceMismatchError):
         source.delete(1)
     assert bench.topic.mark_delete("offloader") is None

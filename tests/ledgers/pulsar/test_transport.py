@@ -12,13 +12,13 @@ import pytest
 
 from formats.pulsar.commands import Command, CommandType, encode_command
 from offloader.errors import (
-    AccessDenied,
-    InvalidCall,
-    LimitReached,
-    NotFound,
+    AccessDeniedError,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
     OffloaderError,
-    StoreUnavailable,
-    Throttled,
+    StoreUnavailableError,
+    ThrottledError,
 )
 from offloader.ledgers.pulsar import protocol as requests
 from offloader.ledgers.pulsar.protocol import ClientLimits, Connection, open_connection
@@ -123,7 +123,7 @@ def test_idle_broker_is_pinged_and_stays_connected(broker: FakeBroker) -> None:
         eventually(lambda: len(broker.of(CommandType.PING)) >= before + 3 or not opened.is_open)
         try:
             return partitions(opened) == 3
-        except StoreUnavailable:
+        except StoreUnavailableError:
             return False
         finally:
             opened.close()
@@ -140,13 +140,13 @@ def test_silent_broker_is_disconnected(broker: FakeBroker) -> None:
     eventually(lambda: listener.errors)
     assert not opened.is_open
     [error] = listener.errors
-    assert isinstance(error, StoreUnavailable)
+    assert isinstance(error, StoreUnavailableError)
     assert "sent nothing for 1 s" in str(error)
 
 
 def test_connect_without_a_response_times_out(broker: FakeBroker) -> None:
     broker.is_silent = True
-    with pytest.raises(StoreUnavailable, match="didn't answer CONNECT within"):
+    with pytest.raises(StoreUnavailableError, match="didn't answer CONNECT within"):
         connect(broker, limits=ClientLimits(connect_s=0.1))
 
 
@@ -159,7 +159,7 @@ def test_request_has_a_deadline_and_its_late_response_is_dropped(broker: FakeBro
 
     broker.answer = hold
     opened._limits = ClientLimits(request_s=0.05)
-    with pytest.raises(StoreUnavailable, match=r"didn't answer LOOKUP within 0\.05 s"):
+    with pytest.raises(StoreUnavailableError, match=r"didn't answer LOOKUP within 0\.05 s"):
         opened.request(CommandType.LOOKUP, topic="t")
     opened._limits = PATIENT
     broker.answer = lambda client, command: False
@@ -170,7 +170,7 @@ def test_request_has_a_deadline_and_its_late_response_is_dropped(broker: FakeBro
 
 def test_pending_requests_are_bounded(broker: FakeBroker, opened: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "REQUESTS_MAX", 0)
-    with pytest.raises(Throttled, match="0 requests wait"):
+    with pytest.raises(ThrottledError, match="0 requests wait"):
         partitions(opened)
 
 
@@ -190,7 +190,7 @@ def test_bytes_outside_the_protocol_close_that_connection(broker: FakeBroker, op
     broker.send_bytes(sent)
     eventually(lambda: listener.errors)
     [error] = listener.errors
-    assert isinstance(error, StoreUnavailable | LimitReached)
+    assert isinstance(error, StoreUnavailableError | LimitReachedError)
     assert opened.name in str(error)
     with pytest.raises(type(error)):
         partitions(opened)
@@ -205,7 +205,7 @@ def test_response_of_another_type_ends_the_connection(broker: FakeBroker, opened
         return True
 
     broker.answer = lie
-    with pytest.raises(StoreUnavailable, match="answer to PARTITIONED_METADATA"):
+    with pytest.raises(StoreUnavailableError, match="answer to PARTITIONED_METADATA"):
         partitions(opened)
 
 
@@ -260,7 +260,7 @@ def test_a_listener_may_not_wait_for_its_own_thread(broker: FakeBroker, opened: 
         def received(self, command: Command) -> None:
             try:
                 partitions(opened)
-            except InvalidCall as error:
+            except InvalidCallError as error:
                 raised.append(error)
 
     consumer_id = opened.attach(Asking())
@@ -278,7 +278,7 @@ def test_cut_connection_notifies_every_listener_once(broker: FakeBroker, opened:
     def ask() -> None:
         try:
             partitions(opened)
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             errors.append(error)
 
     broker.answer = lambda client, command: True
@@ -292,19 +292,19 @@ def test_cut_connection_notifies_every_listener_once(broker: FakeBroker, opened:
     assert [len(listener.errors) for listener in listeners] == [1, 1]
     assert len(errors) == 1
     for call in (lambda: opened.send(CommandType.PING), lambda: opened.attach(Listener())):
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             call()
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (11, NotFound),
-        (4, AccessDenied),
-        (6, StoreUnavailable),
-        (14, Throttled),
-        (17, InvalidCall),
-        (77, StoreUnavailable),
+        (11, NotFoundError),
+        (4, AccessDeniedError),
+        (6, StoreUnavailableError),
+        (14, ThrottledError),
+        (17, InvalidCallError),
+        (77, StoreUnavailableError),
     ],
 )
 def test_refusals_contain_the_brokers_message(
@@ -327,7 +327,7 @@ def test_refusals_contain_the_brokers_message(
 
 
 def test_a_command_that_cannot_be_written_is_the_callers(opened: Connection) -> None:
-    with pytest.raises(InvalidCall, match="LOOKUP"):
+    with pytest.raises(InvalidCallError, match="LOOKUP"):
         opened.request(CommandType.LOOKUP, topic=b"\xff")
     assert partitions(opened) == 3
 
@@ -346,7 +346,7 @@ def test_a_token_opens_and_is_never_shown(tmp_path: Path, caplog: pytest.LogCapt
         [answer] = broker.of(CommandType.AUTH_RESPONSE)
         assert (answer.response.auth_method_name, answer.response.auth_data) == ("token", b"a-newer-one")
         opened.close()
-        with pytest.raises(AccessDenied) as raised:
+        with pytest.raises(AccessDeniedError) as raised:
             connect(broker, security)
     assert "Failed to authenticate ..." in str(raised.value)
     for shown in (str(raised.value), repr(raised.value), repr(security), repr(opened), caplog.text):
@@ -378,7 +378,7 @@ def test_refusal_without_text_does_not_need_the_token_file(tmp_path: Path) -> No
 
 
 def test_a_broker_that_wants_a_token_refuses_none() -> None:
-    with FakeBroker(token=TOKEN) as broker, pytest.raises(AccessDenied, match="authentication failed"):
+    with FakeBroker(token=TOKEN) as broker, pytest.raises(AccessDeniedError, match="authentication failed"):
         connect(broker)
 
 
@@ -392,25 +392,25 @@ def test_tls_checks_certificate_and_name(tmp_path: Path) -> None:
         large = "x" * 1_000_000  # more than one record of TLS, both ways
         assert partitions(opened, large) == 0
         opened.close()
-        with pytest.raises(AccessDenied, match="certificate"):
+        with pytest.raises(AccessDeniedError, match="certificate"):
             connect(broker)
     for server, why in (
         (authority.server(expired=True), "expired"),
         (authority.server("elsewhere.example"), "127.0.0.1"),
     ):
-        with FakeBroker(tls=server) as broker, pytest.raises(AccessDenied, match=why):
+        with FakeBroker(tls=server) as broker, pytest.raises(AccessDeniedError, match=why):
             connect(broker, trusting)
 
 
 def test_tls_to_a_plain_broker_and_the_other_way_round_are_errors(broker: FakeBroker, tmp_path: Path) -> None:
     [plain] = parse_service_url(broker.url)
     [secure] = parse_service_url(f"pulsar+ssl://{plain.host_and_port}")
-    with pytest.raises(StoreUnavailable, match="can't be reached with TLS"):
+    with pytest.raises(StoreUnavailableError, match="can't be reached with TLS"):
         open_connection(secure, security=Security(), limits=PATIENT, clock=SystemClock())
     with FakeBroker(tls=Authority(tmp_path).server()) as other:
         [secure] = parse_service_url(other.url)
         [plain] = parse_service_url(f"pulsar://{secure.host_and_port}")
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             open_connection(plain, security=Security(), limits=PATIENT, clock=SystemClock())
 
 

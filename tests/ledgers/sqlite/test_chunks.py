@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
-from formats.errors import FormatError, Inconsistent
+from formats.errors import FormatError, InconsistentError
 from offloader.ledgers.sqlite.chunks import (
     CHUNK_BYTES,
     CHUNK_ENTRIES_MAX,
@@ -83,12 +83,12 @@ def test_wrong_columns_with_a_right_checksum_are_detected() -> None:
         (None, good.times, good.payload, "expected 3 bytes, found 2 bytes"),
     ):
         wrong = good._replace(lengths=lengths, times=times, payload=payload)
-        with pytest.raises(Inconsistent, match=told):
+        with pytest.raises(InconsistentError, match=told):
             join_chunks([wrong._replace(crc=_checksum(wrong))], Position(3, 0))
 
 
 def test_missing_rows_are_found() -> None:
     rows = [encode_chunk(EntryBatch.build(3, n, [b"%d" % n])) for n in range(4)]
     for some, wanted in ((rows[1:], 0), ([rows[0], rows[2]], 0), (rows[:2], 2), ([], 0)):
-        with pytest.raises(Inconsistent, match="missing"):
+        with pytest.raises(InconsistentError, match="missing"):
             join_chunks(some, Position(3, wanted))

@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 
 from formats.entries import Position
-from offloader.errors import ErrorKind, SourceMismatch
+from offloader.errors import ErrorKind, SourceMismatchError
 from offloader.ledgers.base import LedgerInfo, LostRange
 from offloader.ledgers.sqlite.database import SLOT_BYTES, AckedEnd, AckedFile, AckedSlot, Database, digest_of
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
@@ -102,7 +102,7 @@ def test_database_older_than_its_acknowledged_ends_is_reported_and_readable(
         ledgers = short.open()
     assert "entries up to 2:3 were acknowledged" in caplog.text
     with pytest.raises(
-        SourceMismatch, match=r"stream 's': entries up to 2:3 were acknowledged.*none from 1:4 on"
+        SourceMismatchError, match=r"stream 's': entries up to 2:3 were acknowledged.*none from 1:4 on"
     ) as at:
         ledgers.open_stream("s")
     assert short.path in str(at.value)
@@ -115,7 +115,7 @@ def test_database_older_than_its_acknowledged_ends_is_reported_and_readable(
 
 def test_refused_stream_affects_no_other(short: Place) -> None:
     ledgers = short.open()
-    with pytest.raises(SourceMismatch):
+    with pytest.raises(SourceMismatchError):
         ledgers.open_stream("s")
     other = ledgers.open_stream("t")
     other.append([b"x"])
@@ -133,7 +133,7 @@ def test_a_loss_is_shown_without_being_accepted(short: Place) -> None:
     source_id = ledgers.view_stream("s").source_id()
     assert lost == [LostRange(stream="s", first=Position(1, 4), last=Position(2, 3), source_id=source_id)]
     assert ledgers.losses() == lost
-    with pytest.raises(SourceMismatch):
+    with pytest.raises(SourceMismatchError):
         ledgers.open_stream("s")
 
 
@@ -204,7 +204,7 @@ def test_without_the_file_the_database_is_trusted_and_the_file_made_again(
         place.append(3)
     assert "l.db.acked is missing" in caplog.text
     place.restore("older", "l.db")
-    with pytest.raises(SourceMismatch, match="2:2 were acknowledged"):
+    with pytest.raises(SourceMismatchError, match="2:2 were acknowledged"):
         place.stream()
 
 
@@ -225,7 +225,7 @@ def test_an_older_file_is_too_low_and_refuses_nothing(place: Place) -> None:
     place.keep("newer database")
     place.append(3)
     place.restore("newer database", "l.db")
-    with pytest.raises(SourceMismatch, match="3:2 were acknowledged"):
+    with pytest.raises(SourceMismatchError, match="3:2 were acknowledged"):
         place.stream()
 
 
@@ -243,7 +243,7 @@ def test_a_new_database_beside_an_old_file_is_not_taken_for_the_old_one(place: P
     place.append(15)
     place.remove("l.db")
     ledgers = place.open()
-    with pytest.raises(SourceMismatch, match=r"2:4 were acknowledged by database.*is a different database"):
+    with pytest.raises(SourceMismatchError, match=r"2:4 were acknowledged by database.*is a different database"):
         ledgers.open_stream("s")
     ledgers.open_stream("not in the file").append([b"x"])
     [lost] = ledgers.accept_loss("s")
@@ -264,7 +264,7 @@ def test_a_file_of_another_database_refuses_its_streams_only(place: Place, tmp_p
     place.append(25, "t")
     shutil.copy(f"{other.path}.acked", f"{place.path}.acked")
     ledgers = place.open()
-    with pytest.raises(SourceMismatch, match="is a different database"):
+    with pytest.raises(SourceMismatchError, match="is a different database"):
         ledgers.open_stream("s")
     ledgers.open_stream("t").append([b"x"])
     ledgers.accept_loss("s")

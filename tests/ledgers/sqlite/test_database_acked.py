@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from formats.entries import Position
-from offloader.errors import Closed, Corrupt, OffloaderError, StoreUnavailable
+from offloader.errors import ClosedError, CorruptError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.sqlite import database
 from offloader.ledgers.sqlite.database import AckedEnd, AckedFile, Database, decode_slot
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -123,7 +123,7 @@ def test_ledger_moved_to_another_stream_is_missed_at_open(tmp_path: Path, change
         with connection:
             connection.execute(f"UPDATE ledgers SET {change} WHERE ledger_id = ?", ledger_ids[number])
         connection.close()
-        with pytest.raises(Corrupt, match="ledger"):
+        with pytest.raises(CorruptError, match="ledger"):
             EmbeddedLedgers(path).view_stream("s")
 
 
@@ -135,9 +135,9 @@ def test_a_ledger_of_another_length_than_its_entries_is_named_at_open(killed: Ki
         connection.execute(f"UPDATE ledgers SET {change} WHERE entries = 40")
     connection.close()
     ledgers = EmbeddedLedgers(path)
-    with pytest.raises(Corrupt, match=r"ledger 1 has .* entries, but 40 are stored"):
+    with pytest.raises(CorruptError, match=r"ledger 1 has .* entries, but 40 are stored"):
         ledgers.open_stream("s")
-    with pytest.raises(Corrupt, match=r"ledger 1 has .* entries, but 40 are stored"):
+    with pytest.raises(CorruptError, match=r"ledger 1 has .* entries, but 40 are stored"):
         ledgers.view_stream("s")
     ledgers.close()
 
@@ -148,7 +148,7 @@ def test_entries_without_a_ledger_are_reported_at_open(killed: Killed) -> None:
     with connection:
         connection.execute("UPDATE chunks SET ledger_id = 77 WHERE ledger_id = 2")
     connection.close()
-    with pytest.raises(Corrupt, match="there are entries of ledger 77"):
+    with pytest.raises(CorruptError, match="there are entries of ledger 77"):
         EmbeddedLedgers(path)
 
 
@@ -161,11 +161,11 @@ def test_acknowledged_ends_are_noted_after_another_opening_failed(
         stream.append([b"a"])
 
         def full(*_: object) -> None:
-            raise StoreUnavailable("the disk is full")
+            raise StoreUnavailableError("the disk is full")
 
         with monkeypatch.context() as failing:
             failing.setattr(Database, "_commit", full)
-            with pytest.raises(StoreUnavailable):
+            with pytest.raises(StoreUnavailableError):
                 second.open_stream("orders")
         last = stream.append([b"b", b"c"])[0].last
         acked = AckedFile(f"{path}.acked")
@@ -238,7 +238,7 @@ def test_asking_a_closed_database_for_losses_opens_no_file_again(tmp_path: Path)
     ledgers = EmbeddedLedgers(str(tmp_path / "l.db"))
     ledgers.open_stream("s").append([b"entry"])
     ledgers.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         ledgers.losses()
     opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
     assert [path for path in opened if path.startswith(str(tmp_path))] == []

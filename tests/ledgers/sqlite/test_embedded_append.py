@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import Closed, InvalidCall, LimitReached
+from offloader.errors import ClosedError, InvalidCallError, LimitReachedError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.chunks import CHUNK_BYTES, must_roll
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -137,7 +137,7 @@ def test_no_payloads_append_nothing(make: Make) -> None:
 )
 def test_invalid_input_is_refused_and_changes_nothing(make: Make, payloads: Any, times: Any) -> None:
     stream = make().open_stream("s")
-    with pytest.raises(InvalidCall, match="append to stream 's'") as caught:
+    with pytest.raises(InvalidCallError, match="append to stream 's'") as caught:
         stream.append(payloads, times)
     assert "\n" not in str(caught.value)
     assert stream.last_position() is None
@@ -290,7 +290,7 @@ def test_reading_continues_after_a_deleted_ledger(make: Make) -> None:
 def test_an_open_ledger_isnt_deleted(make: Make) -> None:
     stream = make().open_stream("s")
     stream.append([b"a"])
-    with pytest.raises(InvalidCall, match="stream 's' ledger 1 is open"):
+    with pytest.raises(InvalidCallError, match="stream 's' ledger 1 is open"):
         stream.delete(1)
     assert payloads_of(stream) == [b"a"]
 
@@ -337,7 +337,7 @@ def test_notes_are_set_with_the_append_or_not_at_all(make: Make) -> None:
     assert stream.get_note("offset") is None
     stream.append([b"a"], notes={"offset": b"1"})
     assert stream.get_note("offset") == b"1"
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         stream.append([None], notes={"offset": b"2"})
     assert stream.get_note("offset") == b"1"
     stream.append([], notes={"offset": b"3"})
@@ -354,9 +354,9 @@ def test_notes_belong_to_their_stream(make: Make) -> None:
 
 def test_a_note_has_a_limit(make: Make) -> None:
     stream = make().open_stream("s")
-    with pytest.raises(LimitReached, match="note 'k' has 1048577 bytes"):
+    with pytest.raises(LimitReachedError, match="note 'k' has 1048577 bytes"):
         stream.put_note("k", bytes(1024 * 1024 + 1))
-    with pytest.raises(InvalidCall, match="note 'k'"):
+    with pytest.raises(InvalidCallError, match="note 'k'"):
         stream.append([b"x"], notes={"k": "text"})  # type: ignore[dict-item]
     assert stream.last_position() is None
 
@@ -490,7 +490,7 @@ def test_closed_database_refuses_calls(make: Make) -> None:
     ledgers.close()
     ledgers.close()
     for call in (lambda: stream.append([b"x"]), stream.ledgers, lambda: ledgers.open_stream("t"), ledgers.streams):
-        with pytest.raises(Closed, match="is closed"):
+        with pytest.raises(ClosedError, match="is closed"):
             call()
 
 

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pytest
 
 from offloader.errors import (
-    AccessDenied,
-    Corrupt,
+    AccessDeniedError,
+    CorruptError,
     ErrorKind,
-    InvalidCall,
-    LimitReached,
-    NotFound,
+    InvalidCallError,
+    LimitReachedError,
+    NotFoundError,
     OffloaderError,
-    StoreUnavailable,
-    Unsupported,
+    StoreUnavailableError,
+    UnsupportedError,
 )
 from offloader.ledgers.sqlite.database import PAGE_BYTES, RESERVE_BYTES, database_path
 from offloader.ledgers.sqlite.embedded import ENTRY_BYTES_MAX, EmbeddedLedgers
@@ -65,7 +65,7 @@ def test_urls_and_paths_name_the_file(url: str, path: str) -> None:
 
 @pytest.mark.parametrize("url", ["", "postgres://x/y", "sqlite://host/x.db", "sqlite:///", "sqlite://", "a\0b"])
 def test_other_urls_are_refused(url: str) -> None:
-    with pytest.raises(InvalidCall, match="ledgers ") as caught:
+    with pytest.raises(InvalidCallError, match="ledgers ") as caught:
         EmbeddedLedgers(url)
     assert "sqlite:///relative.db" in caught.value.hint
 
@@ -73,26 +73,26 @@ def test_other_urls_are_refused(url: str) -> None:
 def test_a_directory_that_cant_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     path = str(tmp_path / "file" / "l.db")
-    with pytest.raises(AccessDenied) as caught:
+    with pytest.raises(AccessDeniedError) as caught:
         EmbeddedLedgers(path)
     one_line(caught.value, path)
 
 
 def test_unwritable_path_is_denied_by_name() -> None:
-    with pytest.raises(AccessDenied) as caught:
+    with pytest.raises(AccessDeniedError) as caught:
         EmbeddedLedgers("/proc/offloader-test.db")
     one_line(caught.value, "/proc/offloader-test.db")
 
 
 def test_a_directory_in_the_files_place_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AccessDenied) as caught:
+    with pytest.raises(AccessDeniedError) as caught:
         EmbeddedLedgers(str(tmp_path))
     one_line(caught.value, str(tmp_path))
 
 
 def test_a_missing_database_is_created_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "l.db"
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(NotFoundError) as caught:
         EmbeddedLedgers(str(path), create=False)
     one_line(caught.value, str(path))
     assert not path.parent.exists()
@@ -102,7 +102,7 @@ def test_file_other_than_a_database_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     path.write_bytes(b"this is a letter, not a database, and it is longer than a header\n" * 20)
     before = path.read_bytes()
-    with pytest.raises(Corrupt) as caught:
+    with pytest.raises(CorruptError) as caught:
         EmbeddedLedgers(str(path))
     one_line(caught.value, str(path))
     assert path.read_bytes() == before
@@ -114,7 +114,7 @@ def test_another_programs_database_is_refused_and_kept(tmp_path: Path) -> None:
     connection.execute("CREATE TABLE theirs (x)")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(InvalidCall, match="another program's") as caught:
+    with pytest.raises(InvalidCallError, match="another program's") as caught:
         EmbeddedLedgers(str(path))
     one_line(caught.value, str(path))
     assert path.read_bytes() == before
@@ -125,7 +125,7 @@ def test_a_newer_layout_is_refused(ledgers: EmbeddedLedgers, path: str) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(Unsupported, match="schema version 99"):
+    with pytest.raises(UnsupportedError, match="schema version 99"):
         EmbeddedLedgers(path)
 
 
@@ -134,7 +134,7 @@ def test_a_full_disk_changes_nothing_and_can_be_retried(ledgers: EmbeddedLedgers
     stream.append([b"kept"], notes={"k": b"1"})
     pages = ledgers._database._writer.execute("PRAGMA page_count").fetchone()[0]
     ledgers._database._writer.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreUnavailable, match="disk is full") as caught:
+    with pytest.raises(StoreUnavailableError, match="disk is full") as caught:
         stream.append([bytes(100_000)] * 10, notes={"k": b"2"})
     one_line(caught.value, path)
     assert caught.value.retryable
@@ -159,7 +159,7 @@ def test_an_append_leaves_the_room_that_deleting_needs(
     pages = ledgers._database._writer.execute("PRAGMA page_count").fetchone()[0]
     left = (pages * PAGE_BYTES - Path(path).stat().st_size) + RESERVE_BYTES + 2 * 100 - 1
     leave_bytes(monkeypatch, lambda folder: left if folder == str(Path(path).parent) else 0)
-    with pytest.raises(StoreUnavailable, match="the disk is nearly full") as caught:
+    with pytest.raises(StoreUnavailableError, match="the disk is nearly full") as caught:
         stream.append([bytes(40), bytes(60)], notes={"k": b"1"})
     one_line(caught.value, path)
     assert caught.value.retryable
@@ -179,7 +179,7 @@ def test_an_append_may_take_the_room_of_what_was_deleted(
     stream.close_ledger()
     ledgers._database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     leave_bytes(monkeypatch, lambda folder: 3_000_000 + RESERVE_BYTES)
-    with pytest.raises(StoreUnavailable, match="the disk is nearly full"):
+    with pytest.raises(StoreUnavailableError, match="the disk is nearly full"):
         stream.append([bytes(1_000_000)] * 2)
     stream.delete(1)
     stream.append([bytes(1_000_000)] * 2)
@@ -211,7 +211,7 @@ def test_append_blocked_by_a_lock_changes_nothing_and_can_be_retried(ledgers: Em
     stream = ledgers.open_stream("s")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreUnavailable, match="another process holds the lock") as caught:
+    with pytest.raises(StoreUnavailableError, match="another process holds the lock") as caught:
         stream.append([b"x"])
     one_line(caught.value, path)
     assert stream.last_position() is None
@@ -248,7 +248,7 @@ def test_damaged_entries_are_never_answered(ledgers: EmbeddedLedgers, path: str,
     with connection:
         connection.execute(damage)
     connection.close()
-    with pytest.raises(Corrupt) as caught:
+    with pytest.raises(CorruptError) as caught:
         read_all(stream, max_bytes=1000)
     one_line(caught.value, path)
     assert caught.value.kind is ErrorKind.DATA_CORRUPTION
@@ -261,14 +261,16 @@ def test_an_entry_above_the_limit_is_refused(ledgers: EmbeddedLedgers) -> None:
     too_long = np.zeros(ENTRY_BYTES_MAX + 1, dtype=np.uint8)
     offsets = np.array([0, len(too_long)], dtype=np.int32)
     entry = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(too_long)])
-    with pytest.raises(LimitReached, match=f"an entry of {ENTRY_BYTES_MAX + 1} bytes, the limit is {ENTRY_BYTES_MAX}"):
+    with pytest.raises(
+        LimitReachedError, match=f"an entry of {ENTRY_BYTES_MAX + 1} bytes, the limit is {ENTRY_BYTES_MAX}"
+    ):
         stream.append(entry)
     assert stream.last_position() is None
 
 
 _WITH_A_FILE_LIMIT = """
 import resource, sys
-from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.errors import OutcomeUnknownError, StoreUnavailableError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 ledgers = EmbeddedLedgers(sys.argv[1])
 stream = ledgers.open_stream("s")
@@ -277,7 +279,7 @@ soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
 try:
     stream.append([bytes(1_000_000)] * 3)
-except (OutcomeUnknown, StoreUnavailable) as error:
+except (OutcomeUnknownError, StoreUnavailableError) as error:
     print(type(error).__name__, error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 before = stream.last_position()
@@ -291,6 +293,6 @@ def test_a_disk_that_fails_in_the_middle_of_a_write_leaves_the_old_state(tmp_pat
     """Writes beyond a size limit fail in the operating system, below SQLite."""
     done = subprocess.run([sys.executable, "-c", _WITH_A_FILE_LIMIT, path], capture_output=True, text=True, check=True)
     error, state = done.stdout.splitlines()
-    assert error.startswith(("OutcomeUnknown", "StoreUnavailable"))
+    assert error.startswith(("OutcomeUnknownError", "StoreUnavailableError"))
     assert path in error
     assert state == "1:0 4 1:1"

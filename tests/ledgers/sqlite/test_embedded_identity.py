@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from formats.entries import Position
-from offloader.errors import Fenced, InvalidCall, StoreUnavailable, Unsupported
+from offloader.errors import FencedError, InvalidCallError, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import IdentifiedSource, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
 from offloader.ledgers.sqlite.stream import STARTS_KEPT
@@ -112,16 +112,16 @@ def test_a_start_that_the_manifest_has_outlasts_any_number_of_later_ones(ledgers
 def test_an_older_owner_records_no_start(ledgers: EmbeddedLedgers) -> None:
     old = ledgers.open_stream("s")
     ledgers.open_stream("s")
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         old.record_start("late")
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         old.grant_ledgers(100, 200)
     assert not old.has_start("late")
 
 
 def test_only_a_view_that_may_delete_records_starts(ledgers: EmbeddedLedgers) -> None:
     ledgers.open_stream("s")
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         ledgers.view_stream("s").record_start("a")
     ledgers.view_stream("s", may_delete=True).record_start("a")
     assert ledgers.view_stream("s").has_start("a")
@@ -153,7 +153,7 @@ def test_every_noted_manifest_is_kept_the_newest_last(ledgers: EmbeddedLedgers) 
 
 def test_held_stream_accepts_nothing_before_ids_are_granted(ledgers: EmbeddedLedgers) -> None:
     stream = ledgers.open_stream("s", held=True)
-    with pytest.raises(StoreUnavailable, match="no ledger id is granted") as caught:
+    with pytest.raises(StoreUnavailableError, match="no ledger id is granted") as caught:
         stream.append([b"a"])
     assert caught.value.retryable
     assert (stream.ledgers(), stream.ledgers_left()) == ([], 0)
@@ -169,7 +169,7 @@ def test_a_ledger_stays_open_when_no_id_is_left(ledgers: EmbeddedLedgers) -> Non
     stream.grant_ledgers(10, 11)
     stream.append([b"x"] * 7)
     assert [(x.ledger_id, x.closed, x.entries) for x in stream.ledgers()] == [(10, False, 7)]
-    with pytest.raises(StoreUnavailable, match="remains open"):
+    with pytest.raises(StoreUnavailableError, match="remains open"):
         stream.close_ledger()
     stream.grant_ledgers(11, 20)
     assert stream.ledgers_left() == 9
@@ -203,7 +203,7 @@ def test_no_two_streams_get_the_same_id(ledgers: EmbeddedLedgers) -> None:
     """Each manifest reserves for itself, so that ranges of two streams may be the same."""
     one, two = ledgers.open_stream("one", held=True), ledgers.open_stream("two", held=True)
     one.grant_ledgers(10, 20)
-    with pytest.raises(StoreUnavailable, match="used or granted all ids up to 19") as caught:
+    with pytest.raises(StoreUnavailableError, match="used or granted all ids up to 19") as caught:
         two.grant_ledgers(10, 20)
     assert caught.value.retryable
     assert two.next_ledger() == 20
@@ -215,16 +215,16 @@ def test_no_two_streams_get_the_same_id(ledgers: EmbeddedLedgers) -> None:
 
 @pytest.mark.parametrize(("first", "end"), [(0, 10), (10, 10), (11, 10), (-5, 3), (1, 2**63)])
 def test_ids_that_no_ledger_can_have_are_not_granted(ledgers: EmbeddedLedgers, first: int, end: int) -> None:
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         ledgers.open_stream("s", held=True).grant_ledgers(first, end)
 
 
 def test_new_start_uses_no_id_granted_to_an_earlier_one(ledgers: EmbeddedLedgers) -> None:
     ledgers.open_stream("s", held=True).grant_ledgers(10, 20)
     again = ledgers.open_stream("s", held=True)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         again.append([b"a"])
-    with pytest.raises(StoreUnavailable, match="used or granted"):
+    with pytest.raises(StoreUnavailableError, match="used or granted"):
         again.grant_ledgers(10, 20)
     assert ledgers.open_stream("s").ledgers()[-1].ledger_id == 20
 
@@ -232,7 +232,7 @@ def test_new_start_uses_no_id_granted_to_an_earlier_one(ledgers: EmbeddedLedgers
 def test_ids_are_seeded_above_what_the_manifest_knows(ledgers: EmbeddedLedgers) -> None:
     assert [x.ledger_id for x in ledgers.open_stream("s", above=41).ledgers()] == [42]
     assert [x.ledger_id for x in ledgers.open_stream("t", above=7).ledgers()] == [43]
-    with pytest.raises(InvalidCall):
+    with pytest.raises(InvalidCallError):
         ledgers.open_stream("s", above=-1)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from formats.entries import Position
-from offloader.errors import Fenced
+from offloader.errors import FencedError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import START_MS, TurnedClock, read_all
@@ -105,7 +105,7 @@ class LedgersAgainstAList(RuleBasedStateMachine):
     @rule()
     def older_owner_appends(self) -> None:
         if self.fenced is not None:
-            with pytest.raises(Fenced):
+            with pytest.raises(FencedError):
                 self.fenced.append([b"never"])
 
     @rule()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import Fenced, InvalidCall, NotFound, Unsupported
+from offloader.errors import FencedError, InvalidCallError, NotFoundError, UnsupportedError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from tests.ledgers.ledger_cases import payloads_of
 from tests.support.presence import there
@@ -57,7 +57,7 @@ def test_an_older_owner_can_change_nothing(ledgers: EmbeddedLedgers) -> None:
         lambda: old.put_note("k", b"v"),
         lambda: old.release(Position(1, 0)),
     ):
-        with pytest.raises(Fenced, match="owner 1 was replaced by owner 2"):
+        with pytest.raises(FencedError, match="owner 1 was replaced by owner 2"):
             change()
     assert payloads_of(new) == [b"a", b"b"]
     assert (new.get_note("k"), new.released_position(), heard) == (None, None, [])
@@ -82,24 +82,24 @@ def test_a_view_reads_and_changes_nothing(ledgers: EmbeddedLedgers) -> None:
         lambda: view.release(Position(1, 0)),
         lambda: view.subscribe(print),
     ):
-        with pytest.raises(Unsupported, match="reading only"):
+        with pytest.raises(UnsupportedError, match="reading only"):
             change()
     owner.append([b"b"])
     assert payloads_of(view) == [b"a", b"b"]
 
 
 def test_a_view_of_an_unknown_stream_is_refused(ledgers: EmbeddedLedgers) -> None:
-    with pytest.raises(NotFound, match=r"stream 'nope'.*it has no streams"):
+    with pytest.raises(NotFoundError, match=r"stream 'nope'.*it has no streams"):
         ledgers.view_stream("nope")
     ledgers.open_stream("s")
-    with pytest.raises(NotFound, match=r"stream 'nope'.*it has s"):
+    with pytest.raises(NotFoundError, match=r"stream 'nope'.*it has s"):
         ledgers.view_stream("nope")
     assert ledgers.streams() == ["s"]
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 1025, "\0"])
 def test_a_bad_stream_name_is_refused(ledgers: EmbeddedLedgers, name: str) -> None:
-    with pytest.raises(InvalidCall, match="stream name"):
+    with pytest.raises(InvalidCallError, match="stream name"):
         ledgers.open_stream(name)
     assert ledgers.streams() == []
 
@@ -120,7 +120,7 @@ def test_another_process_takes_the_stream_over(ledgers: EmbeddedLedgers, path: s
     mine.append([b"mine"])
     done = subprocess.run([sys.executable, "-c", _OPEN_AND_APPEND, path], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "2"
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         mine.append([b"too late"])
     assert payloads_of(mine) == [b"mine", b"from the other process"]
     assert [x.closed for x in mine.ledgers()] == [True, False]

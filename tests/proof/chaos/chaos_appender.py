@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from offloader.errors import OffloaderError, OutcomeUnknown
+from offloader.errors import OffloaderError, OutcomeUnknownError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.ledgers.sqlite.stream import EmbeddedStream
 from offloader.settings import Settings
@@ -30,7 +30,7 @@ def append(stream: EmbeddedStream, name: str, first: int, count: int, journal: J
     journal.tried(name, first, count)
     try:
         batches = stream.append([payload_of(name, number) for number in range(first, first + count)])
-    except OutcomeUnknown as error:
+    except OutcomeUnknownError as error:
         print(f"unknown {name}: {error}", file=sys.stderr, flush=True)
         return False
     except OffloaderError as error:

@@ -11,7 +11,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from offloader.errors import ErrorKind, NotFound, OffloaderError, Trimmed
+from offloader.errors import ErrorKind, NotFoundError, OffloaderError, TrimmedError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
@@ -78,7 +78,7 @@ def main() -> int:
     for name, journal in journals.items():
         try:
             wrong = read_stream(store, ledgers, name, journal)
-        except (NotFound, Trimmed) as error:  # not begun yet; truncated while it was read
+        except (NotFoundError, TrimmedError) as error:  # not begun yet; truncated while it was read
             print(f"{name}: {error}", file=sys.stderr, flush=True)
             continue
         except OffloaderError as error:

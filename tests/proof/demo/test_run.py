@@ -13,10 +13,10 @@ import pytest
 
 from offloader.demo.run import DemoRequest, DemoResult, Imported, Progress
 from offloader.errors import (
-    BucketMissing,
-    Fenced,
-    InvalidCall,
-    StoreMismatch,
+    BucketMissingError,
+    FencedError,
+    InvalidCallError,
+    StoreMismatchError,
 )
 from tests.demo.demo_cases import Watching, events, files_in, run
 from tests.demo.test_run import EVENTS, stored
@@ -73,7 +73,7 @@ def test_a_store_with_data_and_lost_ledgers_is_refused(tmp_path: Path, input_fil
     result = run(tmp_path, input_path=str(input_file))
     for path in tmp_path.glob("ledgers.db*"):
         path.unlink()
-    with pytest.raises(InvalidCall, match="has no record of it") as caught:
+    with pytest.raises(InvalidCallError, match="has no record of it") as caught:
         run(tmp_path, input_path=str(input_file))
     assert "--clean" in caught.value.hint
     assert stored(result.request.url) == events(EVENTS)
@@ -126,7 +126,7 @@ def test_two_runs_at_once_dont_mix(tmp_path: Path, input_file: Path) -> None:
         if not other:
             other.append(run(tmp_path, input_path=str(input_file)))
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         run(tmp_path, Watching(start_another), input_path=str(input_file))
     assert there(other[0].verification).ok
     assert stored(other[0].request.url) == events(EVENTS)
@@ -134,7 +134,7 @@ def test_two_runs_at_once_dont_mix(tmp_path: Path, input_file: Path) -> None:
 
 def test_the_same_file_with_times_is_another_input(tmp_path: Path, input_file: Path) -> None:
     run(tmp_path, input_path=str(input_file))
-    with pytest.raises(InvalidCall, match="another input"):
+    with pytest.raises(InvalidCallError, match="another input"):
         run(tmp_path, input_path=str(input_file), time_field="t")
 
 
@@ -142,7 +142,7 @@ def test_a_store_that_lost_everything_is_refused_until_its_objects_are_back(tmp_
     run(tmp_path, input_path=str(input_file))
     folder, aside = tmp_path / "store", tmp_path / "aside"
     folder.rename(aside)
-    with pytest.raises(StoreMismatch, match="isn't the store recorded by its hot tier"):
+    with pytest.raises(StoreMismatchError, match="isn't the store recorded by its hot tier"):
         run(tmp_path, input_path=str(input_file))
     shutil.rmtree(folder)
     aside.rename(folder)
@@ -157,7 +157,7 @@ def test_a_missing_bucket_is_named_and_nothing_is_left_behind(
     endpoint = servers["moto"]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", endpoint.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", endpoint.secret_key)
-    with pytest.raises(BucketMissing, match="no-such-bucket") as caught:
+    with pytest.raises(BucketMissingError, match="no-such-bucket") as caught:
         run(
             tmp_path / "demo",
             input_path=str(input_file),

@@ -15,7 +15,7 @@ import boto3
 import pytest
 
 from offloader.cli.main import main
-from offloader.errors import AccessDenied
+from offloader.errors import AccessDeniedError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.boundary import listed
 from offloader.read.partitions import open_reader
@@ -48,7 +48,7 @@ VERBS: dict[str, Callable[[ObjectStore, str], Any]] = {
 
 def _all_deleted(store: ObjectStore) -> None:
     for failure in store.delete(["there"]):
-        raise AccessDenied(failure.reason)
+        raise AccessDeniedError(failure.reason)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_each_permission_is_needed(place: S3Place, action: str) -> None:
     upload = whole.begin_upload("begun")
     whole.upload_part("begun", upload, 1, b"a part")
     less = permitted(place, without=action)
-    with pytest.raises(AccessDenied, match=r"(?i)denied"):
+    with pytest.raises(AccessDeniedError, match=r"(?i)denied"):
         VERBS[action](less, upload)
     VERBS[action](whole, upload)
     less.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 from formats.entries import Position
 from formats.errors import FormatError
-from offloader.errors import AccessDenied, InvalidCall, OffloaderError
+from offloader.errors import AccessDeniedError, InvalidCallError, OffloaderError
 from offloader.ledgers.base import newest_listed
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import TopicPatterns
@@ -154,7 +154,7 @@ def check_door(data: bytes) -> Outcome:
     assert (caller is not None) is (shown is not None), "the token isn't what decides"
     assert caller is None or caller == Caller("token of env:T", Role.WRITE)
     tokens = 0 if found is None else len({line for line in lines if line and not line.startswith("#")})
-    return (place, other, attempt(lambda: Role.of(text[:40]), InvalidCall)[1], min(tokens, 9))
+    return (place, other, attempt(lambda: Role.of(text[:40]), InvalidCallError)[1], min(tokens, 9))
 
 
 def _told(data: bytes, work: Callable[[], Any]) -> tuple[Any, str]:
@@ -164,11 +164,11 @@ def _told(data: bytes, work: Callable[[], Any]) -> tuple[Any, str]:
     def told() -> Any:
         try:
             return work()
-        except (InvalidCall, AccessDenied) as error:
+        except (InvalidCallError, AccessDeniedError) as error:
             said.append(f"{error} {error.hint} {error.__cause__} {error.__context__}")
             raise
 
-    found, place = attempt(told, InvalidCall, AccessDenied)
+    found, place = attempt(told, InvalidCallError, AccessDeniedError)
     if said and place.startswith(NotAuthenticated.__name__):
         secrets = re.findall(r"[A-Za-z0-9._~+/-]{16,}", data.decode("latin-1"))
         assert not [each for each in secrets if each in said[0]], f"a refusal shows a token: {said[0][:200]}"
@@ -194,23 +194,23 @@ def change_address(rng: random.Random, pool: list[bytes]) -> bytes:
 def check_address(data: bytes) -> Outcome:
     """Texts are taken and come back the same, or are refused by name; nothing listens on all addresses by mistake."""
     text = data.decode("utf-8", "surrogateescape")
-    listen, first = attempt(lambda: parse_listen(text), InvalidCall)
+    listen, first = attempt(lambda: parse_listen(text), InvalidCallError)
     if listen is not None:
         assert parse_listen(str(listen)) == listen, "an address doesn't come back"
         assert 0 <= listen.port <= 65535
         assert not (listen.is_loopback and listen.is_every)
-    brokers, second = attempt(lambda: parse_service_url(text), InvalidCall)
+    brokers, second = attempt(lambda: parse_service_url(text), InvalidCallError)
     for each in brokers or ():
         assert each.host
         assert "@" not in each.host
         assert 0 < each.port <= 65535
         assert parse_service_url(str(each)) == (each,), "a broker's address doesn't come back"
-    cut, third = attempt(lambda: Cut.parse(text), InvalidCall)
+    cut, third = attempt(lambda: Cut.parse(text), InvalidCallError)
     if cut is not None and cut[0]:
         assert Cut.parse(cut[1].text(cut[0])) == cut, "a cut doesn't come back"
-    patterns, fourth = attempt(lambda: TopicPatterns.of([text]), InvalidCall)
+    patterns, fourth = attempt(lambda: TopicPatterns.of([text]), InvalidCallError)
     has = patterns is not None and patterns.have(TOPIC)
-    return (first, second, third, fourth, has, attempt(lambda: stream_of_topic(text), InvalidCall, FormatError)[1])
+    return (first, second, third, fourth, has, attempt(lambda: stream_of_topic(text), InvalidCallError, FormatError)[1])
 
 
 TARGETS = [

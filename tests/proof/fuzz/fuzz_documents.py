@@ -61,10 +61,10 @@ from formats.manifest import (
     decode_record,
     encode_record,
 )
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.segment_table import columns_of
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.retention.cuts import Cut
 from tests.proof.fuzz import fuzz_objects
 from tests.proof.fuzz.fuzz_engine import Outcome, Target, attempt
@@ -166,7 +166,7 @@ def change_cut(rng: random.Random, pool: list[bytes]) -> bytes:
 
 def check_cut(data: bytes) -> Outcome:
     """A cut comes back as it was."""
-    found, place = attempt(lambda: Cut.from_bytes(data), InvalidCall)
+    found, place = attempt(lambda: Cut.from_bytes(data), InvalidCallError)
     if found is not None:
         assert Cut.from_bytes(found[1].to_bytes(found[0]))[1] == found[1], "a cut doesn't come back"
     return (place, found is not None and len(found[1].offsets))
@@ -210,7 +210,7 @@ def check_edits(data: bytes) -> Outcome:
     state = ManifestState(stream="orders", incarnation=INCARNATION)
     outcome = []
     for number, edit in enumerate(record.edits[:20], 1):
-        after, place = attempt(lambda: apply_edits(state, [edit], record_id=number), EditRefused)  # noqa: B023
+        after, place = attempt(lambda: apply_edits(state, [edit], record_id=number), EditRefusedError)  # noqa: B023
         outcome.append((edit.kind, place))
         state = after or state
     return tuple(outcome)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.ledgers.pushed import LedgerEnd, new_pieces
 from offloader.service.flight.messages import (
     ENTRY_SCHEMA,
@@ -84,7 +84,7 @@ def check_words(data: bytes) -> Outcome:
         lambda: batch_note(data, "append"),
         lambda: fields_of(data, "action").seconds("timeout_s"),
     ]
-    found = [attempt(way, InvalidCall) for way in ways]
+    found = [attempt(way, InvalidCallError) for way in ways]
     ticket, note = found[3][0], found[4][0]
     assert ticket is None or get_request(ticket.encode()) == ticket, "a ticket doesn't come back"
     for end in () if note is None else note.ends:

@@ -14,7 +14,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from pyiceberg.types import StringType
 
-from offloader.errors import OutcomeUnknown
+from offloader.errors import OutcomeUnknownError
 from offloader.iceberg import upkeep
 from offloader.iceberg.history import EXPIRED
 from offloader.iceberg.upkeep import JOINED_FILES, join_files
@@ -157,7 +157,7 @@ def test_answer_of_an_exchange_that_was_lost_is_named(
 
     with monkeypatch.context() as patched:
         patched.setattr(SqlCatalog, "commit_table", deaf)
-        with pytest.raises(OutcomeUnknown, match="the commit of joined files may have happened"):
+        with pytest.raises(OutcomeUnknownError, match="the commit of joined files may have happened"):
             join_files(lake.table(), writer.stream)
     require_proven(lake, writer)
 

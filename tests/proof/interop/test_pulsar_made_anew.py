@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from formats.entries import Position
-from offloader.errors import SourceMismatch
+from offloader.errors import SourceMismatchError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.manifest.log import load_manifest
 from offloader.store.base import ObjectStore
@@ -49,9 +49,9 @@ def test_recreated_cluster_is_refused_and_keeps_its_ledgers(tmp_path: Path) -> N
             source = process.sources[name]
             eventually(lambda: source.problem is not None)
             said = f"its newest ledger is {ledgers[-1]}, and the manifest has entries up to {newest}"
-            assert isinstance(source.problem, SourceMismatch)
+            assert isinstance(source.problem, SourceMismatchError)
             assert said in str(source.problem)
-            with pytest.raises(SourceMismatch):
+            with pytest.raises(SourceMismatchError):
                 process.offloader.history.hot_release(source, source.stream).look()
             with AdminClient(broker.admin_url) as admin:
                 assert admin.internals(name).cursors["offloader"] < Position(ledgers[0], 0)

@@ -18,7 +18,7 @@ import pytest
 from formats.entries import EntryBatch
 from formats.metadata.messages import OffloadContext, OffloadSegment
 from formats.segment import LedgerFacts
-from offloader.errors import ObjectChanged
+from offloader.errors import ObjectChangedError
 from offloader.settings import OffloadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -175,5 +175,5 @@ def test_pulsars_writer_streams_neither_to_s3_nor_two_blocks_of_a_ledger(place: 
     generator = random.Random(0)
     wanted = [generator.randbytes(100_000) for _ in range(60)]
     uuid = place.write_theirs((702, 0, wanted))
-    with pytest.raises(ObjectChanged, match=r"expected \d+ bytes, found"):
+    with pytest.raises(ObjectChangedError, match=r"expected \d+ bytes, found"):
         place.read_ours(702, [uuid], len(wanted) - 1)

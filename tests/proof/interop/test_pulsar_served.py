@@ -9,7 +9,7 @@ import pytest
 
 from formats.entries import Position
 from offloader.doctor import check_pulsar
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.consumer import first_entries
 from offloader.ledgers.pulsar.source import PulsarCluster
@@ -108,7 +108,7 @@ def cold(store: ObjectStore, stream: str) -> int:
     """Entries that are committed."""
     try:
         found = load_manifest(store, stream).offloaded()
-    except NotFound:
+    except NotFoundError:
         return 0
     return sum(each.summary.entries for each in found if each.summary is not None)
 

@@ -19,7 +19,7 @@ from formats.keys import data_key, index_key, new_segment_uuid, parse_object_key
 from formats.pulsar.messages import messages
 from formats.segment_map import SegmentMap
 from offloader.adopt import adopt
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.gc.orphans import Outcome
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.ledgers.base import LedgerInfo
@@ -207,9 +207,9 @@ def test_raw_entries_of_our_client_are_the_bookies(place: Place) -> None:
                 assert taken(reader, hot[-1][0]) == hot[begin:], kind
                 reader.close()
             assert client.partitions(produced.topic) == 0
-        with pytest.raises(NotFound, match="no such topic"):
+        with pytest.raises(NotFoundError, match="no such topic"):
             Consumer(client, topic_of("nobody wrote this"), "reader").take()
-        with pytest.raises(NotFound, match="no such topic"):
+        with pytest.raises(NotFoundError, match="no such topic"):
             client.connection("persistent://public/nowhere/topic")
 
 

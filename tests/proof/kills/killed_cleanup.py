@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from formats.entries import Position
-from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import cleanup_all, undo_retirements
@@ -53,7 +53,7 @@ def clean(store: ObjectStore) -> None:
 
 
 def undo(store: ObjectStore) -> None:
-    with suppress(InvalidCall):  # it came back before the process died
+    with suppress(InvalidCallError):  # it came back before the process died
         undo_retirements(ManifestLog(store, STREAM, clock=SystemClock()))
 
 
@@ -72,7 +72,7 @@ def sweep(store: ObjectStore) -> None:
 
 def delete(store: ObjectStore) -> None:
     """All of the stream, with its name."""
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         remove_stream(store, STREAM, clock=SystemClock(), settings=AT_ONCE.manifest, ignore_leases=True)
     clean(store)
     sweep(store)
@@ -91,7 +91,7 @@ def resume(store: ObjectStore) -> None:
 def delete_both(store: ObjectStore) -> None:
     """A topic, with all that is kept under its name."""
     for partition in PARTITIONS:
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             remove_stream(store, partition, clock=SystemClock(), settings=AT_ONCE.manifest, ignore_leases=True)
     clean(store)
     sweep(store)

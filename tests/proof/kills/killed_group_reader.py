@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 
-from offloader.errors import ReaderExpired
+from offloader.errors import ReaderExpiredError
 from offloader.groups.group_reader import Checkpoint
 from offloader.groups.group_service import open_reader_groups
 from offloader.store.open import open_store
@@ -39,7 +39,7 @@ def main() -> None:
             kept += [f"entry {stream} {entry.position}\n" for entry in batch.entries()]
         consume()
         reader.close()
-    except ReaderExpired:
+    except ReaderExpiredError:
         sys.exit(5)
 
 

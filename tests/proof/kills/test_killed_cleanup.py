@@ -16,7 +16,7 @@ import pytest
 
 from formats.keys import data_key, new_segment_uuid
 from formats.manifest import Assign, Failed
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.gc.sweep import undo_retirements
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import list_streams
@@ -186,7 +186,7 @@ def check_deleted(store: ObjectStore, kill: Kill) -> None:
     if (kill.verb, kill.when) == ("delete_if_match", "before"):
         # Whoever set the mark may still send its request: an hour later somebody else does.
         assert left == {"_catalog/killed/stream"}
-        with pytest.raises(StoreUnavailable, match="is being removed after a deletion"):
+        with pytest.raises(StoreUnavailableError, match="is being removed after a deletion"):
             ManifestLog(store, STREAM, clock=SystemClock()).open_epoch()
     else:
         assert left == set()

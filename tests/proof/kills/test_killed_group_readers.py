@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from formats.entries import Position
-from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.errors import OutcomeUnknownError, StoreUnavailableError
 from offloader.gc.sweep import cleanup_all
 from offloader.groups.group_service import open_reader_groups
 from offloader.groups.reader_groups import GroupConfig, RetentionType
@@ -124,7 +124,7 @@ def background(world: World, stop: threading.Event, failures: list[BaseException
                 world.require_published_is_consumed()
                 try:
                     world.retain()
-                except (StoreUnavailable, OutcomeUnknown):
+                except (StoreUnavailableError, OutcomeUnknownError):
                     continue
         except BaseException as error:
             failures.append(error)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from formats.manifest import LedgerClosed
-from offloader.errors import Fenced, OutcomeUnknown
+from offloader.errors import FencedError, OutcomeUnknownError
 from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
 from offloader.manifest.maintenance import expire_records
 from offloader.runtime.clock import SystemClock
@@ -109,7 +109,7 @@ def test_a_put_that_lands_after_its_writer_gave_up_counts_or_is_refused(s3_place
         a = ManifestLog(s3_place.open(endpoint_url=proxy.url, settings=quick), STREAM, clock=clock)
         a.open_epoch()
         proxy.hold("PUT", ".json")
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(OutcomeUnknownError):
             a.commit([LedgerClosed(1, 9)])
         proxy.let_through()
         assert len(proxy.held) == UNKNOWN_REPEATS_MAX + 1
@@ -122,13 +122,13 @@ def test_a_put_that_lands_after_its_writer_gave_up_counts_or_is_refused(s3_place
         landed = [answer.split(b" ", 2)[1] for answer in answers]
         assert landed == [b"412" if taken_over else b"200", *[b"412"] * UNKNOWN_REPEATS_MAX]
         if taken_over:
-            with pytest.raises(Fenced):
+            with pytest.raises(FencedError):
                 a.commit([LedgerClosed(1, 9)])
             assert 1 not in load_manifest(b.store, STREAM).closed_ledgers
         else:
             assert b.open_epoch() == 2
             assert b.state.closed_ledgers == {1: 9}
             assert a.commit([LedgerClosed(1, 9)]).record_id >= 2, "what it asked for again is done already"
-            with pytest.raises(Fenced):
+            with pytest.raises(FencedError):
                 a.commit([LedgerClosed(2, 9)])
         assert b.commit([LedgerClosed(3, 9)]).record_id == (3 if taken_over else 4)

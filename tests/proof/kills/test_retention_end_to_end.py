@@ -10,7 +10,7 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import parse_object_key
-from offloader.errors import OffloaderError, StoreUnavailable, Trimmed
+from offloader.errors import OffloaderError, StoreUnavailableError, TrimmedError
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import cleanup_all
 from offloader.managed_ledger import open_managed_ledger
@@ -90,7 +90,7 @@ def read_all(store: ObjectStore, stream: str) -> list[tuple[Position, bytes]]:
 
 
 def require_trimmed(store: ObjectStore, stream: str, position: Position, head: Position) -> None:
-    with open_stream_reader(store, stream) as reader, pytest.raises(Trimmed) as caught:
+    with open_stream_reader(store, stream) as reader, pytest.raises(TrimmedError) as caught:
         reader.read(position, position)
     assert caught.value.first_available == head
 
@@ -166,7 +166,7 @@ def test_topic_is_truncated_as_one_although_the_cycle_dies_between_partitions(st
     dying.set_faults([Fault(call=1, calls=10**6, key_part=f"{PARTITIONS[1]}/manifest/", verb="put")])
     with pytest.raises(OffloaderError) as caught:
         cycle(dying).run(TOPIC)
-    assert isinstance(caught.value, StoreUnavailable)
+    assert isinstance(caught.value, StoreUnavailableError)
     assert heads(store) == [wanted[0], None, None]
     # Readers of one partition aren't kept from reading meanwhile, and nothing that somebody needs is retired.
     cleaned(store)

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from formats.entries import Position
-from offloader.errors import Fenced, NotFound, OffloaderError, SourceMismatch
+from offloader.errors import FencedError, NotFoundError, OffloaderError, SourceMismatchError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import ManifestState
@@ -191,7 +191,7 @@ class HostWorld:
         number = len(self.acknowledged) + 1
         try:
             [batch] = host.source.append([(b"%08d" % number).ljust(PAYLOAD_BYTES, b".")])
-        except Fenced as error:
+        except FencedError as error:
             host.error = error
             return None
         self.acknowledged.append((batch.first, number))
@@ -328,11 +328,11 @@ class HostWorld:
 
     def _heard(self, host: Host, error: OffloaderError) -> None:
         host.error = error
-        if isinstance(error, SourceMismatch):
+        if isinstance(error, SourceMismatchError):
             self.named |= self._missing(host)
             if not self.is_harmed:
                 self._break("H4", f"{host.name} is refused after nothing but ordinary events: {error}")
-        elif not isinstance(error, Fenced):
+        elif not isinstance(error, FencedError):
             raise error
 
     def _break(self, invariant: str, message: str) -> None:
@@ -357,7 +357,7 @@ class HostWorld:
         try:
             with open_stream_reader(self.store, STREAM) as reader:
                 return {entry.position: int(entry.payload[:8]) for batch in reader.scan() for entry in batch.entries()}
-        except NotFound:
+        except NotFoundError:
             return {}
 
     def hot(self, host: Host) -> dict[Position, int]:
@@ -371,7 +371,7 @@ class HostWorld:
             while (batch := source.read(at, 1 << 20)) is not None:
                 found |= {entry.position: int(entry.payload[:8]) for entry in batch.entries()}
                 at = batch.last.next()
-        except NotFound:
+        except NotFoundError:
             return {}
         else:
             return found

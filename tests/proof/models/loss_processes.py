@@ -18,7 +18,7 @@ from uuid import UUID
 from formats.entries import Position
 from formats.keys import data_key
 from formats.manifest import LedgerClosed, Offloaded, decode_record
-from offloader.errors import Corrupt, NotFound, OffloaderError
+from offloader.errors import CorruptError, NotFoundError, OffloaderError
 from offloader.gc.plan import retired_groups
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import Sweeper, cleanup_stream, undo_retirements
@@ -111,7 +111,7 @@ class ProcessWorld:
             try:
                 roles[name](store)
             except OffloaderError as error:
-                if isinstance(error, Corrupt) and not self.is_harmed:
+                if isinstance(error, CorruptError) and not self.is_harmed:
                     self._break("N4", f"{name} names damage where nothing was lost: {error}")
 
         if name in self.started:
@@ -223,7 +223,7 @@ class ProcessWorld:
         """Takes note of what a record in the store commits."""
         try:
             record = decode_record(self.store.get(key)[0])
-        except NotFound:
+        except NotFoundError:
             return
         for edit in record.edits:
             if isinstance(edit, Offloaded):

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from formats.documents import NO_VERSION, GroupState, PartitionRow
 from formats.entries import Position
-from offloader.errors import LimitReached, ReaderExpired
+from offloader.errors import LimitReachedError, ReaderExpiredError
 from offloader.groups.assignment import Held, held, joined, left, require_session, stepped
 from offloader.groups.reader_groups import (
     GroupConfig,
@@ -104,7 +104,7 @@ class GroupModel:
             name = f"c{dict(after.left)['checkpoint']}"
             try:
                 group = started_checkpoint(world.group, name, kept=False, now_ms=0)
-            except LimitReached:
+            except LimitReachedError:
                 return
             yield name, self._checked(world, after._replace(group=group))
         for process in world.processes:
@@ -157,7 +157,7 @@ class GroupModel:
             label = f"{process.session} writes" + (f", {late} is late" if late else "")
             try:
                 group = self._stepped(_late(world.group, late), process)
-            except ReaderExpired:
+            except ReaderExpiredError:
                 yield f"{process.session} is fenced", _with(world, process, None)._replace(is_disturbed=True)
                 return
             heard = self._adopted(process._replace(must_write=False), group)
@@ -169,7 +169,7 @@ class GroupModel:
         if not process.must_write or "repeat" in self._off:
             try:
                 require_session(world.group, process.name, process.session)
-            except ReaderExpired:
+            except ReaderExpiredError:
                 return
             seen = self._adopted(process, world.group)
             if seen != process:

@@ -26,14 +26,14 @@ from formats.keys import (
 )
 from formats.manifest import Assign, Edit, Failed, Offloaded, Purged, Retire, Truncate, UndoRetire
 from formats.segment import LedgerFacts, Part
-from offloader.errors import Corrupt, Fenced, NotFound, OutcomeUnknown
+from offloader.errors import CorruptError, FencedError, NotFoundError, OutcomeUnknownError
 from offloader.gc.orphans import Outcome
 from offloader.gc.reconcile import Reconciliation
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream, expire_records
-from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, SegmentStatus
+from offloader.manifest.state import EditRefusedError, ManifestState, SegmentRecord, SegmentStatus
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
@@ -95,7 +95,7 @@ class World:
         """I2, I3 and I9, at any time; the view, ``None`` where there is no stream."""
         try:
             state = load_manifest(self.store, STREAM)
-        except NotFound:
+        except NotFoundError:
             return None
         for segment in [] if state.stream_deleted else state.offloaded():
             assert segment.summary is not None
@@ -196,7 +196,7 @@ class World:
             else:
                 upload.send_whole(part)
             _until_known(lambda: upload.send_index(finished.index))
-        except (OutcomeUnknown, Corrupt):
+        except (OutcomeUnknownError, CorruptError):
             _until_known(upload.abort)
             return self._again(log, segment, Failed(segment.uuid, "no answer"))
         return [Offloaded(segment.uuid, finished.summary, self.clock.now_ms())]
@@ -252,7 +252,7 @@ class World:
             try:
                 store.get(data_key(STREAM, segment.uuid))
                 store.get(index_key(STREAM, segment.uuid))
-            except NotFound as error:
+            except NotFoundError as error:
                 raise AssertionError(f"a reader with a lease doesn't find {segment.uuid}") from error
         store.delete([lease])
 
@@ -272,7 +272,7 @@ class World:
 
 
 #: How a process may end that was overtaken: it was told, and did nothing more.
-OVERTAKEN = (Fenced, EditRefused, NotFound)
+OVERTAKEN = (FencedError, EditRefusedError, NotFoundError)
 
 
 def _until_known(call: Callable[[], _Answer]) -> _Answer:
@@ -280,7 +280,7 @@ def _until_known(call: Callable[[], _Answer]) -> _Answer:
     while True:
         try:
             return call()
-        except OutcomeUnknown:
+        except OutcomeUnknownError:
             continue
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["AREAS", "FOLDERS", "LIST", "Mutant", "NotFound", "Place", "load", "mutated", "place_of"]
+__all__ = ["AREAS", "FOLDERS", "LIST", "Mutant", "NotFoundError", "Place", "load", "mutated", "place_of"]
 
 LIST = Path(__file__).with_name("mutants.jsonl")
 #: Packages of the product.
@@ -29,7 +29,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
 AREAS = tuple(FOLDERS)
 
 
-class NotFound(LookupError):
+class NotFoundError(LookupError):
     """No function of the product has the mutant's line, or more than one."""
 
 
@@ -60,7 +60,7 @@ def load() -> list[Mutant]:
 
 
 def place_of(mutant: Mutant, root: Path) -> Place:
-    """Raises ``NotFound`` where the line has changed, so that the list has to follow."""
+    """Raises ``NotFoundError`` where the line has changed, so that the list has to follow."""
     found = [
         Place(path, number)
         for path, start, stop in _functions(root).get(mutant.function, ())
@@ -69,7 +69,7 @@ def place_of(mutant: Mutant, root: Path) -> Place:
     ]
     chosen = found if len(found) == 1 else [place for place in found if place.path.as_posix() == mutant.module]
     if len(chosen) != 1:
-        raise NotFound(f"{len(found)} places: {mutant}")
+        raise NotFoundError(f"{len(found)} places: {mutant}")
     return chosen[0]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proof.mutants.mutants import AREAS, Mutant, NotFound, load, mutated, place_of
+from tests.proof.mutants.mutants import AREAS, Mutant, NotFoundError, load, mutated, place_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -31,9 +31,9 @@ def test_missing_or_repeated_mutant_line_is_reported(tmp_path: Path) -> None:
         (tmp_path / package).mkdir()
         (tmp_path / package / "a.py").write_text("class A:\n    def one(self):\n        return 1\n", encoding="utf-8")
     twice = Mutant("read", "formats/moved.py", "A.one", "return 1", "return 2")
-    with pytest.raises(NotFound, match=r"^2 places: .*A\.one"):
+    with pytest.raises(NotFoundError, match=r"^2 places: .*A\.one"):
         place_of(twice, tmp_path)
     here = Mutant("read", "formats/a.py", "A.one", "return 1", "return 2")
     assert mutated(here, place_of(here, tmp_path), tmp_path) == "class A:\n    def one(self):\n        return 2\n"
-    with pytest.raises(NotFound, match=r"^0 places"):
+    with pytest.raises(NotFoundError, match=r"^0 places"):
         place_of(Mutant("read", "formats/a.py", "A.two", "return 1", "return 2"), tmp_path)

@@ -44,7 +44,7 @@ print({name: os.environ.get(name) for name in ALLOCATOR})
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("place", [["--debug", "fail", "Fenced"], ["fail", "Fenced", "--debug"]])
+@pytest.mark.parametrize("place", [["--debug", "fail", "FencedError"], ["fail", "FencedError", "--debug"]])
 def test_debug_adds_the_traceback_before_or_after_the_verb(place: list[str]) -> None:
     done = run(*place)
     assert done.returncode == 5

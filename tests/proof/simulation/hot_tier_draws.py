@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from formats.entries import Position
-from offloader.errors import Fenced, NotFound, OffloaderError
+from offloader.errors import FencedError, NotFoundError, OffloaderError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
@@ -158,7 +158,7 @@ class Draw:
         try:
             host.topic = self._opened(host)
         except OffloaderError as error:
-            if self._heard(host, error) == "SourceMismatch" and self._random.random() < 0.5:
+            if self._heard(host, error) == "SourceMismatchError" and self._random.random() < 0.5:
                 self.trace.append(f"{host.name}: the operator accepts the source")
                 host.refused = ""
                 host.topic = self._opened(host, new_source=True)
@@ -251,7 +251,7 @@ class Draw:
         name = type(error).__name__
         self.named[name] += 1
         self.trace.append(f"{host.name}: {name}: {error}")
-        if name != "SourceMismatch" and not isinstance(error, Fenced):
+        if name != "SourceMismatchError" and not isinstance(error, FencedError):
             self.findings.append(f"{host.name}: {name}: {error}")
         host.refused = name
         self._end(host)
@@ -272,7 +272,7 @@ class Draw:
                 continue
             if payload not in self._destroyed:
                 self.findings.append(f"{at} {payload!r} is in neither tier")
-            elif payload not in self._excused and not self.named["SourceMismatch"]:
+            elif payload not in self._excused and not self.named["SourceMismatchError"]:
                 self.findings.append(f"{at} {payload!r} went with its database and no error says so")
         if self._kind == "ordinary" and self.named:
             self.findings.append(f"refused after ordinary events: {dict(self.named)}")
@@ -284,7 +284,7 @@ class Draw:
     def _state(self) -> ManifestState | None:
         try:
             return load_manifest(self._store, STREAM)
-        except NotFound:
+        except NotFoundError:
             return None
 
     def _cold(self) -> _Entries:
@@ -301,7 +301,7 @@ class Draw:
         ledgers = EmbeddedLedgers(str(host.folder / "ledgers.db"), create=False)
         try:
             return dict(_entries_of(ledgers))
-        except NotFound:
+        except NotFoundError:
             return {}
         finally:
             ledgers.close()

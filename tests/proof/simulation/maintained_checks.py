@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from formats.documents import lease_prefix
 from formats.entries import Position
 from formats.keys import parse_object_key, stream_prefix
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.manifest.boundary import listed
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
@@ -44,7 +44,7 @@ def what_is_unreadable_after_head(store: ObjectStore, state: ManifestState, appe
     """
     try:
         stored = stored_entries(store, state)
-    except NotFound as error:
+    except NotFoundError as error:
         return f"the manifest names what isn't there: {error}"
     if state.gaps:
         return f"a gap was recorded at {state.gaps[0].first}, and nobody lost anything"

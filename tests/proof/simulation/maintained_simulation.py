@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 
 from formats.entries import Position
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import NotFoundError, OffloaderError
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import is_released, read_entry
 from offloader.manifest.protection import lift_global_hold
@@ -243,7 +243,7 @@ class MaintainedSimulation:
         for name, act in (("cleanup", acts.clean_everything), ("reconcile", acts.reconcile_everything)):
             try:
                 act(world.quiet(name))
-            except NotFound:
+            except NotFoundError:
                 self._must_not("" if world.is_deleted or world.view is None else f"{name} finds no stream")
 
     def _check_reported(self) -> None:

@@ -12,7 +12,7 @@ from uuid import UUID
 from formats.documents import GLOBAL_HOLD_KEY
 from formats.entries import Position
 from formats.keys import data_key
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.load import load_manifest_view, refreshed
@@ -153,7 +153,7 @@ class MaintainedWorld(World):
         try:
             if reader.planned and not gives_up:
                 reader.read_one(self.store)
-        except NotFound as error:
+        except NotFoundError as error:
             self.must_not(f"a reader with a lease misses what it planned to read: {error}")
         if not reader.planned or gives_up:
             reader.close()
@@ -200,7 +200,7 @@ class MaintainedWorld(World):
     def _protects(self, reader: SimulatedReader) -> bool:
         try:
             return reader.is_protected(self.store)
-        except NotFound as error:
+        except NotFoundError as error:
             self.must_not(f"a lease is gone that holds: {error}")
             return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from formats.documents import lease_key
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.protection import take_lease
@@ -44,7 +44,7 @@ class SimulatedReader:
         self._lease = take_lease(store, stream, seconds, clock=clock, reader="simulated", entropy=entropy)
         entry = read_entry(store, stream)
         if entry is None:
-            raise NotFound(f"stream {stream} is gone")
+            raise NotFoundError(f"stream {stream} is gone")
         self.incarnation = entry.incarnation
         state = load_manifest_view(store, stream, entry.incarnation, requests_max=1).state
         self.planned = [key for segment in state.offloaded() for key in segment.object_keys(stream)]
@@ -53,7 +53,7 @@ class SimulatedReader:
         """Whether its lease has held ever since it was taken.
 
         Raises:
-            NotFound: somebody deleted it before it ended.
+            NotFoundError: somebody deleted it before it ended.
         """
         lease, now_ms = self._lease.lease, self._clock.now_ms()
         self._has_lapsed |= now_ms > self._ends_ms
@@ -66,7 +66,7 @@ class SimulatedReader:
         """Reads the next object, and renews the lease when that is due.
 
         Raises:
-            NotFound: it isn't there, although the lease held.
+            NotFoundError: it isn't there, although the lease held.
         """
         if not self.is_protected(bucket):
             self.planned.clear()

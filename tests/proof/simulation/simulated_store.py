@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
+from offloader.errors import OffloaderError, OutcomeUnknownError, StoreUnavailableError, ThrottledError
 from offloader.store.base import OVERWRITE, Body, DeleteFailure, ObjectInfo, ObjectStore, PartInfo, PutMode
 from offloader.store.rate_limit import Traffic
 from offloader.store.wrappers import Request, StoreWrapper
@@ -96,7 +96,7 @@ class SimulatedStore(StoreWrapper):
         verb, key, weather = request.verb, request.key, self._weather
         self._let_pass()
         if self.dead:
-            raise StoreUnavailable("this process is dead")
+            raise StoreUnavailableError("this process is dead")
         self.calls += 1
         fault = self._draw(request.traffic)
         weather.trace.append(f"{self._name} {verb} {key} {fault}")
@@ -104,22 +104,22 @@ class SimulatedStore(StoreWrapper):
             self.dead = True
             if fault == "crash after":
                 call()
-            raise StoreUnavailable(f"the process died at {verb} of {key}")
+            raise StoreUnavailableError(f"the process died at {verb} of {key}")
         if fault == "refused":
-            raise StoreUnavailable(f"refused: {verb} of {key}")
+            raise StoreUnavailableError(f"refused: {verb} of {key}")
         if fault == "throttled":
-            raise Throttled(f"slow down: {verb} of {key}")
+            raise ThrottledError(f"slow down: {verb} of {key}")
         if fault == "lost before":
-            raise OutcomeUnknown(f"lost before {verb} of {key}")
+            raise OutcomeUnknownError(f"lost before {verb} of {key}")
         if fault == "torn":
             torn()
-            raise OutcomeUnknown(f"broke off: {verb} of {key}")
+            raise OutcomeUnknownError(f"broke off: {verb} of {key}")
         if fault == "late":
             weather.late.append(call)
-            raise OutcomeUnknown(f"no answer yet to {verb} of {key}")
+            raise OutcomeUnknownError(f"no answer yet to {verb} of {key}")
         answer = call()
         if fault == "lost after":
-            raise OutcomeUnknown(f"lost after {verb} of {key}")
+            raise OutcomeUnknownError(f"lost after {verb} of {key}")
         return answer
 
     def _let_pass(self) -> None:

@@ -11,7 +11,7 @@ from random import Random
 
 from formats.entries import Position
 from formats.manifest import LedgerClosed, LedgersDeleted, Pause, Resume, Truncate
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import NotFoundError, OffloaderError
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
@@ -204,7 +204,7 @@ class World:
         log = self._somebodys_log()
         try:
             state = log.load()
-        except NotFound:
+        except NotFoundError:
             return
         if state.record_id and state.paused is not on:
             log.commit_as_maintainer([Pause("") if on else Resume()])
@@ -254,7 +254,7 @@ class World:
         """A stream that stopped at a gap, as ``on_gap = block`` says: its operator decides to go on without."""
         statuses = [process.stream.status() for process in self.processes if process.stream is not None]
         blocked = any(
-            s.mode is Mode.STOPPED and s.error_kind == "Corrupt" and "are missing" in s.error for s in statuses
+            s.mode is Mode.STOPPED and s.error_kind == "CorruptError" and "are missing" in s.error for s in statuses
         )
         if not blocked or self.settings.offload.on_gap == "record":
             return

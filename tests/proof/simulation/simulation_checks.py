@@ -13,7 +13,7 @@ from formats.entries import Position
 from formats.keys import data_key, index_key, parse_object_key, record_number
 from formats.manifest import Assign, Edit, LedgerClosed, Pause, Resume, decode_record
 from formats.segment_map import SegmentMap
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.state import ManifestState
@@ -41,7 +41,7 @@ def stored_entries(store: ObjectStore, state: ManifestState) -> list[tuple[Posit
     Ledgers offloaded behind a gap that isn't recorded yet (the ledger method doesn't wait for it) aren't.
 
     Raises:
-        NotFound: the manifest names what isn't there.
+        NotFoundError: the manifest names what isn't there.
     """
     found: list[tuple[Position, bytes]] = []
     committed = state.committed_end()
@@ -89,7 +89,7 @@ def what_is_unreadable(
     """
     try:
         stored = stored_entries(store, state)
-    except NotFound as error:
+    except NotFoundError as error:
         return f"the manifest names what isn't there: {error}"
     gaps = [(gap.first, gap.last) for gap in state.gaps]
     excused = set(unheard) - {position.ledger_id for position, _ in stored}

@@ -16,7 +16,7 @@ import pytest
 from formats.entries import Position
 from formats.pulsar.commands import CommandType, position_of
 from offloader.coverage import GapReason
-from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.errors import OffloaderError, StoreUnavailableError
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
@@ -165,7 +165,7 @@ class World:
         self.bench.admin.refuses_entries = self.random.choice([0, 401, 403, 404, 405, 412])
 
     def fail_store(self) -> None:
-        faults = [Fault(call=1, calls=self.random.randint(1, 8), error=StoreUnavailable)]
+        faults = [Fault(call=1, calls=self.random.randint(1, 8), error=StoreUnavailableError)]
         self.store.set_faults(faults)
 
     def crash(self) -> None:

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from formats.entries import Position
 from formats.keys import data_key, index_key
-from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
+from offloader.errors import OffloaderError, OutcomeUnknownError, StoreUnavailableError, ThrottledError
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
@@ -47,7 +47,7 @@ refusals = st.builds(
     verb=st.sampled_from([*READS, *WRITES, "*"]),
     call=st.integers(1, 3),
     calls=st.integers(1, 4),
-    error=st.sampled_from([StoreUnavailable, Throttled]),
+    error=st.sampled_from([StoreUnavailableError, ThrottledError]),
 )
 #: Without an answer: the call had no effect, or part of it, or all.
 lost_answers = st.builds(
@@ -57,7 +57,7 @@ lost_answers = st.builds(
     calls=st.integers(1, 3),
     after=st.booleans(),
     torn=st.booleans(),
-    error=st.just(OutcomeUnknown),
+    error=st.just(OutcomeUnknownError),
 )
 
 
@@ -144,7 +144,7 @@ class StreamModel(RuleBasedStateMachine):
 
     @rule(
         verb=st.sampled_from(UPLOADS),
-        error=st.sampled_from([StoreUnavailable, OutcomeUnknown]),
+        error=st.sampled_from([StoreUnavailableError, OutcomeUnknownError]),
         after=st.booleans(),
         turns=st.sampled_from([2, 12]),
     )
@@ -159,7 +159,7 @@ class StreamModel(RuleBasedStateMachine):
 
     @rule(calls=st.sampled_from([1, 3, 8]), after=st.booleans())
     def a_commit_is_unknown(self, calls: int, after: bool) -> None:
-        unknown = Fault(call=1, calls=calls, verb="put", key_part=".json", after=after, error=OutcomeUnknown)
+        unknown = Fault(call=1, calls=calls, verb="put", key_part=".json", after=after, error=OutcomeUnknownError)
         self.append([300] * 5)
         self._work(8)
         self.faulty.set_faults([unknown])

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from offloader.errors import OutcomeUnknown, StoreUnavailable, Throttled
+from offloader.errors import OutcomeUnknownError, StoreUnavailableError, ThrottledError
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.slow
 KIB = 1024
 #: What a call may do, but for what it is asked to.
 FAULTS = {
-    "refused": Fault(call=0, error=StoreUnavailable),
-    "throttled": Fault(call=0, error=Throttled),
-    "lost before": Fault(call=0, error=OutcomeUnknown),
-    "lost after": Fault(call=0, error=OutcomeUnknown, after=True),
-    "torn": Fault(call=0, error=OutcomeUnknown, torn=True),
-    "three in a row lost": Fault(call=0, error=OutcomeUnknown, calls=3),
+    "refused": Fault(call=0, error=StoreUnavailableError),
+    "throttled": Fault(call=0, error=ThrottledError),
+    "lost before": Fault(call=0, error=OutcomeUnknownError),
+    "lost after": Fault(call=0, error=OutcomeUnknownError, after=True),
+    "torn": Fault(call=0, error=OutcomeUnknownError, torn=True),
+    "three in a row lost": Fault(call=0, error=OutcomeUnknownError, calls=3),
     "late": Fault(call=0, error=None, latency_s=700),
-    "late and lost": Fault(call=0, error=OutcomeUnknown, after=True, latency_s=700),
+    "late and lost": Fault(call=0, error=OutcomeUnknownError, after=True, latency_s=700),
 }
 _names = count()
 

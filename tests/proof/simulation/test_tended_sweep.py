@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 from formats.entries import Position
-from offloader.errors import NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
+from offloader.errors import NotFoundError, OffloaderError, OutcomeUnknownError, StoreUnavailableError, ThrottledError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation
 from offloader.gc.sweep import cleanup_stream
@@ -34,13 +34,13 @@ from tests.proof.simulation.simulated_world import STREAM
 pytestmark = pytest.mark.slow
 
 FAULTS = {
-    "refused": Fault(call=0, error=StoreUnavailable),
-    "throttled": Fault(call=0, error=Throttled),
-    "lost before": Fault(call=0, error=OutcomeUnknown),
-    "lost after": Fault(call=0, error=OutcomeUnknown, after=True),
-    "torn": Fault(call=0, error=OutcomeUnknown, torn=True),
-    "out of reach from then on": Fault(call=0, error=StoreUnavailable, calls=10**6),
-    "lost, and out of reach from then on": Fault(call=0, error=OutcomeUnknown, after=True, calls=10**6),
+    "refused": Fault(call=0, error=StoreUnavailableError),
+    "throttled": Fault(call=0, error=ThrottledError),
+    "lost before": Fault(call=0, error=OutcomeUnknownError),
+    "lost after": Fault(call=0, error=OutcomeUnknownError, after=True),
+    "torn": Fault(call=0, error=OutcomeUnknownError, torn=True),
+    "out of reach from then on": Fault(call=0, error=StoreUnavailableError, calls=10**6),
+    "lost, and out of reach from then on": Fault(call=0, error=OutcomeUnknownError, after=True, calls=10**6),
 }
 READ_UP_TO = Position(2, 3)
 SETTINGS = Settings.of(
@@ -90,7 +90,7 @@ class Run:
         self.store.set_faults([])
         for _ in range(3):
             world.clock.advance(30 * 3600)
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(NotFoundError):
                 self._clean(self.store)
             self._reconcile_everything()
         assert read_entry(world.store, STREAM) is None
@@ -105,7 +105,7 @@ class Run:
             act(self.store)
         except OffloaderError:
             self.store.set_faults([])
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(NotFoundError):
                 act(self.store)
 
     def _add(self, store: ObjectStore) -> None:

@@ -10,7 +10,7 @@ from random import Random
 
 from formats.entries import Position
 from formats.manifest import Hold
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import NotFoundError, OffloaderError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import cleanup_all, cleanup_stream
@@ -173,7 +173,7 @@ class TopicActs:
                     ignore_leases=True,
                     entropy=self._random.randbytes,
                 )
-            except NotFound:
+            except NotFoundError:
                 return
             world.clock.advance(30 * 3600)
 

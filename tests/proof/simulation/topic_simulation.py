@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 
 from formats.entries import Position
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import NotFoundError, OffloaderError
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import read_entry, read_intent
 from offloader.retention.cuts import partition_segment
@@ -219,7 +219,7 @@ class TopicSimulation:
             return
         try:
             cycle.run(TOPIC)
-        except NotFound:
+        except NotFoundError:
             return
         raise InvariantBroken("a retention cycle ran for a topic that has no partition")
 

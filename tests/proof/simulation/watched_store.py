@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from formats.documents import GLOBAL_HOLD_KEY
 from formats.keys import record_number
-from offloader.errors import NotFound
+from offloader.errors import NotFoundError
 from offloader.store.base import DeleteFailure, ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.wrappers import Request, StoreWrapper
 
@@ -63,7 +63,7 @@ class WatchedStore(StoreWrapper):
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         there = []
         for key in keys:
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 there.append(self.inner.head(key))
         failures = self.inner.delete(keys)
         self._watcher.saw_delete(self._by, there)

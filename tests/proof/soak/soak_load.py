@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from formats.entries import Position
-from offloader.errors import NotFound, StoreUnavailable, Trimmed
+from offloader.errors import NotFoundError, StoreUnavailableError, TrimmedError
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.system import set_up
 from offloader.store.open import open_store
@@ -198,7 +198,7 @@ class Load:
             try:
                 # What retention took while it was chosen isn't an error; nor is a stream that nothing is offloaded of.
                 with (
-                    contextlib.suppress(NotFound, Trimmed, _Trimmed),
+                    contextlib.suppress(NotFoundError, TrimmedError, _Trimmed),
                     contextlib.closing(read(choices, stream)) as found,
                 ):
                     for payloads in found:
@@ -206,7 +206,7 @@ class Load:
                         entries += len(payloads)
                         if entries >= READ_ENTRIES_MAX or self.ended.is_set():
                             break
-            except (StoreUnavailable, fl.FlightUnavailableError):
+            except (StoreUnavailableError, fl.FlightUnavailableError):
                 again = 1  # it was told to try again
             with self._lock:
                 self.totals.tried_again += again
@@ -235,7 +235,7 @@ class Load:
             finally:
                 reader.cancel()
         except (fl.FlightError, pa.ArrowException) as error:
-            if any(kind in str(error) for kind in ("NotFound", "Trimmed", "BeyondEnd")):
+            if any(kind in str(error) for kind in ("NotFound", "TrimmedError", "BeyondEndError")):
                 raise _Trimmed from error
             raise
         finally:

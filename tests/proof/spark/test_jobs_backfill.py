@@ -16,9 +16,9 @@ import pytest
 from formats.manifest import Assign, Failed, SetMethod
 from offloader.errors import (
     ErrorKind,
-    ExecutorLost,
-    Fenced,
-    InvalidCall,
+    ExecutorLostError,
+    FencedError,
+    InvalidCallError,
 )
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
@@ -88,7 +88,7 @@ def test_segment_failing_every_attempt_is_an_error_of_its_stream_only(
     (tmp_path / "tasks").mkdir()
     open_hot = partial(MisbehavingLedgers, folder=tmp_path / "tasks", die_reading=range(3))
     done = run("other", open_hot=open_hot)
-    assert isinstance(done["other"].error, ExecutorLost)
+    assert isinstance(done["other"].error, ExecutorLostError)
     assert done["other"].error.exit_code == ErrorKind.RETRY_LATER.value
     assert len(load_manifest(store, "other").offloaded()) == 0
     assert done["other"].committed is None
@@ -124,7 +124,9 @@ def test_run_after_a_killed_driver_adopts_complete_segments(
     assert len(complete) == 1
     assert len(left) >= 2
     refused = run(config=settings_of(takeover_after_seconds=3600.0))
-    assert isinstance(refused[complete[0][0]].error, Fenced), "its last record is young: nobody knows that it is dead"
+    assert isinstance(refused[complete[0][0]].error, FencedError), (
+        "its last record is young: nobody knows that it is dead"
+    )
     done = run(take_over=True)
     assert all(each.error is None for each in done.values())
     require_whole(store, hot, *STREAMS)
@@ -168,7 +170,7 @@ def test_living_writer_keeps_its_stream_unless_taken_over(run: Any, hot: HotTier
     log = ManifestLog(store, "t/a", clock=SystemClock())
     log.open_epoch()
     done = run(config=settings_of(takeover_after_seconds=3600.0))
-    assert isinstance(done["t/a"].error, Fenced)
+    assert isinstance(done["t/a"].error, FencedError)
     assert "--take-over" in done["t/a"].error.hint
     assert done["t/a"].offloaded == ()
     assert log.load().epoch == log.epoch
@@ -176,7 +178,7 @@ def test_living_writer_keeps_its_stream_unless_taken_over(run: Any, hot: HotTier
     require_whole(store, hot, "other", "t/b")
     assert run("t/a", take_over=True)["t/a"].error is None
     require_whole(store, hot, *STREAMS)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         log.commit([SetMethod("streaming")])
 
 
@@ -193,7 +195,7 @@ def test_ledger_method_backfills_ledgers_singly_and_skips_disabled_streams(
     assert stored_entries(store, "t/a") == [each for each in hot.expected["t/a"] if each[0].ledger_id in closed]
     assert list_streams(store) == ["t/a"]
     (named,) = backfill(spark, ["t/b"], {"store": store.url}, **given)
-    assert isinstance(named.error, InvalidCall)
+    assert isinstance(named.error, InvalidCallError)
     assert "its method is none" in named.error.message
 
 

@@ -16,7 +16,7 @@ import pytest
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.manifest import Retire, Truncate
 from formats.segment import SegmentMap
-from offloader.errors import Corrupt, OutcomeUnknown, Trimmed
+from offloader.errors import CorruptError, OutcomeUnknownError, TrimmedError
 from offloader.spark.jobs import export
 from offloader.spark.jobs.export import ExportLog
 from offloader.store.open import open_store
@@ -167,7 +167,7 @@ def test_files_with_other_rows_than_written_are_not_recorded(
 
     with monkeypatch.context() as patched:
         patched.setattr(job, "_replace", disturbed)
-        with pytest.raises(OutcomeUnknown, match=r"expected 10 rows, found 0 in .*; nothing was recorded"):
+        with pytest.raises(OutcomeUnknownError, match=r"expected 10 rows, found 0 in .*; nothing was recorded"):
             run(spark, writer, to)
     [done] = run(spark, writer, to)
     assert done.rows == 10
@@ -183,7 +183,7 @@ def test_damage_fails_the_run_and_keeps_the_ranges_before_it(
     broken = bytearray(whole)
     broken[int(SegmentMap.parse(writer.store.get(index)[0]).blocks.offset[1]) + 150] ^= 1
     writer.store.put(data, bytes(broken), metadata=info.metadata)
-    with pytest.raises(Corrupt, match="Spark's export failed: .*" + str(writer.uuids[1])):
+    with pytest.raises(CorruptError, match="Spark's export failed: .*" + str(writer.uuids[1])):
         run(spark, writer, to, range_bytes=1)
     assert exported(spark, to) == writer.entries[:100]
     skipped, last = run(spark, writer, to, range_bytes=1, options={"onCorrupt": "skip"})
@@ -205,7 +205,7 @@ def test_entries_deleted_before_their_export_are_an_error_or_recorded(
     third = writer.add([batch_of(1, 40, 10)])
     writer.log.commit([Truncate(Position(1, 35)), Retire((second,))])
     with pytest.raises(
-        Trimmed, match="exported up to 1:29, but the following entries were deleted: the stream now begins at 1:35"
+        TrimmedError, match="exported up to 1:29, but the following entries were deleted: the stream now begins at 1:35"
     ) as caught:
         run(spark, writer, to)
     assert "--skip-lost" in caught.value.hint
@@ -219,7 +219,7 @@ def test_unreadable_messages_fail_the_run_or_become_dead_letters_once(
 ) -> None:
     good = batch_entry([Sent(value=b"a", key="k"), Sent(value=b"b")])
     writer.add([EntryBatch.build(3, 0, [good, b"no message at all", GARBAGE, good])])
-    with pytest.raises(Corrupt, match="entry 3:1"):
+    with pytest.raises(CorruptError, match="entry 3:1"):
         run(spark, writer, to, content="messages")
     with monkeypatch.context() as patched:
         patched.setattr(ExportLog, "add", die)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloader.errors import Corrupt, ErrorKind, OffloaderError
+from offloader.errors import CorruptError, ErrorKind, OffloaderError
 from offloader.spark.jobs import AvroValues, JsonValues, export
 from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import Sent, batch_entry, entry_of, metadata_of, single_entry
@@ -71,7 +71,7 @@ def test_invalid_json_values_fail_the_run_or_go_to_dead_letters(
     assert {row.error for row in aside if row.value is not None} == {"the value isn't JSON of the schema"}
     assert [row.decoded.id for row in rows(spark, f"{to}/messages")] == [0, 1, 2, 0]
     sent(writer, single_entry(good[0]), batch_entry([good[0], Sent(value=b"{"), Sent(value=b"[")]))
-    with pytest.raises(Corrupt) as caught:
+    with pytest.raises(CorruptError) as caught:
         run(spark, writer, to, **one_each)
     assert caught.value.message == (
         "stream shop/orders, range 3, 3:0..3:1: 2 messages can't be decoded, the first at 3:1, message 1: the value "
@@ -90,7 +90,8 @@ def test_avro_is_read_by_the_version_each_message_names(spark: SparkSession, wri
     ]
     sent(writer, *entries)
     with pytest.raises(
-        Corrupt, match=r"2 messages can't be decoded, the first at 1:1, message 1: .*does not match the Avro schema"
+        CorruptError,
+        match=r"2 messages can't be decoded, the first at 1:1, message 1: .*does not match the Avro schema",
     ):
         run(spark, writer, to, values=values)
     assert run(spark, writer, to, values=values, dead_letter=True) == (2, 2)

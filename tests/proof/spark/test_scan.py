@@ -78,7 +78,7 @@ def test_positions_outside_of_the_stream_are_errors_that_name_its_ends(
 ) -> None:
     assert "position 0:0 is before the first entry 3:0" in failure_of(load(spark, orders, startPosition="0:0").count)
     beyond = failure_of(load(spark, orders, endPosition="99:0").count)
-    assert "BeyondEnd" in beyond
+    assert "BeyondEndError" in beyond
     assert "99:0 is beyond the last readable entry 14:29" in beyond
 
 
@@ -135,8 +135,8 @@ def test_damaged_and_missing_pieces_are_skipped_by_option(spark: SparkSession, d
     assert [entry for entry in found if entry in whole] == whole
     assert 0 < len(rest) < 100  # of the segment with one damaged block all others
     assert all(entry in damaged.entries[100:200] for entry in rest)
-    assert "ObjectMissing" in failure_of(load(spark, damaged, onCorrupt="skip").count)
-    assert "Corrupt" in failure_of(load(spark, damaged, onMissing="skip").count)
+    assert "ObjectMissingError" in failure_of(load(spark, damaged, onCorrupt="skip").count)
+    assert "CorruptError" in failure_of(load(spark, damaged, onMissing="skip").count)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_entry_columns_need_no_payload_and_value_columns_report_damage(
     assert [(row.entry_id, row.batch_index) for row in rows] == [(0, -1), (1, 0), (1, 1), (1, 2)]
     said = failure_of(load_messages(spark, small, schema="value BINARY").collect)
     place = f"stream {small.stream}, object {small.keys(uuid)[0]}, entry 3:1 at byte"
-    for part in ("Corrupt", "compressed payload", place, "expected 300 bytes of zstd", "found"):
+    for part in ("CorruptError", "compressed payload", place, "expected 300 bytes of zstd", "found"):
         assert part in said
 
 

@@ -100,7 +100,7 @@ def test_deleted_segment_fails_every_query_by_name(session: SparkSession, writer
     writer.store.delete(list(writer.keys(old)))
     for query in (frame, frame.where("entry_id >= 3")):
         said = failure_of(query.collect)
-        assert "Trimmed" in said
+        assert "TrimmedError" in said
         assert f"stream shop/orders, object {writer.keys(old)[0].rpartition('/')[0]}" in said
         assert f"retention deleted segment {old}" in said
     assert load(session, writer).count() == 20

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import InvalidCallError, NotFoundError
 from offloader.spark import entries
 from offloader.spark.options import Needs, SourceOptions
 from offloader.store.open import open_store
@@ -68,19 +68,19 @@ def test_count_is_the_manifests_where_that_is_exact(spark: SparkSession, tmp_pat
         assert entries(spark, writer.store.url, "shop/*", where=where).count() == expected
     assert entries(spark, writer.store.url, "shop/*", limit=30).count() == 30
     for where in ("publish_time >= '2020-01-01'", "entry_id % 2 = 0"):
-        assert "ObjectMissing" in failure_of(entries(spark, writer.store.url, "shop/*", where=where).count)
+        assert "ObjectMissingError" in failure_of(entries(spark, writer.store.url, "shop/*", where=where).count)
 
 
 @pytest.mark.java
 def test_refused_arguments_are_named(spark: SparkSession, orders: StreamWriter) -> None:
     place = orders.store.url, orders.stream
-    with pytest.raises(InvalidCall, match="option columns: content=entries has no key"):
+    with pytest.raises(InvalidCallError, match="option columns: content=entries has no key"):
         entries(spark, *place, columns=["key"])
-    with pytest.raises(InvalidCall, match="entries doesn't accept store as an option"):
+    with pytest.raises(InvalidCallError, match="entries doesn't accept store as an option"):
         entries(spark, *place, options={"store": "x"})
-    with pytest.raises(InvalidCall, match="limit is -1"):
+    with pytest.raises(InvalidCallError, match="limit is -1"):
         entries(spark, *place, limit=-1)
-    with pytest.raises(NotFound, match=r"stream shop/nothing isn't in"):
+    with pytest.raises(NotFoundError, match=r"stream shop/nothing isn't in"):
         entries(spark, place[0], "shop/nothing")
     said = failure_of(lambda: load(spark, orders, pruneByFilters="true"))
     assert "unknown option pruneByFilters" in said

@@ -13,7 +13,7 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.storage.blob import BlobServiceClient
 
 from formats.checksum import crc32c
-from offloader.errors import Corrupt, InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import CorruptError, InvalidCallError, OffloaderError, OutcomeUnknownError, StoreUnavailableError
 from offloader.settings import StoreSettings
 from offloader.store.base import OVERWRITE, DeleteFailure, ObjectStore, StoreOptions
 from offloader.store.clouds.base import UPLOADS_PREFIX, CloudStore
@@ -92,7 +92,7 @@ def test_another_process_takes_part_in_an_upload_and_ends_it(cloud_place: S3Plac
     second.abort_upload("k", upload_id)
     assert list(first.list_uploads("")) == []
     assert all_keys(first) == []
-    with pytest.raises(OutcomeUnknown, match="no upload"):
+    with pytest.raises(OutcomeUnknownError, match="no upload"):
         first.complete_upload("k", upload_id, [part])
 
 
@@ -100,7 +100,7 @@ class Untidy(CloudStore):
     """A service that joins, and then doesn't delete."""
 
     def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        raise StoreUnavailable("no deletes now")
+        raise StoreUnavailableError("no deletes now")
 
 
 def test_failed_tidying_after_a_completion_is_no_failure(cloud_place: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_foreign_upload_mark_is_an_error(cloud_place: S3Place, body: bytes) -> N
     raw._put(mark.key, body, OVERWRITE, {}, crc32c(body))
     calls: list[Callable[[], object]] = [lambda: raw.list_uploads(""), lambda: raw.list_parts("k", upload_id)]
     for call in calls:
-        with pytest.raises(Corrupt, match="isn't a valid upload marker"):
+        with pytest.raises(CorruptError, match="isn't a valid upload marker"):
             call()
 
 
@@ -142,11 +142,11 @@ def test_missing_bucket_and_wrong_urls_are_errors(cloud_place: S3Place) -> None:
     with pytest.raises(OffloaderError, match="absent-bucket"):
         absent.put("k", b"x")
     scheme = cloud_place.url.partition("://")[0]
-    with pytest.raises(InvalidCall, match=r"no (bucket|container)"):
+    with pytest.raises(InvalidCallError, match=r"no (bucket|container)"):
         open_store(f"{scheme}:///root", **cloud_place.options)
     nobody = {**cloud_place.options, "endpoint_url": "http://127.0.0.1:9/devstoreaccount1"}
     gone = open_store(cloud_place.url, **nobody, settings=StoreSettings(retries_max=0, connect_timeout_s=1))
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         gone.get("k")
 
 

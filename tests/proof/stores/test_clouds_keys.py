@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from offloader.errors import Unsupported
+from offloader.errors import UnsupportedError
 from offloader.settings import StoreSettings
 from offloader.settings.layered import parse_settings
 from offloader.store.base import Adjustable, StoreOptions
@@ -80,7 +80,7 @@ def test_every_object_names_the_key_of_its_stream(cloud_place: S3Place) -> None:
 def test_service_that_names_no_key_is_refused_by_the_probe(cloud_place: S3Place) -> None:
     """The stand-ins encrypt nothing, and say so."""
     store = cloud_place.open(settings=StoreSettings(kms_key="of-all"))
-    with pytest.raises(Unsupported, match=r"store\.kms_key = 'of-all' has no effect"):
+    with pytest.raises(UnsupportedError, match=r"store\.kms_key = 'of-all' has no effect"):
         require_conditional_puts(store)
     store.close()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from offloader.errors import (
-    OutcomeUnknown,
-    StoreUnavailable,
+    OutcomeUnknownError,
+    StoreUnavailableError,
 )
 from offloader.settings import StoreSettings
 from tests.store.test_s3_faults import CALLS, READS, opened
@@ -22,6 +22,6 @@ def test_a_server_that_never_answers_runs_into_the_deadline(name: str) -> None:
     """A read changed nothing; a write that was sent may have happened."""
     with silent_server() as url:
         store = opened(url, HASTY)
-        with pytest.raises(StoreUnavailable if name in READS else OutcomeUnknown):
+        with pytest.raises(StoreUnavailableError if name in READS else OutcomeUnknownError):
             CALLS[name](store)
         store.close()

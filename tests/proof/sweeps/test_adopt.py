@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from formats.entries import Position
-from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.errors import OutcomeUnknownError, StoreUnavailableError
 from offloader.read.reader import open_stream_reader
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -43,7 +43,7 @@ def test_adoption_interrupted_at_any_call_continues_and_hides_nothing(
         try:
             adopted(FaultyStore(store, [calls]), requests_in_flight=1)
             stopped = False
-        except (OutcomeUnknown, StoreUnavailable):
+        except (OutcomeUnknownError, StoreUnavailableError):
             seen = entries_of(store)
             assert seen[-5:] == [Position(1008, n) for n in range(5)]
             assert len(seen) == len(set(seen))

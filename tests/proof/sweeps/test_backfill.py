@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.errors import OutcomeUnknownError, StoreUnavailableError
 from offloader.testing.faulty_store import Fault
 from tests.support.readback import stored_entries
 from tests.write.test_backfill import STREAM, Bench
@@ -15,13 +15,13 @@ from tests.write.test_backfill import bench as bench
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", range(1, 40, 3))
-@pytest.mark.parametrize(("error", "after"), [(StoreUnavailable, False), (OutcomeUnknown, True)])
+@pytest.mark.parametrize(("error", "after"), [(StoreUnavailableError, False), (OutcomeUnknownError, True)])
 def test_later_run_completes_a_backfill_failing_at_any_call(
-    bench: Bench, call: int, error: type[StoreUnavailable], after: bool
+    bench: Bench, call: int, error: type[StoreUnavailableError], after: bool
 ) -> None:
     bench.append(300)
     bench.store.set_faults([Fault(call=call, calls=2, error=error, after=after)])
-    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+    with contextlib.suppress(StoreUnavailableError, OutcomeUnknownError):
         bench.offloader.history.backfill(bench.source, STREAM)
     bench.store.set_faults([])
     stored = list(bench.expected)

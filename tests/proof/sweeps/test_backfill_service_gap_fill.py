@@ -8,9 +8,9 @@ import pytest
 
 from offloader.errors import (
     OffloaderError,
-    OutcomeUnknown,
-    StoreUnavailable,
-    Throttled,
+    OutcomeUnknownError,
+    StoreUnavailableError,
+    ThrottledError,
 )
 from offloader.manifest.load import load_manifest
 from offloader.manifest.log import ManifestLog
@@ -21,7 +21,7 @@ from tests.write.test_backfill_service_gap_fill import filled, given, new_store,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [StoreUnavailable, OutcomeUnknown, Throttled])
+@pytest.mark.parametrize("error", [StoreUnavailableError, OutcomeUnknownError, ThrottledError])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("by_another", [False, True])
 def test_whatever_call_fails_the_entries_are_recorded_once_when_they_come_again(

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import OffloaderError, OutcomeUnknownError, StoreUnavailableError
 from offloader.manifest.log import load_manifest
 from offloader.testing.faulty_store import Fault
 from offloader.write.machine import StreamOffload
@@ -20,7 +20,7 @@ from tests.write.test_catch_up_backfill import new_bench as new_bench
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("error", "after"), [(StoreUnavailable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)]
+    ("error", "after"), [(StoreUnavailableError, False), (OutcomeUnknownError, False), (OutcomeUnknownError, True)]
 )
 def test_backfill_killed_at_any_call_resumes_and_resends_no_offloaded_segment(
     new_bench: Callable[..., Bench], error: type[OffloaderError], after: bool
@@ -31,7 +31,7 @@ def test_backfill_killed_at_any_call_resumes_and_resends_no_offloaded_segment(
         source = bench.open()
         bench.append(source, 40)
         bench.store.set_faults(
-            [Fault(call=call, after=after, error=error), Fault(call=call + 1, calls=10**9, error=StoreUnavailable)]
+            [Fault(call=call, after=after, error=error), Fault(call=call + 1, calls=10**9, error=StoreUnavailableError)]
         )
         first = bench.start(source)
         seen: list[StreamStatus] = []
@@ -42,7 +42,7 @@ def test_backfill_killed_at_any_call_resumes_and_resends_no_offloaded_segment(
 
         eventually(came_to_an_end)
         finished = not seen[-1].error
-        bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+        bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailableError)])
         first.stop()
         state = load_manifest(bench.memory, STREAM) if bench.records() else None
         done = {segment.uuid for segment in state.offloaded()} if state else set()

@@ -16,7 +16,7 @@ from formats.manifest import (
     Purged,
     Retire,
 )
-from offloader.errors import Corrupt, Fenced, OutcomeUnknown
+from offloader.errors import CorruptError, FencedError, OutcomeUnknownError
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.checkpoint import write_checkpoint
 from offloader.manifest.compaction import RUN_ROWS_MIN
@@ -44,10 +44,12 @@ from tests.support.manifests import segment_edits, uuid_of
 def test_lost_response_anywhere_in_a_checkpoint_is_harmless(key_part: str, fault: str) -> None:
     bench, log = with_a_full_run()
     expected = load_manifest(bench.memory, STREAM)
-    bench.store.set_faults([Fault(call=1, verb="put", key_part=key_part, after=fault == "after", error=OutcomeUnknown)])
+    bench.store.set_faults(
+        [Fault(call=1, verb="put", key_part=key_part, after=fault == "after", error=OutcomeUnknownError)]
+    )
     try:
         log.checkpoint()
-    except OutcomeUnknown:
+    except OutcomeUnknownError:
         assert load_manifest(bench.memory, STREAM).totals() == expected.totals()
         log.checkpoint()
 
@@ -70,11 +72,11 @@ def test_a_flipped_bit_anywhere_in_a_manifest_is_named(target: str) -> None:
         damaged = bytearray(body)
         damaged[at] ^= 0x10
         bench.memory.put(full, damaged, mode=OVERWRITE)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             load_manifest(bench.memory, STREAM)
     bench.memory.delete([full])
     if target != "boundary":
-        with pytest.raises(Corrupt, match="missing"):
+        with pytest.raises(CorruptError, match="missing"):
             load_manifest(bench.memory, STREAM)
     bench.memory.put(full, body)
     assert load_manifest(bench.memory, STREAM) == log.state
@@ -181,5 +183,5 @@ def test_stream_being_deleted_is_deleted_and_not_damaged() -> None:
     state = load_manifest(bench.memory, STREAM)
     assert state.stream_deleted
     assert any(key.endswith(".segments.parquet") for key in keys_in(bench, log))
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         close(log, 1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import OffloaderError, OutcomeUnknownError, StoreUnavailableError
 from offloader.manifest.log import load_manifest
 from offloader.testing.faulty_store import Fault
 from tests.support.readback import unaccounted_keys
@@ -33,7 +33,7 @@ MERGED = [(Position(1, 0), Position(3, 1)), (Position(3, 2), Position(4, 3))]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", [1, 10_000], ids=["failure", "crash"])
-@pytest.mark.parametrize("error", [StoreUnavailable, OutcomeUnknown], ids=lambda error: error.__name__)
+@pytest.mark.parametrize("error", [StoreUnavailableError, OutcomeUnknownError], ids=lambda error: error.__name__)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_compaction_failing_at_any_request_is_continued_by_the_next(
     after: bool, error: type[OffloaderError], calls: int
@@ -67,7 +67,7 @@ def test_a_crash_leaves_no_object_that_cleanup_could_not_find() -> None:
     while True:
         number += 1
         bench = small_segments()
-        bench.store.set_faults([Fault(call=number, error=StoreUnavailable, calls=10_000)])
+        bench.store.set_faults([Fault(call=number, error=StoreUnavailableError, calls=10_000)])
         try:
             bench.compact()
         except OffloaderError:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.sweep import cleanup_all
 from offloader.testing.faulty_store import Fault
@@ -25,7 +25,7 @@ def test_a_deletion_that_stopped_is_finished_by_the_rounds_of_cleanup() -> None:
         bench.store.set_faults([Fault(call=call, calls=10**6)])
         try:
             remove_stream(bench.store, STREAM, clock=bench.clock)
-        except StoreUnavailable:
+        except StoreUnavailableError:
             pass
         except Exception as error:  # the outcome of its record may be unknown
             assert "may be committed" in str(error) or "fault" in str(error)  # noqa: PT017

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.errors import Closed, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import ClosedError, OffloaderError, OutcomeUnknownError, StoreUnavailableError
 from offloader.read.reader import load_stream
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.ledgers.pushing_broker import Broker
@@ -38,15 +38,15 @@ def test_pushed_entries_arrive_once_under_random_faults(
             part = chance.choice([STREAM, "/manifest/", "-index", ""])
             kinds: list[dict[str, Any]] = [
                 {},
-                {"torn": True, "error": OutcomeUnknown},
-                {"after": True, "error": OutcomeUnknown},
+                {"torn": True, "error": OutcomeUnknownError},
+                {"after": True, "error": OutcomeUnknownError},
             ]
             store.set_faults(
                 Fault(call=chance.randint(1, 8), key_part=part, calls=chance.randint(1, 5), **chance.choice(kinds))
                 for _ in range(2)
             )
         for _ in range(chance.randint(1, 6)):
-            with contextlib.suppress(StoreUnavailable, OutcomeUnknown, Closed):
+            with contextlib.suppress(StoreUnavailableError, OutcomeUnknownError, ClosedError):
                 sidecar.push(broker, chance.randint(1, 60), within_s=2)
         if chance.random() < 0.3:
             sidecar.stream.request_offload()
@@ -59,7 +59,7 @@ def test_pushed_entries_arrive_once_under_random_faults(
     store.set_faults([])
     try:
         sidecar.finish(broker)
-    except Closed:  # it had lost the stream, or does so now
+    except ClosedError:  # it had lost the stream, or does so now
         sidecar.kill()
         start(store, **memory).finish(broker)
     assert stored_entries(store.inner, STREAM) == broker.entries

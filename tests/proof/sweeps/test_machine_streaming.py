@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import OffloaderError, OutcomeUnknownError, StoreUnavailableError
 from offloader.testing.faulty_store import Fault
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S
@@ -15,9 +15,9 @@ from tests.write.streaming_bench import KIB, STREAM, Bench, settings
 from tests.write.test_machine_streaming import new_bench as new_bench
 
 FAULTS = [
-    pytest.param(StoreUnavailable, False, id="refused"),
-    pytest.param(OutcomeUnknown, False, id="lost-before"),
-    pytest.param(OutcomeUnknown, True, id="lost-after"),
+    pytest.param(StoreUnavailableError, False, id="refused"),
+    pytest.param(OutcomeUnknownError, False, id="lost-before"),
+    pytest.param(OutcomeUnknownError, True, id="lost-after"),
 ]
 
 
@@ -58,7 +58,7 @@ def test_a_crash_at_any_storage_call_loses_and_repeats_nothing(
         source = bench.open()
         bench.append(source, 8)
         bench.store.set_faults(
-            [Fault(call=call, after=after, error=error), Fault(call=call + 1, calls=10**9, error=StoreUnavailable)]
+            [Fault(call=call, after=after, error=error), Fault(call=call + 1, calls=10**9, error=StoreUnavailableError)]
         )
         try:
             stream = bench.start(source)
@@ -67,7 +67,7 @@ def test_a_crash_at_any_storage_call_loses_and_repeats_nothing(
             finished = True
         except OffloaderError:
             finished = False
-        bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+        bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailableError)])
 
         successor = bench.start(again := bench.open(), store=bench.memory)
         bench.append(again, 4)

@@ -8,7 +8,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Hold
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.maintenance import CLEANUP, ORPHANS
 from offloader.manifest.log import load_manifest
 from offloader.retention.cycle import RETRY
@@ -65,14 +65,14 @@ def test_failing_job_is_reported_and_retried_soon_and_blocks_no_other() -> None:
     bench = Bench(cleanup={"cycle_minutes": 100, "orphans_hours": 6})
     other = StreamWriter(bench.memory, "a/b/persistent/zz", clock=bench.clock)
     other.add([batch_of(1, 0, 10)], closes=[1])
-    bench.store.set_faults([Fault(call=1, calls=10**6, key_part="_catalog/", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, calls=10**6, key_part="_catalog/", error=StoreUnavailableError)])
     runs = bench.pass_time(DAY_S)
-    assert all(isinstance(run.error, StoreUnavailable) for run in bench.upkeep.latest.values())
+    assert all(isinstance(run.error, StoreUnavailableError) for run in bench.upkeep.latest.values())
     assert len(runs) > DAY_S / (100 * 60 * RETRY) / 2
-    bench.store.set_faults([Fault(call=1, calls=10**6, key_part=f"{STREAM}/manifest/", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, calls=10**6, key_part=f"{STREAM}/manifest/", error=StoreUnavailableError)])
     bench.pass_time(DAY_S)
     assert bench.upkeep.latest[CLEANUP].error is None
-    assert isinstance(bench.upkeep.latest[ORPHANS].error, StoreUnavailable)
+    assert isinstance(bench.upkeep.latest[ORPHANS].error, StoreUnavailableError)
     assert (bench.value("cleanup_cycles_total", result="failed") or 0) > 5
     done = {key: value for key, value in exposed(bench.metrics).items() if key.startswith("cleanup_cycles_total")}
     assert next(value for key, value in done.items() if other.stream in key and 'result="done"' in key) > 5

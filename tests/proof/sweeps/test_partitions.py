@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.ledgers.base import HotTierLost, LedgerInfo, ReadableLedgers
+from offloader.ledgers.base import HotTierLostError, LedgerInfo, ReadableLedgers
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.partitions import follow_all
 from offloader.read.reader import Reader, open_stream_reader
@@ -38,7 +38,7 @@ class Shaky:
     def _lose(self) -> None:
         if self._random.random() < 0.2:
             self.losses += 1
-            raise HotTierLost("nobody answers")
+            raise HotTierLostError("nobody answers")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailableError
 from offloader.groups.group_service import open_reader_groups
 from offloader.groups.reader_groups import (
     GroupConfig,
@@ -37,7 +37,7 @@ class Stalled(StoreWrapper):
         if self.calls == self._stall_call:
             self._meanwhile()
         if self.calls > self._last_call:
-            raise StoreUnavailable(f"the process died before {request.verb} of {request.key}")
+            raise StoreUnavailableError(f"the process died before {request.verb} of {request.key}")
         return call()
 
 
@@ -68,7 +68,7 @@ def test_process_that_stalls_while_registering_a_group_and_dies_leaves_no_subscr
             assert others.settle("late").group.to_do == ()
 
         store = Stalled(bench.memory, stall_call, last_call, meanwhile)
-        with suppress(StoreUnavailable):
+        with suppress(StoreUnavailableError):
             open_reader_groups(store, clock=bench.clock).settle("late")
         if store.calls < stall_call:
             meanwhile()

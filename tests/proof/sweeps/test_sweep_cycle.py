@@ -7,10 +7,10 @@ import contextlib
 import pytest
 
 from formats.keys import parse_object_key, record_number
-from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import OffloaderError, OutcomeUnknownError, StoreUnavailableError
 from offloader.gc.sweep import cleanup_stream, read_batches
 from offloader.manifest.protection import (
-    DeletionStopped,
+    DeletionStoppedError,
     set_global_hold,
     take_lease,
 )
@@ -40,7 +40,7 @@ def test_global_hold_stops_a_round_between_any_two_steps() -> None:
         store = Stopping(bench.memory)
         try:
             cleanup_stream(store, STREAM, clock=bench.clock, settings=bench.settings)
-        except DeletionStopped:
+        except DeletionStoppedError:
             late = store.calls[call - 1 :]
             records = [key for verb, key in late if verb == "put" and record_number(key) is not None]
             deletes = [key for verb, key in late if verb == "delete" and parse_object_key(key, STREAM)]
@@ -55,7 +55,7 @@ def test_global_hold_stops_a_round_between_any_two_steps() -> None:
     raise AssertionError("no round was over before it was stopped")
 
 
-@pytest.mark.parametrize(("after", "error"), [(False, StoreUnavailable), (True, OutcomeUnknown)])
+@pytest.mark.parametrize(("after", "error"), [(False, StoreUnavailableError), (True, OutcomeUnknownError)])
 def test_round_failing_at_any_request_loses_and_leaks_nothing(after: bool, error: type[OffloaderError]) -> None:
     call = 0
     while True:

@@ -12,9 +12,9 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Hold
-from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import InvalidCallError, OffloaderError, OutcomeUnknownError, StoreUnavailableError
 from offloader.gc.sweep import undo_retirements
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefusedError
 from offloader.read.fetch import Cache
 from offloader.read.reader import Reader, open_stream_reader
 from offloader.retention.truncate import truncate_stream
@@ -77,7 +77,7 @@ class Walk:
     def undo(self) -> None:
         retired = [segment.uuid for segment in self.bench.state.segments.retired()]
         chosen = self.random.sample(retired, self.random.randint(0, len(retired)))
-        with contextlib.suppress(InvalidCall, EditRefused):
+        with contextlib.suppress(InvalidCallError, EditRefusedError):
             undo_retirements(self.bench.log(), segments=chosen)
 
     def hold(self) -> None:
@@ -97,7 +97,7 @@ class Walk:
         self.bench.hours(self.random.choice([0.1, 3, 25]))
 
     def fault(self) -> None:
-        kind = self.random.choice([None, StoreUnavailable, OutcomeUnknown])
+        kind = self.random.choice([None, StoreUnavailableError, OutcomeUnknownError])
         if kind is not None:
             calls = self.random.choice([1, 1, 10**6])
             after = self.random.random() < 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from formats.entries import Position
-from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.errors import OutcomeUnknownError, StoreUnavailableError
 from offloader.manifest.log import load_manifest
 from offloader.testing.faulty_store import Fault
 from tests.retention.test_truncate import STREAM, Bench
@@ -21,7 +21,7 @@ def test_truncation_failing_at_any_request_is_finished_by_the_next(after: bool, 
         for _ in range(2):
             try:
                 bench.truncate(3, 0, force=force, take_over=True)
-            except (StoreUnavailable, OutcomeUnknown):
+            except (StoreUnavailableError, OutcomeUnknownError):
                 continue
         state = load_manifest(bench.memory, STREAM)
         assert (state.head, set(state.deleted_ledgers), bench.hot_ids) == (Position(3, 0), {1, 2}, [3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from formats.entries import Position
-from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.errors import OutcomeUnknownError, StoreUnavailableError
 from offloader.retention.truncate import resume_topic_truncation
 from offloader.testing.faulty_store import Fault
 from tests.retention.test_truncate_topic import ONE, TEN, TOPIC, ZERO, Bench
@@ -21,7 +21,7 @@ def test_truncation_failing_at_any_request_is_all_or_nothing(after: bool) -> Non
         bench.store.set_faults([Fault(call=call, after=after)])
         try:
             bench.truncate(wanted)
-        except (StoreUnavailable, OutcomeUnknown):
+        except (StoreUnavailableError, OutcomeUnknownError):
             pass
         else:
             assert len(bench.store.calls) < call or bench.heads() == list(wanted.values())

@@ -13,7 +13,7 @@ import pyarrow.flight as fl
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import InvalidCall, StoreUnavailable
+from offloader.errors import InvalidCallError, StoreUnavailableError
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import parse_listen
 from offloader.service.providers.flight import require_free
@@ -144,7 +144,7 @@ def test_missing_stream_or_position_is_an_error_by_name(store: MemoryStore) -> N
         client = door.client()
         with pytest.raises(fl.FlightServerError, match=r"NotFound: .*shop/eu/persistent/bills"):
             client.do_get(fl.Ticket(json.dumps({"stream": BILLS}).encode()))
-        with pytest.raises(fl.FlightServerError, match="BeyondEnd"):
+        with pytest.raises(fl.FlightServerError, match="BeyondEndError"):
             read(client, **{"from": "99:0"})
         with pytest.raises(fl.FlightServerError, match="exclude each other"):
             read(client, **{"from": str(broker.end), "since_ms": 5})
@@ -284,12 +284,12 @@ def test_data_releasing_calls_need_admin_or_the_subscribers_token(store: MemoryS
 
 def test_off_loopback_it_refuses_to_start_without_authentication(store: MemoryStore) -> None:
     with (
-        pytest.raises(InvalidCall, match="can be reached from other machines"),
+        pytest.raises(InvalidCallError, match="can be reached from other machines"),
         flight_door(store, flight__listen="0.0.0.0:0"),
     ):
         pass
     with (
-        pytest.raises(InvalidCall, match=r"flight\.listen: 'nowhere' is not a valid listen address"),
+        pytest.raises(InvalidCallError, match=r"flight\.listen: 'nowhere' is not a valid listen address"),
         flight_door(store, flight__listen="nowhere"),
     ):
         pass
@@ -338,7 +338,7 @@ def test_an_expired_certificate_of_the_process_is_seen_by_clients(store: MemoryS
 
 def test_two_processes_cant_share_a_port_unnoticed(store: MemoryStore) -> None:
     with flight_door(store) as door:
-        with pytest.raises(StoreUnavailable, match="another process listens there"):
+        with pytest.raises(StoreUnavailableError, match="another process listens there"):
             require_free(door.feed.address)
-        with pytest.raises(InvalidCall, match="give an address of this machine"):
+        with pytest.raises(InvalidCallError, match="give an address of this machine"):
             require_free(parse_listen("203.0.113.7:1"))

@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import InvalidCall, LimitReached
+from offloader.errors import InvalidCallError, LimitReachedError
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.service.flight.messages import ENTRY_SCHEMA, PutRequest, require_columns
@@ -218,7 +218,7 @@ def test_wrong_columns_are_named(store: FaultyStore) -> None:
 
 def test_column_name_other_than_utf8_is_refused_in_one_line() -> None:
     sent = pa.schema([pa.field("surplus", pa.int64())]).serialize().to_pybytes().replace(b"surplus", b"sur\xffplu")
-    with pytest.raises(InvalidCall, match="columns of a push: a name isn't UTF-8"):
+    with pytest.raises(InvalidCallError, match="columns of a push: a name isn't UTF-8"):
         require_columns(pa.ipc.read_schema(pa.py_buffer(sent)), "push")
 
 
@@ -334,7 +334,7 @@ def test_producer_that_comes_while_its_stream_makes_room_gets_no_closed_stream(
 
         monkeypatch.setattr(streams, "remove", slow)
         begun(door, other)
-        assert isinstance(coming[0].exception(PATIENCE_S), LimitReached)
+        assert isinstance(coming[0].exception(PATIENCE_S), LimitReachedError)
         assert [each.name for each in seats.held()] == [other]
 
 
@@ -355,7 +355,7 @@ def test_streams_that_come_at_the_same_time_stay_within_the_limit(
 
         monkeypatch.setattr(streams, "add", slow)
         begun(door)
-        assert isinstance(coming[0].exception(PATIENCE_S), LimitReached)
+        assert isinstance(coming[0].exception(PATIENCE_S), LimitReachedError)
         assert [each.name for each in seats.held()] == [ORDERS]
 
 
@@ -429,7 +429,7 @@ def test_entries_appended_before_a_crash_are_offloaded_without_a_client(store: F
         eventually(lambda: door.act("status", stream=ORDERS)["durable"] == "1:1")
     assert [payload for _, payload in stored_entries(store, ORDERS)] == [b"a", b"b"]
     with (
-        pytest.raises(InvalidCall, match="a separate database for Flight"),
+        pytest.raises(InvalidCallError, match="a separate database for Flight"),
         flight_door(store, serve__ledgers=settings["flight__ledgers"], **settings),
     ):
         pass

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from formats.entries import Position
-from offloader.errors import OutcomeUnknown, SourceMismatch
+from offloader.errors import OutcomeUnknownError, SourceMismatchError
 from offloader.ledgers.sqlite.database import Database
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.runtime.clock import SystemClock
@@ -28,14 +28,14 @@ def test_numbered_batch_that_was_written_with_an_unknown_outcome_is_not_written_
 
     def broken(database: Database, connection: sqlite3.Connection) -> None:
         commit(database, connection)
-        raise OutcomeUnknown("the disk failed during a commit")
+        raise OutcomeUnknownError("the disk failed during a commit")
 
     with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as ledgers:
         source = AppendedLedgers(ledgers.open_stream(ORDERS), 0, SystemClock())
         source.append(payloads, None, producer="p", sequence=1)
         with monkeypatch.context() as failing:
             failing.setattr(Database, "_commit", broken)
-            with pytest.raises(OutcomeUnknown):
+            with pytest.raises(OutcomeUnknownError):
                 source.append(payloads, None, producer="p", sequence=2)
         assert source.sequence("p") == 2
         assert source.append(payloads, None, producer="p", sequence=2) == []
@@ -62,7 +62,7 @@ def test_other_payloads_under_a_used_number_are_refused_and_logged(
 ) -> None:
     for number, payload in enumerate([b"A1", b"A2"], 1):
         source.append(sent(payload), None, producer="p", sequence=number)
-    with pytest.raises(SourceMismatch, match="sequence 1, and its newest is 2: it was used for other payloads"):
+    with pytest.raises(SourceMismatchError, match="sequence 1, and its newest is 2: it was used for other payloads"):
         source.append(other, None, producer="p", sequence=1)
     assert [getattr(each, "event", "") for each in caplog.records] == ["flight_sequence_refused"]
     assert source.append(pa.array([b"A1"], pa.binary()), None, producer="p", sequence=1) == []
@@ -78,9 +78,9 @@ def test_used_numbers_are_compared_after_a_restart_and_in_a_window(tmp_path: Pat
         after, newest = AppendedLedgers(ledgers.open_stream(ORDERS), 0, SystemClock()), 2 * (REPEATS_MAX + 1)
         for number in (4, newest):
             assert after.append(sent(b"%d" % number), None, producer="p", sequence=number) == []
-            with pytest.raises(SourceMismatch, match="other payloads"):
+            with pytest.raises(SourceMismatchError, match="other payloads"):
                 after.append(sent(b"other"), None, producer="p", sequence=number)
         for number in (2, newest - 1):  # too old, and never sent
-            with pytest.raises(SourceMismatch, match="can't be compared"):
+            with pytest.raises(SourceMismatchError, match="can't be compared"):
                 after.append(sent(b"%d" % number), None, producer="p", sequence=number)
         assert len(after.append(sent(b"next"), None, producer="p", sequence=newest + 1)) == 1

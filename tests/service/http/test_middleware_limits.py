@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCallError
 from offloader.service.http.middleware import PROBES_MAX
 from offloader.service.http.server import OffloadHttp, client_of
 from tests.support.http_process import ORDERS, ask, exchange, http_process, quoted
@@ -293,7 +293,7 @@ def test_stopping_lets_requests_finish_and_cuts_overdue_ones(tmp_path: Path) -> 
 def test_address_in_use_is_refused_by_name(tmp_path: Path) -> None:
     with (
         http_process(tmp_path, streams=()) as (http, _),
-        pytest.raises(InvalidCall, match=rf"http.listen 127.0.0.1:{http.address.port}: Address already in use"),
+        pytest.raises(InvalidCallError, match=rf"http.listen 127.0.0.1:{http.address.port}: Address already in use"),
         http_process(tmp_path, {"http": {"listen": str(http.address)}}, streams=()),
     ):
         pass

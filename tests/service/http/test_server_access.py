@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import AccessDenied, InvalidCall
+from offloader.errors import AccessDeniedError, InvalidCallError
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import open_credentials, server_tls
 from offloader.service.http.server import OffloadHttp
@@ -162,7 +162,7 @@ def test_a_certificate_may_be_bound_to_a_subscriber_too() -> None:
         "job": ("READ", {"billing"}),
         "other": ("READ", set()),
     }
-    with pytest.raises(InvalidCall, match="is not a role"):
+    with pytest.raises(InvalidCallError, match="is not a role"):
         open_credentials(AccessSettings(certificates=Pairs({"spark": "subscriber:"})))
 
 
@@ -176,7 +176,7 @@ def test_tokens_are_reloaded_while_serving(tmp_path: Path) -> None:
         assert ask(f"{http.url}/v1/overview", token=TOKENS["READ"]).status == 401
         assert ask(f"{http.url}/v1/overview", token=TOKENS["ADMIN"]).status == 200
         file.write_text("")
-        with pytest.raises(InvalidCall, match="holds no token"):
+        with pytest.raises(InvalidCallError, match="holds no token"):
             process.credentials.read()()
         assert ask(f"{http.url}/v1/overview", token=TOKENS["ADMIN"]).status == 200
 
@@ -188,7 +188,7 @@ def test_serving_off_loopback_needs_authentication(tmp_path: Path) -> None:
         (ACCESS, "tokens would be sent over the network unencrypted"),
     ):
         with (
-            pytest.raises(InvalidCall, match=words),
+            pytest.raises(InvalidCallError, match=words),
             http_process(tmp_path, {"access": access, "http": {"listen": "0.0.0.0:0"}}, streams=(), environ=TOKENS),
         ):
             pass
@@ -308,7 +308,7 @@ def test_expired_server_certificate_is_replaced_while_serving(tmp_path: Path, au
         with pytest.raises(OSError, match="certificate has expired"):
             ask(f"{http.url}/healthz", tls=client_tls(authority))
         file.write_text("no certificate")
-        with pytest.raises(InvalidCall, match=r"access\.certificate_file and access\.key_file"):
+        with pytest.raises(InvalidCallError, match=r"access\.certificate_file and access\.key_file"):
             http.prepare_reload()
         file.write_bytes(authority.issue("127.0.0.1").read_bytes())
         http.prepare_reload()()
@@ -333,7 +333,7 @@ def test_a_reload_with_an_invalid_certificate_changes_no_token(tmp_path: Path, a
     with serving(MemoryStore("reloaded-doors", "", SystemClock()), file, HeldFeed()) as assembled:
         tokens.write_text(TOKENS["ADMIN"])
         certificate.write_text("no certificate")
-        with pytest.raises(InvalidCall, match=r"access\.certificate_file and access\.key_file"):
+        with pytest.raises(InvalidCallError, match=r"access\.certificate_file and access\.key_file"):
             assembled.process.reload(file)
         assert statuses() == [200, 401]
         certificate.write_bytes(authority.issue("127.0.0.1").read_bytes())
@@ -346,17 +346,21 @@ def test_invalid_tls_settings_are_refused(tmp_path: Path, authority: Authority) 
     other_key = str(authority.issue("other"))
     (tmp_path / "no.pem").write_text("nothing")
     wrong = [
-        ({"key_file": good}, InvalidCall, "key_file has no effect without"),
-        ({"client_authorities_file": good}, InvalidCall, "client_authorities_file has no effect without"),
+        ({"key_file": good}, InvalidCallError, "key_file has no effect without"),
+        ({"client_authorities_file": good}, InvalidCallError, "client_authorities_file has no effect without"),
         (
             {"certificate_file": good, "client_authorities_file": str(authority.ca_file)},
-            InvalidCall,
+            InvalidCallError,
             "one has no effect",
         ),
-        ({"certificate_file": good, "certificates": Pairs({"a": "read"})}, InvalidCall, "one has no effect"),
-        ({"certificate_file": good, "key_file": other_key}, InvalidCall, "KEY_VALUES_MISMATCH|key values mismatch"),
-        ({"certificate_file": str(tmp_path / "no.pem")}, InvalidCall, "no.pem"),
-        ({"certificate_file": str(tmp_path / "none.pem")}, AccessDenied, "No such file"),
+        ({"certificate_file": good, "certificates": Pairs({"a": "read"})}, InvalidCallError, "one has no effect"),
+        (
+            {"certificate_file": good, "key_file": other_key},
+            InvalidCallError,
+            "KEY_VALUES_MISMATCH|key values mismatch",
+        ),
+        ({"certificate_file": str(tmp_path / "no.pem")}, InvalidCallError, "no.pem"),
+        ({"certificate_file": str(tmp_path / "none.pem")}, AccessDeniedError, "No such file"),
     ]
     for given, kind, words in wrong:
         with pytest.raises(kind, match=words):
@@ -388,7 +392,7 @@ def test_no_secret_is_in_any_answer_log_or_representation(tmp_path: Path, caplog
         shown.append(bad.decode())
         shown += [ask(f"{http.url}{STREAM}/offload", method="POST", body={TOKENS["READ"]: 1}).body.decode()]
         file.write_text(TOKENS["WRITE"] + " spoiled")
-        with pytest.raises(InvalidCall) as raised:
+        with pytest.raises(InvalidCallError) as raised:
             process.credentials.read()()
         shown.append(str(raised.value))
     shown += [record.getMessage() + repr(vars(record)) for record in caplog.records]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import Corrupt, InvalidCall
+from offloader.errors import CorruptError, InvalidCallError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.ledgers.sqlite.stream import EmbeddedStream
 from offloader.manifest.log import list_streams, load_manifest
@@ -132,7 +132,7 @@ def test_stream_with_damaged_entries_keeps_nothing_of_others_back(
 
         def damaged(self: EmbeddedStream, start: Position, max_bytes: int) -> EntryBatch | None:
             if self.stream == "a damaged one":
-                raise Corrupt("its chunk 3 has another checksum")
+                raise CorruptError("its chunk 3 has another checksum")
             return read(self, start, max_bytes)
 
         monkeypatch.setattr(EmbeddedStream, "read", damaged)
@@ -218,7 +218,10 @@ def test_unusable_database_is_tried_again(store: MemoryStore, tmp_path: Path) ->
 
 def test_invalid_database_url_is_a_permanent_error(store: MemoryStore) -> None:
     feed = EmbeddedProvider("mysql://x", clock=SystemClock())
-    with serving(store, file_of(), feed, started=False) as assembled, pytest.raises(InvalidCall, match="not the URL"):
+    with (
+        serving(store, file_of(), feed, started=False) as assembled,
+        pytest.raises(InvalidCallError, match="not the URL"),
+    ):
         assembled.process.start()
 
 

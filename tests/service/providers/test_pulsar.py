@@ -12,7 +12,7 @@ import pytest
 
 from formats.entries import Position
 from formats.pulsar.commands import CommandType
-from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import FencedError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarSource
@@ -63,7 +63,7 @@ def test_fenced_stream_is_left_alone_while_the_broker_is_silent(cluster: Cluster
         late.load()
         late.open_epoch()
         # Asked to commit, it meets the other epoch. It can also say first that the broker doesn't answer.
-        with pytest.raises((Fenced, StoreUnavailable)):
+        with pytest.raises((FencedError, StoreUnavailableError)):
             assembled.process.streams.require(S + "one").offload(cluster.newest("one"), timeout_s=100)
         eventually(lambda: is_fenced(assembled, "one"))
         # At each look it asks the broker for a word.
@@ -79,7 +79,7 @@ def test_fenced_stream_is_left_alone_while_the_broker_is_silent(cluster: Cluster
 def is_fenced(assembled: Assembled, name: str) -> bool:
     found = assembled.process.streams.get(S + name)
     status = None if found is None else found.status()
-    return status is not None and status.error_kind == Fenced.__name__
+    return status is not None and status.error_kind == FencedError.__name__
 
 
 def offload_now(cluster: Cluster, assembled: Assembled, name: str) -> None:
@@ -218,7 +218,7 @@ def test_problem_that_ends_while_problems_are_listed_is_listed_or_not(
     cluster.make("one")
     with cluster.serve() as assembled:
         eventually(lambda: cluster.is_offloaded("one"))
-        looks = iter([StoreUnavailable("bookie 3 doesn't answer")])
+        looks = iter([StoreUnavailableError("bookie 3 doesn't answer")])
         here = threading.get_ident()  # other threads look too
         problem = property(lambda _: next(looks, None) if threading.get_ident() == here else None)
         monkeypatch.setattr(PulsarSource, "problem", problem)
@@ -249,7 +249,7 @@ def test_conflicting_namespace_policies_are_reported(cluster: Cluster) -> None:
 
 
 def test_invalid_topic_setting_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(InvalidCall, match=r"pulsar\.topics: 'orders'"):
+    with pytest.raises(InvalidCallError, match=r"pulsar\.topics: 'orders'"):
         PulsarProvider(cluster.settings("orders"), cluster.store, clock=SystemClock())
 
 
@@ -307,7 +307,7 @@ def test_failing_subscription_lookup_does_not_block_other_topics(cluster: Cluste
 def _follows(cluster: Cluster, name: str) -> bool:
     try:
         return "pulsar:billing" in open_retention(cluster.store, S + name).registry().subscribers
-    except NotFound:
+    except NotFoundError:
         return False
 
 

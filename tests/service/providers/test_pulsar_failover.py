@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from formats.documents import STORE_IDENTITY_KEY
-from offloader.errors import AccessDenied, StoreUnavailable, Throttled
+from offloader.errors import AccessDeniedError, StoreUnavailableError, ThrottledError
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
@@ -144,9 +144,9 @@ def test_outage_counts_from_first_unanswered_request_and_refusals_end_it() -> No
         return reach.answering_s, reach.silent_s
 
     assert look(10.0) == (10.0, 0.0)
-    for refusal in (AccessDenied, Throttled):
+    for refusal in (AccessDeniedError, ThrottledError):
         assert look(5.0, Fault(call=1, error=refusal))[1] == 0.0
-    assert look(1.0, Fault(call=1, error=StoreUnavailable)) == (0.0, 0.0)
+    assert look(1.0, Fault(call=1, error=StoreUnavailableError)) == (0.0, 0.0)
     assert look(30.0, CUT) == (0.0, 30.0)
     assert look(30.0, CUT) == (0.0, 60.0)
     assert look(1.0) == (0.0, 0.0)

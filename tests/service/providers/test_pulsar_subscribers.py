@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.retention.cuts import Cut, partition_segment
 from offloader.retention.subscribers import SUBSCRIBER_NAME_CHARS_MAX, open_retention, require_subscriber_name
@@ -151,7 +151,7 @@ def test_failing_broker_requests_change_no_subscriber(place: Place) -> None:
                 with pytest.raises(OffloaderError) as raised:
                     place.tell()
                 failures.append(raised.type)
-    assert set(failures) == {StoreUnavailable, NotFound}
+    assert set(failures) == {StoreUnavailableError, NotFoundError}
     assert place.cuts() == before
 
 
@@ -183,7 +183,7 @@ def test_partitions_are_one_cut(place: Place) -> None:
         topic.unsubscribe("billing")
     place.fake.answers["/admin/v2/persistent/t/n/x-partition-2/stats"] = (500, b"")
     for _ in range(3):
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             place.tell()
     assert "pulsar:billing" in place.cuts()
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offloader.errors import (
-    Corrupt,
+    CorruptError,
     ErrorKind,
-    InvalidCall,
-    NotFound,
-    ObjectMissing,
+    InvalidCallError,
+    NotFoundError,
+    ObjectMissingError,
     OffloaderError,
 )
 from offloader.manifest.log import load_manifest
@@ -87,7 +87,7 @@ def test_copies_of_long_tasks_are_refused(spark: SparkSession, run: Any, store: 
     given = {"spark.speculation": "true", "spark.speculation.task.duration.threshold": "1h"}
     try:
         conf.setAll(list(given.items()))
-        with pytest.raises(InvalidCall, match="copies of long tasks") as caught:
+        with pytest.raises(InvalidCallError, match="copies of long tasks") as caught:
             run("t/a")
     finally:
         for name in given:
@@ -102,12 +102,12 @@ def test_executors_that_see_another_hot_tier_upload_nothing(
     (tmp_path / "elsewhere").mkdir()
     elsewhere = HotTier(tmp_path / "elsewhere")
     with_one = run("other", open_hot=partial(another_database, folder=tmp_path / "nowhere"))["other"]
-    assert isinstance(with_one.error, NotFound)
+    assert isinstance(with_one.error, NotFoundError)
     assert "on executor" in with_one.error.message
     for stream in STREAMS:
         elsewhere.append(stream, 60)
     old_copy = run("other", take_over=True, open_hot=partial(another_database, folder=tmp_path / "elsewhere"))["other"]
-    assert isinstance(old_copy.error, Corrupt)
+    assert isinstance(old_copy.error, CorruptError)
     assert "on executor" in old_copy.error.message
     assert "stream other, ledger 1" in old_copy.error.message
     assert len(load_manifest(store, "other").offloaded()) == 0
@@ -120,7 +120,7 @@ def test_segments_missing_from_the_drivers_store_are_not_committed(
 ) -> None:
     """As where file:///folder is another disk on each machine."""
     moved = run("other", open_hot=partial(LosingLedgers, store=tmp_path / "store" / "other"))["other"]
-    assert isinstance(moved.error, ObjectMissing)
+    assert isinstance(moved.error, ObjectMissingError)
     assert "must see the same store" in moved.error.hint
     assert load_manifest(store, "other").committed_end() is None
     assert run("other", take_over=True)["other"].error is None
@@ -141,13 +141,13 @@ def test_partition_that_is_named_by_its_topic_and_not_offloaded_is_an_error(
 @pytest.mark.parametrize(
     ("streams", "more", "kind", "expected"),
     [
-        ([], {}, InvalidCall, "streams must be a list of names or patterns"),
-        (["nope"], {}, NotFound, "no stream nope in sqlite:///"),
-        (["t/a", "nope*"], {}, NotFound, "no stream nope"),
-        (["t/a"], {"ledgers": "sqlite://:memory:"}, InvalidCall, "executors can't read a database in memory"),
-        (["t/a"], {"ledgers": "sqlite:///nowhere/at.db"}, NotFound, "nowhere/at.db"),
-        (["t/a"], {"options": {"splitBytes": "1"}}, InvalidCall, "backfill doesn't accept option splitBytes"),
-        (["t/a"], {"segments_at_once": 0}, InvalidCall, "segments_at_once is 0"),
+        ([], {}, InvalidCallError, "streams must be a list of names or patterns"),
+        (["nope"], {}, NotFoundError, "no stream nope in sqlite:///"),
+        (["t/a", "nope*"], {}, NotFoundError, "no stream nope"),
+        (["t/a"], {"ledgers": "sqlite://:memory:"}, InvalidCallError, "executors can't read a database in memory"),
+        (["t/a"], {"ledgers": "sqlite:///nowhere/at.db"}, NotFoundError, "nowhere/at.db"),
+        (["t/a"], {"options": {"splitBytes": "1"}}, InvalidCallError, "backfill doesn't accept option splitBytes"),
+        (["t/a"], {"segments_at_once": 0}, InvalidCallError, "segments_at_once is 0"),
     ],
 )
 def test_invalid_backfill_is_refused_before_anything_is_done(

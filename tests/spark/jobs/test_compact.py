@@ -10,9 +10,9 @@ import pytest
 from formats.entries import Position
 from formats.keys import data_key
 from formats.manifest import Hold
-from offloader.errors import Corrupt, Fenced, InvalidCall
+from offloader.errors import CorruptError, FencedError, InvalidCallError
 from offloader.manifest.log import load_manifest
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefusedError
 from offloader.settings.layered import read_settings_file
 from offloader.spark.jobs import compact
 from offloader.store.open import open_store
@@ -53,7 +53,7 @@ WHOLE = [(Position(1, 0), Position(4, 9))]
 def test_streams_are_compacted_beside_their_owners(spark: SparkSession, writers: dict[str, StreamWriter]) -> None:
     options = {"store": writers["other"].store.url}
     refused = compact(spark, ["t/*"], options)
-    assert [type(each.error) for each in refused] == [Fenced, Fenced]
+    assert [type(each.error) for each in refused] == [FencedError, FencedError]
     done = compact(spark, ["t/*", "other"], options, beside_owner=True)
     assert [(each.stream, each.replaced, len(each.merged), each.error) for each in done] == [
         ("other", 8, 1, None),
@@ -99,15 +99,15 @@ def test_stream_that_fails_keeps_no_other_from_being_compacted(
     done = compact(spark, ["*", "t/*"], {"store": held.store.url}, beside_owner=True)
     assert [(each.stream, type(each.error)) for each in done] == [
         ("other", type(None)),
-        ("t/a", Corrupt),
-        ("t/b", EditRefused),
+        ("t/a", CorruptError),
+        ("t/b", EditRefusedError),
     ]
     assert (len(segments_of(damaged)), len(segments_of(held))) == (8, 8)
     assert segments_of(writers["other"]) == WHOLE
 
 
 def test_unknown_option_is_refused(spark: SparkSession, writers: dict[str, StreamWriter]) -> None:
-    with pytest.raises(InvalidCall, match="compact doesn't accept option startPosition"):
+    with pytest.raises(InvalidCallError, match="compact doesn't accept option startPosition"):
         compact(spark, ["other"], {"store": writers["other"].store.url, "startPosition": "1:0"})
 
 

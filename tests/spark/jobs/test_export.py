@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from formats.entries import Position
-from offloader.errors import Corrupt, InvalidCall, OffloaderError, OutcomeUnknown, Unsupported
+from offloader.errors import CorruptError, InvalidCallError, OffloaderError, OutcomeUnknownError, UnsupportedError
 from offloader.read.ranges import PlannedRange, planned_ranges
 from offloader.spark.jobs import export
 from offloader.spark.jobs.export import ExportedRange, ExportLog
@@ -44,7 +44,7 @@ def test_stream_name_that_reads_as_a_pattern_is_refused(spark: SparkSession, tmp
     store = open_store(f"file://{tmp_path}/store")
     for name in ("a?", "ab"):
         StreamWriter(store, name).add([batch_of(1, 0, 10)])
-    with pytest.raises(Unsupported, match=r"the name of stream a\? is a pattern"):
+    with pytest.raises(UnsupportedError, match=r"the name of stream a\? is a pattern"):
         export(spark, ["a*"], {"store": store.url}, to=to)
 
 
@@ -62,7 +62,7 @@ def test_concurrent_export_of_the_same_range_is_reported(
         add(self, done)
 
     monkeypatch.setattr(ExportLog, "add", twice)
-    with pytest.raises(OutcomeUnknown, match="another export wrote range 1 of public/default/persistent/orders"):
+    with pytest.raises(OutcomeUnknownError, match="another export wrote range 1 of public/default/persistent/orders"):
         run(spark, writer, to)
 
 
@@ -76,7 +76,7 @@ def test_recreated_stream_needs_a_new_folder(
     run(spark, writer, to)
     anew = StreamWriter(open_store(f"file://{tmp_path}/other"), writer.stream)
     anew.add([batch_of(1, 0, 30)])
-    with pytest.raises(InvalidCall, match="was deleted and recreated since its export"):
+    with pytest.raises(InvalidCallError, match="was deleted and recreated since its export"):
         run(spark, anew, to)
 
 
@@ -91,7 +91,7 @@ def test_damaged_export_log_is_reported(spark: SparkSession, writer: StreamWrite
     for damage in ("{", "[]", json.dumps({**written, "last": "x"}), json.dumps({**written, "number": 7})):
         (log.parent / f".{log.name}.crc").unlink(missing_ok=True)
         log.write_text(damage)
-        with pytest.raises(Corrupt, match=r"00000001\.json"):
+        with pytest.raises(CorruptError, match=r"00000001\.json"):
             run(spark, writer, to)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import catalog_key, data_key, record_key
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import InvalidCallError, NotFoundError
 from offloader.manifest.log import load_manifest
 from offloader.spark.jobs import rebuild
 from offloader.store.open import open_store
@@ -62,7 +62,7 @@ def test_unreadable_manifests_are_made_anew_and_readable_ones_stay(
     assert [(each.stream, each.entries, type(each.error)) for each in done] == [
         ("t/a", 20, type(None)),
         ("t/b", 20, type(None)),
-        ("t/c", 0, InvalidCall),
+        ("t/c", 0, InvalidCallError),
     ]
     assert "can be read: no rebuild is needed" in str(done[2].error)
     for writer in writers.values():
@@ -108,9 +108,9 @@ def test_stream_without_a_head_and_unknown_stream_are_refused(
     spark: SparkSession, writers: dict[str, StreamWriter]
 ) -> None:
     options = {"store": writers["t/a"].store.url}
-    with pytest.raises(InvalidCall, match="the start of stream t/b is unknown"):
+    with pytest.raises(InvalidCallError, match="the start of stream t/b is unknown"):
         rebuild(spark, ["t/a", "t/b"], options, heads={"t/a": None})
-    with pytest.raises(NotFound, match="no stream nope"):
+    with pytest.raises(NotFoundError, match="no stream nope"):
         rebuild(spark, ["nope"], options, heads=FIRST)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from formats.entries import EntryBatch
-from offloader.errors import InvalidCall, OffloaderError
+from offloader.errors import InvalidCallError, OffloaderError
 from offloader.spark.jobs import AvroValues, JsonValues, export
 from offloader.store.open import open_store
 from tests.formats.pulsar_entries import Sent, single_entry
@@ -45,13 +45,13 @@ def as_json(value: Any) -> Sent:
 @pytest.mark.parametrize(
     ("more", "kind", "expected"),
     [
-        ({"values": JsonValues("id NOTHING")}, InvalidCall, "is not a schema of Spark"),
-        ({"values": JsonValues("")}, InvalidCall, "is not a schema of Spark"),
-        ({"values": AvroValues("{")}, InvalidCall, "the Avro schema is invalid"),
-        ({"values": JsonValues(FIELDS), "content": "entries"}, InvalidCall, "only messages have values"),
+        ({"values": JsonValues("id NOTHING")}, InvalidCallError, "is not a schema of Spark"),
+        ({"values": JsonValues("")}, InvalidCallError, "is not a schema of Spark"),
+        ({"values": AvroValues("{")}, InvalidCallError, "the Avro schema is invalid"),
+        ({"values": JsonValues(FIELDS), "content": "entries"}, InvalidCallError, "only messages have values"),
         (
             {"values": JsonValues(FIELDS), "columns": "ledger_id,entry_id,batch_index,publish_time,value"},
-            InvalidCall,
+            InvalidCallError,
             "export needs the columns error, schema_version, marker_type, chunk_uuid, encryption_keys too",
         ),
     ],

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from offloader.errors import AccessDenied, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import AccessDeniedError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.inspect.verify import Damage, Finding, SegmentCheck
 from offloader.read.ranges import grouped
 from offloader.spark.jobs import verify
@@ -96,12 +96,12 @@ def test_stream_matched_by_two_patterns_is_checked_once(spark: SparkSession, wri
 @pytest.mark.parametrize(
     ("streams", "options", "kind", "expected"),
     [
-        ([], {}, InvalidCall, "streams must be a list of names or patterns"),
-        ("t/a", {}, InvalidCall, "streams must be a list of names or patterns"),
-        (["t/a"], {"startPosition": "1:0"}, InvalidCall, "verify doesn't accept option startPosition"),
-        (["t/a"], {"splitBytes": "much"}, InvalidCall, "option splitBytes: 'much'"),
-        (["nope"], {}, NotFound, "stream nope isn't in"),
-        (["nope/*"], {}, NotFound, "no stream in"),
+        ([], {}, InvalidCallError, "streams must be a list of names or patterns"),
+        ("t/a", {}, InvalidCallError, "streams must be a list of names or patterns"),
+        (["t/a"], {"startPosition": "1:0"}, InvalidCallError, "verify doesn't accept option startPosition"),
+        (["t/a"], {"splitBytes": "much"}, InvalidCallError, "option splitBytes: 'much'"),
+        (["nope"], {}, NotFoundError, "stream nope isn't in"),
+        (["nope/*"], {}, NotFoundError, "no stream in"),
     ],
 )
 def test_invalid_verify_is_refused_before_anything_is_read(
@@ -160,7 +160,7 @@ def fail_on_an_executor(spark: SparkSession, error: Exception) -> None:
 
 
 def test_worker_error_keeps_its_kind_and_line(spark: SparkSession) -> None:
-    for kind in (StoreUnavailable, AccessDenied):
+    for kind in (StoreUnavailableError, AccessDeniedError):
         with pytest.raises(kind) as caught:
             fail_on_an_executor(spark, kind("s3://b: no answer", hint="wait"))
         assert caught.value.message == "Spark's work failed: s3://b: no answer (wait)"
