@@ -158,6 +158,11 @@ class OffloaderError(Exception):
     def exit_code(self) -> int:
         return self.kind.value
 
+    @property
+    def label(self) -> str:
+        """Value of a metric's label: the name without its ending, ``ClockSkew``."""
+        return type(self).__name__.removesuffix("Error")
+
 
 class InvalidCallError(OffloaderError):
     """The call, setting or input is wrong; nothing was changed."""

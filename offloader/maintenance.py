@@ -319,7 +319,7 @@ class Maintenance:
         add("cleanup_deleted_objects_total", float(swept.deleted_objects), stream=stream)
         add("cleanup_deleted_bytes_total", float(swept.deleted_bytes), stream=stream)
         if report.error is not None:
-            add("cleanup_refusals_total", stream=stream, label=type(report.error).__name__)
+            add("cleanup_refusals_total", stream=stream, label=report.error.label)
             self._warn(CLEANUP, stream, report.error)
         for batch in report.pending:
             if batch.attempts:

@@ -310,14 +310,14 @@ def test_job_that_fails_while_the_store_answers_is_tried_less_and_less() -> None
 def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
     bench = Bench(cleanup={"allow_large_delete": False})
     bench.pass_time(6 * HOUR_S)
-    refused = bench.value("cleanup_refusals_total", kind="LargeDeleteError")
+    refused = bench.value("cleanup_refusals_total", kind="LargeDelete")
     assert refused is not None
     assert refused >= 2
     assert bench.value("cleanup_cycles_total", result="failed") == refused
     assert len(bench.segment_keys()) == 8
     bench.settings = replace(bench.settings, cleanup=replace(bench.settings.cleanup, allow_large_delete=True))
     bench.pass_time(2 * HOUR_S)
-    assert bench.value("cleanup_refusals_total", kind="LargeDeleteError") == refused
+    assert bench.value("cleanup_refusals_total", kind="LargeDelete") == refused
     assert bench.value("cleanup_segments_total", status="retired") == 3
 
 

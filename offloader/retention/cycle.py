@@ -672,7 +672,7 @@ class RetentionService:
         outcome, error = found.outcome, found.error
         add("retention_cycles_total", stream=stream, label="failed" if error else "done")
         if error is not None:
-            add("retention_refusals_total", stream=stream, label=type(error).__name__)
+            add("retention_refusals_total", stream=stream, label=error.label)
             level = logging.INFO if isinstance(error, NotFoundError) else logging.WARNING
             extra = {"event": "retention_failed", "stream": stream, "retryable": error.retryable}
             _log.log(level, "retention of stream %s: %s", stream, error, extra=extra)

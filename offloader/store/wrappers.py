@@ -334,9 +334,7 @@ class AttemptStore(StoreWrapper):
             received = body_bytes(request, answer)
             errors = 0
         except OffloaderError as error:
-            self.recorder.add(
-                "request_errors_total", stream=stream, label=_CAPITAL.sub("_", type(error).__name__).lower()
-            )
+            self.recorder.add("request_errors_total", stream=stream, label=_CAPITAL.sub("_", error.label).lower())
             if isinstance(error, ThrottledError | OverloadedError):
                 self.recorder.add("throttles_total", stream=stream)
                 self.limiter.slow_down(turn)

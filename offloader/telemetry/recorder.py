@@ -41,7 +41,7 @@ class Metric:
 
 _NO_LABEL = ("",)
 #: Errors that stop all deletion; an alert fires on the first one.
-_CLOCK = ("ClockSkewError",)
+_CLOCK = ("ClockSkew",)
 _ALL = (
     Metric(
         "entries_offloaded_total", "counter", "Entries that became readable from the cold tier.", _STREAM, _NO_LABEL

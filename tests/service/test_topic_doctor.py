@@ -98,7 +98,7 @@ def test_streams_of_deleted_topics_are_named_with_the_commands(bench: PulsarBenc
     assert finding.check == "deleted topics"
     assert "no topic of public/default/persistent/gone:" in finding.what
     assert "`offloader stream delete public/default/persistent/gone --apply`" in finding.hint
-    assert "`offloader cleanup run`" in finding.hint
+    assert "`offloader cleanup run --apply`" in finding.hint
 
 
 def test_streams_of_namespaces_that_cannot_be_listed_are_not_mentioned(bench: PulsarBench, store: ObjectStore) -> None:

@@ -225,7 +225,7 @@ def test_source_mismatch_names_both_databases_and_the_ways_on(place: Place) -> N
     assert caught.value.kind is ErrorKind.DATA_CORRUPTION
     assert STREAM in str(caught.value)
     assert str(newest) in str(caught.value)
-    for way in ("accept-source", "new_source", "another stream"):
+    for way in ("set-source", "new_source", "another stream"):
         assert way in str(caught.value)
 
 

@@ -23,7 +23,6 @@ from offloader.errors import OffloaderError, parsing
 from offloader.owner_client import FORWARDED
 from offloader.read.ledger_plan import BrokerFacts
 from offloader.service.broker_ledgers import BrokerCaller, BrokerLedgers
-from offloader.service.http.middleware import PROBLEM_JSON
 from offloader.service.http.schemas import (
     BrokerStream,
     Known,
@@ -31,7 +30,7 @@ from offloader.service.http.schemas import (
     LedgerOffloaded,
     LedgerOffloadRequest,
     LedgerPlan,
-    ProblemDetails,
+    guarded_router,
     shown,
 )
 from offloader.settings import BrokerSettings
@@ -102,11 +101,8 @@ def _router(ledgers: BrokerLedgers) -> APIRouter:
     def require_source(broker: Broker, name: BrokerStream, ledger: LedgerId) -> None:
         ledgers.require_source(broker.source, name, ledger)
 
-    return APIRouter(
-        prefix="/v1/streams/{stream}/ledgers/{ledger}",
-        tags=["brokers"],
-        dependencies=[Depends(require_source)],
-        responses={code: {"model": ProblemDetails, "content": {PROBLEM_JSON: {}}} for code in (409, 410, 421)},
+    return guarded_router(
+        "/v1/streams/{stream}/ledgers/{ledger}", tag="brokers", checks=[require_source], codes=(409, 410, 421)
     )
 
 

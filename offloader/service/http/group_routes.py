@@ -18,6 +18,7 @@ from offloader.service.http.schemas import (
     Known,
     TruncationRequest,
     decoded,
+    guarded_router,
     shown,
 )
 from offloader.service.queries import ServiceControl
@@ -36,7 +37,7 @@ GroupName = Annotated[str, Depends(_group_name)]
 
 def group_routes(control: ServiceControl) -> APIRouter:
     """Routes of reader groups. Readers use the library or the command line: HTTP doesn't serve a group's entries."""
-    router = APIRouter(prefix="/v1/groups", tags=["groups"])
+    router = guarded_router("/v1/groups", tag="groups")
 
     @router.get("", response_model_exclude_unset=True)
     def listed() -> Items[GroupRow]:

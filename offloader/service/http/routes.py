@@ -52,6 +52,7 @@ from offloader.service.http.schemas import (
     SubscriberRow,
     Truncated,
     TruncateRequest,
+    guarded_router,
     place_of,
     require_allowed,
     shown,
@@ -68,7 +69,7 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
     Args:
         answer_s: response deadline, seconds.
     """
-    router = APIRouter(prefix="/v1/streams/{stream}", tags=["commands"])
+    router = guarded_router("/v1/streams/{stream}", tag="commands")
 
     @router.post("/offload")
     def offload(caller: Known, name: StreamName, body: OffloadRequest | None = None) -> Committed:
@@ -115,7 +116,7 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
 
 def subscriber_routes(control: ServiceControl) -> APIRouter:
     """Routes that change subscribers."""
-    router = APIRouter(prefix="/v1/streams/{stream}", tags=["commands"])
+    router = guarded_router("/v1/streams/{stream}", tag="commands")
 
     @router.put("/subscribers/{subscriber}")
     def subscribe(
@@ -167,7 +168,7 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
     Args:
         exposition: the metrics in Prometheus' format; with a filter only those of the accepted streams.
     """
-    router = APIRouter(tags=["process"])
+    router = guarded_router(tag="process")
 
     @router.get("/healthz")
     async def healthz() -> Health:
@@ -251,7 +252,7 @@ _OF_STREAM: Mapping[str, tuple[type[BaseModel] | None, str]] = {
 
 def stream_routes(view: ServiceView) -> APIRouter:
     """Routes of the streams; ``view`` answers."""
-    router = APIRouter(prefix="/v1/streams", tags=["streams"])
+    router = guarded_router("/v1/streams", tag="streams")
 
     @router.get("", response_model_exclude_unset=True)
     def streams(
@@ -435,11 +436,7 @@ def make_application(
         description=_ABOUT,
         openapi_url=None,
         redirect_slashes=False,
-        responses={
-            code: {"model": ProblemDetails, "content": {PROBLEM_JSON: {}}} for code in (400, 401, 403, 404, 503)
-        },
     )
-    allowed = [Depends(require_allowed)]
     for router in (
         process_routes(view, exposition),
         stream_routes(view),
@@ -447,11 +444,11 @@ def make_application(
         subscriber_routes(control),
         group_routes(control),
         broker_routes(ledgers, threads, answer_s=answer_s),
+        page_routes(),
     ):
-        app.include_router(router, dependencies=allowed)
-    app.include_router(page_routes())
+        app.router.routes.extend(router.routes)
 
-    @app.get(DESCRIPTION, include_in_schema=False, dependencies=allowed)
+    @app.get(DESCRIPTION, include_in_schema=False, dependencies=[Depends(require_allowed)])
     def description() -> JSONResponse:
         return JSONResponse(_description(app))
 
@@ -473,7 +470,10 @@ def _description(app: FastAPI) -> dict[str, Any]:
     return {
         **found,
         "security": [{"token": []}],
-        "components": {**found["components"], "securitySchemes": {"token": token}},
+        "components": {
+            "schemas": {**found["components"]["schemas"], ProblemDetails.__name__: ProblemDetails.model_json_schema()},
+            "securitySchemes": {"token": token},
+        },
     }
 
 

@@ -7,11 +7,12 @@ import hashlib
 import hmac
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from formats.keys import STREAM_BYTES_MAX
@@ -19,7 +20,7 @@ from offloader.errors import InvalidCallError, LimitReachedError, parsing
 from offloader.ledgers.pulsar.topics import stream_of_managed_ledger
 from offloader.manifest.names import stream_name
 from offloader.service.auth import OPERATION_OF_ROUTE, Caller
-from offloader.service.http.middleware import CALLER
+from offloader.service.http.middleware import CALLER, PROBLEM_JSON
 from offloader.stream_names import require_stream_name
 
 #: A name in a path; names in keys are percent-encoded, and in paths once more.
@@ -333,6 +334,27 @@ class ProblemDetails(_Answer):
     )
     hint: str = Field(description="The remedy as text; may be empty.")
     retryable: bool = Field(description="Whether the same request may succeed later.")
+
+
+def guarded_router(prefix: str = "", *, tag: str, checks: Sequence[Any] = (), codes: Sequence[int] = ()) -> APIRouter:
+    """An empty router whose routes ask for the operation's role.
+
+    The application takes over its routes as they are: ``include_router`` would make each of them a second time. The
+    description refers to the schema of problems by its name, because FastAPI would compile it for each route and code.
+
+    Args:
+        prefix: of all paths.
+        checks: further functions to call first.
+        codes: further status codes of problems.
+    """
+    content = {PROBLEM_JSON: {"schema": {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}}}
+    codes = (400, 401, 403, 404, 503, *codes)
+    return APIRouter(
+        prefix=prefix,
+        tags=[tag],
+        dependencies=[Depends(each) for each in (require_allowed, *checks)],
+        responses={code: {"description": HTTPStatus(code).phrase, "content": content} for code in codes},
+    )
 
 
 class LedgerOffloaded(_Answer):
