@@ -80,8 +80,7 @@ def test_help_loads_nothing_heavy_and_no_verb() -> None:
     modules = loaded_modules("from offloader.cli.main import main\nassert main(['--help']) == 0")
     assert not (HEAVY | {"rich"}) & {name.split(".")[0] for name in modules}
     assert {name for name in modules if name.startswith("offloader.cli.")} == {
-        "offloader.cli.errors",
-        "offloader.cli.main",
+        f"offloader.cli.{name}" for name in ("errors", "help", "main", "tree")
     }
     assert len(modules) <= HELP_MODULES_MAX
 
@@ -114,7 +113,7 @@ def test_a_listing_of_a_local_store_loads_no_sdk_validator_database_or_parquet(t
     found = {".".join(each[:length]) for each in parts for length in range(1, len(each) + 1)}
     assert not (HEAVY - {"numpy", "pyarrow"} | NOT_FOR_A_LISTING) & found
     assert {name for name in found if name.startswith("offloader.cli.")} == {
-        f"offloader.cli.{name}" for name in ("errors", "listing", "main", "options", "output")
+        f"offloader.cli.{name}" for name in ("errors", "help", "listing", "main", "options", "output", "tree")
     }
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["CLOUDS", "S3_SERVERS", "S3Place", "Servers"]
 
 #: S3 servers of the gate, and those that only ``--all`` adds.
-S3_SERVERS, MORE_S3_SERVERS = ("moto", "minio"), ("versitygw",)
+S3_SERVERS, MORE_S3_SERVERS = ("minio",), ("moto", "versitygw")
 #: Emulators of other clouds' object stores.
 CLOUDS = ("fake-gcs", "azurite")
 BUCKET = "offloader-tests"

@@ -27,9 +27,9 @@ from tests.support.streams import BASE_MS, StreamWriter, batch_of, random_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-from tests.spark.jobs.test_export import run
-from tests.spark.jobs.test_export import to as to
-from tests.spark.jobs.test_export import writer as writer
+from tests.proof.spark.test_jobs_export_log import run
+from tests.proof.spark.test_jobs_export_log import to as to
+from tests.proof.spark.test_jobs_export_log import writer as writer
 
 ROOT = Path(__file__).resolve().parents[3]
 

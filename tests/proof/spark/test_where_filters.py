@@ -18,8 +18,8 @@ from tests.support.streams import BASE_MS, StreamWriter, batch_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-from tests.spark.test_where_filters import CONDITIONS, Positions
-from tests.spark.test_where_filters import unfiltered as unfiltered
+from tests.proof.spark.test_where_conditions import CONDITIONS, Positions
+from tests.proof.spark.test_where_conditions import unfiltered as unfiltered
 
 
 @pytest.mark.java
