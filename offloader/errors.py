@@ -213,13 +213,13 @@ class ClosedError(InvalidCallError):
     """The object was closed before this call."""
 
 
-class NotFoundError(OffloaderError):
+class NotFoundError(OffloaderError, LookupError):
     """A stream, bucket, object or file doesn't exist."""
 
     kind = ErrorKind.NOT_FOUND
 
 
-class BucketMissingError(OffloaderError):
+class BucketMissingError(OffloaderError, LookupError):
     """A bucket or directory doesn't exist. Not a ``NotFoundError``: handlers of an absent object must not catch it."""
 
     kind = ErrorKind.NOT_FOUND

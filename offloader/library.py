@@ -6,6 +6,7 @@ A method imports the packages that it needs: opening a store takes milliseconds,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from offloader.read.scan import Moment, Scan
     from offloader.retention.scope import ReadableOf
     from offloader.retention.subscribers import StreamRetention
+    from offloader.retention.truncate import Truncation
+    from offloader.write.backfill_service import BackfillService
 
 
 def open_store(
@@ -296,6 +299,129 @@ class Stream:
             settings=settings,
             source=source,
             lease_seconds=lease_seconds,
+        )
+
+    def pause(self, reason: str = "") -> bool:
+        """Stop offloading until any process calls ``resume``; appends and reads continue. False: already paused.
+
+        Args:
+            reason: recorded in the manifest.
+
+        Raises:
+            NotFoundError: the stream was never offloaded.
+            StoreUnavailableError, OutcomeUnknownError: the record couldn't be written; repeat the call.
+        """
+        with self._history() as history:
+            changed = [history.pause(name, reason) for name in self.partitions()]
+        return any(changed)
+
+    def resume(self) -> bool:
+        """Resume offloading where it stopped; False: it wasn't paused. Raises as ``pause``."""
+        with self._history() as history:
+            changed = [history.resume(name) for name in self.partitions()]
+        return any(changed)
+
+    def offload(
+        self,
+        ledgers: str | EmbeddedLedgers,
+        *,
+        stop: Position | None = None,
+        take_over: bool = False,
+        settings: Settings | None = None,
+    ) -> Position | None:
+        """Offload the entries that a ledger database has and the store lacks; returns the committed end.
+
+        A process that offloads the stream anyway needs no such call. If interrupted, call it again: it continues.
+
+        Args:
+            ledgers: ``sqlite:///path/ledgers.db``, or an open ``EmbeddedLedgers``.
+            stop: position before which to stop; ``None``: all.
+            take_over: also if another writer appears active.
+            settings: sizes and limits; ``offload.method`` selects the offload method.
+
+        Raises:
+            FencedError: another writer appears active.
+            SourceMismatchError: the database is not the one in the manifest, or has lost entries.
+            StoreUnavailableError, OutcomeUnknownError: the store or the database can't be used; call it again.
+        """
+        from offloader.write.offloader import offload_manually
+
+        chosen, last = settings or Settings(), None if stop is None else stop.previous()
+        with ExitStack() as stack:
+            history = stack.enter_context(self._history(chosen))
+            database = self._database(ledgers, stack)
+            source = database.view_stream(self.name, may_delete=True)
+            result = offload_manually(history, source, self.name, chosen.offload.method, last=last, take_over=take_over)
+            for error in result.errors:
+                raise error
+            return result.committed
+
+    def truncate(
+        self,
+        before: Position,
+        *,
+        ledgers: str | EmbeddedLedgers | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> Truncation:
+        """Move the start position forward: entries before it become unreadable, and cleanup deletes their segments.
+
+        Args:
+            before: the first position to keep; no effect if the stream already begins later.
+            ledgers: database whose closed ledgers before the position are deleted too.
+            force: also past the committed end, which loses entries that aren't offloaded.
+            dry_run: only plan.
+
+        Raises:
+            NotFoundError: no such stream.
+            EditRefusedError: an earlier entry isn't offloaded and not forced, or the stream is on hold.
+            InvalidCallError: no entry was ever written before the position.
+            FencedError: forced, and an active writer owns the stream.
+        """
+        from offloader.manifest.log import ManifestLog
+        from offloader.retention.truncate import truncate_stream
+        from offloader.runtime.clock import SystemClock
+
+        clock = SystemClock()
+        with ExitStack() as stack:
+            database = None if ledgers is None else self._database(ledgers, stack)
+            source = None if database is None else database.view_stream(self.name, may_delete=not dry_run)
+            log = ManifestLog(self.store.objects, self.name, clock=clock)
+            return truncate_stream(log, before, clock=clock, source=source, force=force, dry_run=dry_run)
+
+    def compact(self, *, recode: bool = False, settings: Settings | None = None) -> int:
+        """Merge small neighbouring segments; returns the number of segments that were replaced.
+
+        Readers and the stream's owner continue meanwhile. If interrupted, call it again.
+
+        Args:
+            recode: also rewrite segments whose compression isn't the one of ``settings``.
+            settings: size and codec of the new segments, ``offload``.
+
+        Raises:
+            EditRefusedError: the stream is on hold, or other writers changed it repeatedly.
+            FencedError: another writer took the stream over during the call.
+            StoreUnavailableError, OutcomeUnknownError: the store can't be used; call it again.
+        """
+        with self._history(settings) as history:
+            done = [history.compact(name, recode=recode) for name in self.partitions()]
+        for error in (error for each in done for error in each.errors):
+            raise error
+        return sum(each.replaced for each in done)
+
+    @contextmanager
+    def _history(self, settings: Settings | None = None) -> Iterator[BackfillService]:
+        from offloader.write.offloader import LedgerOffloader
+
+        with closing(LedgerOffloader(self.store.objects, settings or Settings())) as offloader:
+            yield offloader.history
+
+    @staticmethod
+    def _database(ledgers: str | EmbeddedLedgers, stack: ExitStack) -> EmbeddedLedgers:
+        from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+
+        return (
+            ledgers if isinstance(ledgers, EmbeddedLedgers) else stack.enter_context(closing(EmbeddedLedgers(ledgers)))
         )
 
     def segments(self) -> list[SegmentRecord]:

@@ -10,7 +10,7 @@ import pytest
 import offloader
 from formats.entries import Position
 from formats.keys import data_key
-from offloader.errors import InvalidCallError, NotFoundError
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.inspect.verify import Damage
 from tests.support.streams import StreamWriter, batch_of
 
@@ -68,3 +68,28 @@ def test_subscribers_and_groups_are_reached_from_stream_and_store(store: offload
     groups = store.reader_groups()
     groups.create("readers", offloader.GroupConfig(["orders"]))
     assert list(groups.names()) == ["readers"]
+
+
+@pytest.mark.slow
+def test_stream_is_offloaded_paused_compacted_and_truncated_without_a_writer(
+    store: offloader.Store, tmp_path: Path
+) -> None:
+    orders, url = store.stream("orders"), f"sqlite:///{tmp_path}/ledgers.db"
+    unsent = offloader.Settings.of({"offload": {"method": "none"}, "ledgers": {"ledger_entries_max": 10}})
+    with orders.open_ledger(url, settings=unsent) as ledger:
+        positions = [ledger.append(b"entry") for _ in range(30)]
+    assert orders.offload(url, stop=positions[15], take_over=True) == positions[14]
+    assert (orders.pause("a test"), orders.pause()) == (True, False)
+    with pytest.raises(OffloaderError, match="is paused"):
+        orders.offload(url, take_over=True)
+    assert (orders.resume(), orders.resume()) == (True, False)
+    assert orders.offload(url, take_over=True) == positions[-1]
+    assert len(orders.segments()) == 2
+    assert orders.compact() == 2
+    assert len(orders.segments()) == 1
+    planned = orders.truncate(positions[12], ledgers=url, dry_run=True)
+    assert (planned.head, orders.scan().count_rows()) == (positions[12], 30)
+    assert orders.truncate(positions[12], ledgers=url).head == positions[12]
+    assert orders.scan().count_rows() == 18
+    with pytest.raises(NotFoundError):
+        store.stream("nothing").pause()

@@ -241,7 +241,7 @@ def test_http_queries_and_spark_options_with_times_are_the_ones_tested() -> None
     queries = {given["name"] for each in operations for given in each.get("parameters", ())}
     assert {"since", "until"} <= set(queries)
     options = {each.metadata["option"] for each in _fields()}
-    assert {name for name in options if "time" in name.lower()} == {"startTime", "endTime"}
+    assert {name for name in options if "time" in name.lower()} == {"since", "until"}
 
 
 def _fields() -> Any:

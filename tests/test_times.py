@@ -62,8 +62,8 @@ def test_time_without_a_zone_is_utc_in_every_zone_of_the_machine(monkeypatch: py
     ["", "now", "2013-13-01", "2013-07-04T25:00", "1e3", "9" * 19, "1.5", "1h", "+1h", "-1w", "-h", "- 1h", "--1h"],
 )
 def test_invalid_time_is_refused_naming_the_option(text: str) -> None:
-    with pytest.raises(InvalidCallError, match=r"option startTime: .* is not a time") as caught:
-        time_ms_of(text, option="option startTime", now_ms=NOW_MS)
+    with pytest.raises(InvalidCallError, match=r"option since: .* is not a time") as caught:
+        time_ms_of(text, option="option since", now_ms=NOW_MS)
     assert "2013-07-04T12:00:00Z" in caught.value.hint
     assert "-1h (an hour ago)" in caught.value.hint
 

@@ -19,7 +19,7 @@ BROADCAST_BYTES_MAX = 10 * 1024 * 1024
 #: Key of a frame's facts from the manifests, in the metadata of its first column.
 FACTS = "offloader"
 #: Options by which entries within the bounds may be no rows.
-_DROPPING = ("starttime", "endtime", "oncorrupt", "onmissing")
+_DROPPING = ("since", "until", "oncorrupt", "onmissing")
 _OWN = ("store", "stream", "content", "columns", "bounds")
 
 
@@ -70,7 +70,7 @@ def messages(
     """The messages of some streams; arguments and errors as of ``entries``.
 
     A message has a separate publish time, so ``publish_time`` in ``where`` filters and bounds nothing: the options
-    ``startTime`` and ``endTime`` bound. The manifest doesn't know how many messages there are: ``count()`` is Spark's.
+    ``since`` and ``until`` bound. The manifest doesn't know how many messages there are: ``count()`` is Spark's.
     """
     return _frame(spark, "messages", store, stream, columns, where, limit, options or {})
 

@@ -46,7 +46,7 @@ _STREAM_ONLY = (
     "subscriber",
     "subscriberRenewSeconds",
 )
-_BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "bounds", "failedSegments")
+_BATCH_ONLY = ("stop", "until", "asOfManifest", "leaseSeconds", "bounds", "failedSegments")
 
 
 def _text(_: str, text: str) -> str:
@@ -68,18 +68,23 @@ def _position(name: str, text: str) -> Position:
         raise InvalidCallError(f"option {name}: {cause}") from cause
 
 
+def _last(name: str, text: str) -> Position:
+    """The last position before an exclusive one."""
+    return _position(name, text).previous()
+
+
 def _time(name: str, text: str) -> int:
     return time_ms_of(text, option=f"option {name}", now_ms=SystemClock().now_ms())
 
 
 def require_fixed_start(given: Mapping[str, str]) -> None:
-    """Raises ``InvalidCallError`` if ``startTime`` counts back from now: a restarted streaming query would omit unread
+    """Raises ``InvalidCallError`` if ``since`` counts back from now: a restarted streaming query would omit unread
     entries.
     """
     for name, text in given.items():
-        if name.lower() == "starttime" and is_relative(text):
+        if name.lower() == "since" and is_relative(text):
             raise InvalidCallError(
-                f"option startTime: {text} would be a different time after a restart of the query",
+                f"option since: {text} would be a different time after a restart of the query",
                 hint=f"use an absolute time: {time_text(_time(name, text))}",
             )
 
@@ -180,10 +185,10 @@ class SourceOptions:
     columns: tuple[str, ...] = field(default=(), metadata=_option("columns", _names))
     endpoint_url: str | None = field(default=None, metadata=_option("endpointUrl", _text))
     region: str | None = field(default=None, metadata=_option("region", _text))
-    start_position: Position | None = field(default=None, metadata=_option("startPosition", _position))
-    end_position: Position | None = field(default=None, metadata=_option("endPosition", _position))
-    start_ms: int | None = field(default=None, metadata=_option("startTime", _time))
-    end_ms: int | None = field(default=None, metadata=_option("endTime", _time))
+    start_position: Position | None = field(default=None, metadata=_option("start", _position))
+    end_position: Position | None = field(default=None, metadata=_option("stop", _last))
+    start_ms: int | None = field(default=None, metadata=_option("since", _time))
+    end_ms: int | None = field(default=None, metadata=_option("until", _time))
     split_bytes: int = field(default=SPLIT_BYTES, metadata=_option("splitBytes", _number))
     as_of_manifest: tuple[tuple[str, int], ...] = field(default=(), metadata=_option("asOfManifest", _records))
     bad_messages_are_rows: bool = field(default=False, metadata=_option("onBadMessage", _is("null", "error", "null")))
@@ -229,10 +234,10 @@ class SourceOptions:
                 )
         options = cls(**values)
         if options.start_ms is not None and options.end_ms is not None and options.end_ms < options.start_ms:
-            raise InvalidCallError("option endTime is before startTime", hint="swap the two")
+            raise InvalidCallError("option until is before since", hint="swap the two")
         start, end = options.start_position, options.end_position
-        if start is not None and end is not None and end < start:
-            raise InvalidCallError(f"option endPosition {end} is before startPosition {start}", hint="swap the two")
+        if start is not None and end is not None and end < start.previous():
+            raise InvalidCallError(f"option stop {end.next()} is before start {start}", hint="swap the two")
         if options.message_bytes_max > PAYLOAD_BYTES_LIMIT:
             raise InvalidCallError(
                 f"option messageBytesMax is at most {PAYLOAD_BYTES_LIMIT}, not {options.message_bytes_max}"
@@ -261,9 +266,7 @@ class SourceOptions:
                 hint="stream entries or messages, read other contents with spark.read",
             )
         if self.start_latest and (self.start_position is not None or self.start_ms is not None):
-            raise InvalidCallError(
-                "option startFrom=latest contradicts startPosition and startTime", hint="omit one of them"
-            )
+            raise InvalidCallError("option startFrom=latest contradicts start and since", hint="omit one of them")
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         defaults = {each.name: each.default for each in fields(self)}

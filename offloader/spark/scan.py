@@ -236,7 +236,7 @@ def plan_slices(
     """The partitions of a scan of entries, of about equal cost, each at most about ``splitBytes``.
 
     Raises:
-        TrimmedError, BeyondEndError: ``startPosition`` or ``endPosition`` is outside of the one named stream. With a
+        TrimmedError, BeyondEndError: ``start`` or ``stop`` is outside of the one named stream. With a
             pattern they are mere bounds.
     """
     ranges = wanted_ranges(options, states)

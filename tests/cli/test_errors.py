@@ -93,12 +93,12 @@ def test_after_two_dashes_debug_is_an_argument_like_any_other() -> None:
 
 @pytest.mark.process
 def test_with_json_an_error_is_one_object_on_standard_error() -> None:
-    done = run("fail", "NotFound", "--hint", "offloader ls", "--json")
+    done = run("fail", "NotFoundError", "--hint", "offloader ls", "--json")
     assert (done.returncode, done.stdout) == (3, "")
     assert json.loads(done.stderr) == {
         "error": {
             "kind": "not_found",
-            "error": "NotFound",
+            "error": "NotFoundError",
             "message": "stream a/b: segment 7 is gone",
             "hint": "offloader ls",
             "exit_code": 3,

@@ -218,7 +218,7 @@ def test_living_writers_stream_is_refused_or_taken_with_its_open_segment(
             assert entries == [b"entry %d" % n for n in range(20)]
             writer.stdin.write("\n")
             writer.stdin.flush()
-            assert writer.stdout.readline() == "Fenced\n"
+            assert writer.stdout.readline() == "FencedError\n"
         finally:
             writer.kill()
 

@@ -131,7 +131,7 @@ def test_a_listing_of_a_local_store_starts_no_threads_for_linear_algebra(tmp_pat
 
 @pytest.mark.process
 def test_errors_and_settings_are_light_too() -> None:
-    modules = loaded_modules("import offloader\noffloader.errors.NotFound\noffloader.Settings()")
+    modules = loaded_modules("import offloader\noffloader.errors.NotFoundError\noffloader.Settings()")
     assert not HEAVY & {name.split(".")[0] for name in modules}
 
 

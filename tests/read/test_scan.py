@@ -537,7 +537,7 @@ import offloader
 from offloader.read.scan import Scan
 try:
     Scan.to_{package}(None)
-except offloader.errors.Unsupported as error:
+except offloader.errors.UnsupportedError as error:
     print(error.message, "|", error.hint)
 """
     done = subprocess.run(

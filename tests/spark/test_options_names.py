@@ -54,27 +54,27 @@ def test_topics_and_their_partitions_are_streams_of_a_query(url: str) -> None:
 
 def test_position_bounds_the_partitions_of_a_topic(url: str) -> None:
     """As with a pattern, a partition may lie outside."""
-    slices = planned(options(url, stream=STREAM, startPosition="4:0"), Needs.PAYLOADS, open_store(url))
+    slices = planned(options(url, stream=STREAM, start="4:0"), Needs.PAYLOADS, open_store(url))
     assert len(slices) == 1
 
 
 def test_relative_time_is_an_option(url: str) -> None:
     before_ms = SystemClock().now_ms()
-    found = options(url, stream=STREAM, startTime="-1h", endTime="2033-01-01").start_ms
+    found = options(url, stream=STREAM, since="-1h", until="2033-01-01").start_ms
     assert found is not None
     assert before_ms - 3_600_000 <= found <= SystemClock().now_ms() - 3_600_000
-    with pytest.raises(InvalidCallError, match="option startTime: '1h' is not a time"):
-        options(url, stream=STREAM, startTime="1h")
+    with pytest.raises(InvalidCallError, match="option since: '1h' is not a time"):
+        options(url, stream=STREAM, since="1h")
 
 
 def test_streaming_query_refuses_a_start_that_moves_when_it_is_restarted(url: str) -> None:
-    given = {"store": url, "stream": STREAM, "startTime": "-1h"}
+    given = {"store": url, "stream": STREAM, "since": "-1h"}
     with pytest.raises(
-        InvalidCallError, match="startTime: -1h would be a different time after a restart of the query"
+        InvalidCallError, match="since: -1h would be a different time after a restart of the query"
     ) as caught:
         OffloaderDataSource(given).streamReader(StructType([]))
     assert "use an absolute time: 20" in caught.value.hint
-    require_fixed_start({**given, "startTime": "2026-11-25"})
+    require_fixed_start({**given, "since": "2026-11-25"})
 
 
 def test_jobs_take_topics_with_partitions(url: str) -> None:
@@ -88,5 +88,5 @@ def test_jobs_take_topics_with_partitions(url: str) -> None:
 
 @pytest.mark.parametrize("form", ["2013-07-04", "2013-07-04T12:00:00Z", "2013-07-04T14:00:00+02:00", "1372939200000"])
 def test_times_of_a_query_are_written_as_on_the_command_line(url: str, form: str) -> None:
-    found = options(url, stream=STREAM, startTime=form, endTime=form)
+    found = options(url, stream=STREAM, since=form, until=form)
     assert found.start_ms == found.end_ms == time_ms_of(form, option="", now_ms=0)

@@ -81,7 +81,7 @@ def test_publish_times_without_payloads_read_only_entry_tables(spark: SparkSessi
 
 def test_positions_bound_a_scan_exactly_both_included(spark: SparkSession, orders: StreamWriter) -> None:
     first, last = Position(3, 77), Position(9, 3)
-    frame = load(spark, orders, startPosition=str(first), endPosition=str(last), splitBytes="9000")
+    frame = load(spark, orders, start=str(first), stop=str(last.next()), splitBytes="9000")
     assert entries_in(frame) == sorted(orders.between(first, last))
 
 
@@ -90,8 +90,8 @@ def test_times_bound_a_scan_exactly_the_end_excluded(spark: SparkSession, orders
     expected = sorted(entry for entry in orders.entries if start <= entry.publish_time_ms < end)
     assert len(expected) == 120
     iso = datetime.fromtimestamp(start / 1000, UTC).isoformat().replace("+00:00", "Z")
-    assert entries_in(load(spark, orders, startTime=iso, endTime=str(end))) == expected
-    positions = load(spark, orders, startTime=iso, endTime=str(end), schema="ledger_id BIGINT, entry_id BIGINT")
+    assert entries_in(load(spark, orders, since=iso, until=str(end))) == expected
+    positions = load(spark, orders, since=iso, until=str(end), schema="ledger_id BIGINT, entry_id BIGINT")
     assert sorted(tuple(row) for row in positions.collect()) == [(e.ledger_id, e.entry_id) for e in expected]
 
 
@@ -119,10 +119,10 @@ def damaged(writer: StreamWriter) -> StreamWriter:
 
 
 def test_damage_fails_the_query_naming_stream_object_and_range(spark: SparkSession, damaged: StreamWriter) -> None:
-    said = failure_of(load(spark, damaged, endPosition="1:199").count)
+    said = failure_of(load(spark, damaged, stop="1:200").count)
     for part in ("CorruptError", damaged.stream, damaged.keys(damaged.uuids[1])[0], "bytes", "expected", "found"):
         assert part in said
-    said = failure_of(load(spark, damaged, startPosition="1:200").count)
+    said = failure_of(load(spark, damaged, start="1:200").count)
     for part in ("ObjectMissingError", damaged.stream, str(damaged.uuids[2]), "1:200..1:299"):
         assert part in said
 

@@ -46,7 +46,7 @@ def test_query_gives_options_to_a_table_without_any(spark: SparkSession, url: st
     orders, prices = (f"offloader WITH (store '{url}', stream '{name}')" for name in ("shop/orders", "shop/prices"))
     assert first(spark, f"SELECT count(*) FROM {orders}") == 40
     assert first(spark, f"SELECT count(*) FROM {prices} WHERE entry_id >= 10") == 5
-    ending = f"offloader WITH (store '{url}', stream 'shop/orders', endPosition '1:4')"
+    ending = f"offloader WITH (store '{url}', stream 'shop/orders', stop '1:5')"
     assert first(spark, f"SELECT sum(entry_id) FROM {ending}") == 10
     said = failure_of(lambda: first(spark, "SELECT count(*) FROM offloader"))
     assert "option store is missing" in said or "option stream is missing" in said

@@ -91,11 +91,11 @@ def test_query_reads_existing_then_new_entries_and_otherwise_nothing(writer: Str
         ({}, ids(1, 0, 110)),
         ({"startFrom": "earliest"}, ids(1, 0, 110)),
         ({"startFrom": "latest"}, ids(1, 100, 110)),
-        ({"startPosition": "1:0"}, ids(1, 0, 110)),
-        ({"startPosition": "1:60"}, ids(1, 60, 110)),
-        ({"startTime": str(BASE_MS + 1000 * 1070)}, ids(1, 70, 110)),
-        ({"startTime": str(BASE_MS + 1000 * 1105)}, ids(1, 105, 110)),
-        ({"startTime": str(BASE_MS + 1000 * 1070), "startPosition": "1:80"}, ids(1, 80, 110)),
+        ({"start": "1:0"}, ids(1, 0, 110)),
+        ({"start": "1:60"}, ids(1, 60, 110)),
+        ({"since": str(BASE_MS + 1000 * 1070)}, ids(1, 70, 110)),
+        ({"since": str(BASE_MS + 1000 * 1105)}, ids(1, 105, 110)),
+        ({"since": str(BASE_MS + 1000 * 1070), "start": "1:80"}, ids(1, 80, 110)),
     ],
     ids=["default", "earliest", "latest", "first position", "position", "time", "time to come", "time and position"],
 )
@@ -111,16 +111,16 @@ def test_query_begins_where_its_options_select(
 @pytest.mark.parametrize("limit", [{"maxEntriesPerTrigger": "7"}, {"maxBytesPerTrigger": "1000"}], ids=str)
 def test_limit_excludes_entries_before_the_beginning(writer: StreamWriter, limit: dict[str, str]) -> None:
     writer.add([batch_of(1, 0, 1000)])
-    query = Query(writer, startTime=str(BASE_MS + 1000 * 1900), **limit)
+    query = Query(writer, since=str(BASE_MS + 1000 * 1900), **limit)
     assert query.batch()[0] == (1, 900)
 
 
 def test_a_beginning_outside_of_the_stream_is_refused(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 10, 10)])
     with pytest.raises(TrimmedError, match="1:9"):
-        Query(writer, startPosition="1:9")
+        Query(writer, start="1:9")
     with pytest.raises(BeyondEndError, match="1:20"):
-        Query(writer, startPosition="1:20")
+        Query(writer, start="1:20")
 
 
 def test_latest_start_is_stable_when_the_first_batch_is_planned_again(writer: StreamWriter) -> None:
@@ -168,7 +168,7 @@ def test_streams_that_appear_under_a_pattern_are_read_from_their_beginning(write
 
 
 def test_a_pattern_may_fit_no_stream_yet_and_bounds_those_that_appear(writer: StreamWriter) -> None:
-    query = Query(writer, stream="other/*", startPosition="7:3")
+    query = Query(writer, stream="other/*", start="7:3")
     assert query.offset == {}
     assert query.latest() == {}
     other = StreamWriter(writer.store, "other/default/persistent/payments")
@@ -241,9 +241,9 @@ def test_start_time_keeps_messages_without_a_recorded_time(writer: StreamWriter)
     writer.add([batch_of(2, 0, 10, times=TIME_UNKNOWN_MS)], closes=[2])
     writer.add([batch_of(3, 0, 10)])
     start = str(BASE_MS + 1000 * 3005)
-    assert Query(writer, startTime=start).offset[writer.stream]["position"] == "3:4"
+    assert Query(writer, since=start).offset[writer.stream]["position"] == "3:4"
     schema = StructType().add("value", BinaryType())
-    options = {"store": writer.store.url, "stream": writer.stream, "startTime": start, "content": "messages"}
+    options = {"store": writer.store.url, "stream": writer.stream, "since": start, "content": "messages"}
     messages = StreamingReader(SourceOptions.of(options), schema)
     assert messages.initialOffset()[writer.stream]["position"] == "2:-1"
 
@@ -362,11 +362,11 @@ def test_query_looks_less_often_while_nothing_comes(writer: StreamWriter, monkey
     ("options", "expected"),
     [
         ({"content": "segments"}, "content=segments can't be streamed"),
-        ({"endPosition": "1:5"}, "option endPosition belongs to spark.read,"),
-        ({"endTime": "2026-01-01"}, "option endTime belongs to spark.read,"),
+        ({"stop": "1:5"}, "option stop belongs to spark.read,"),
+        ({"until": "2026-01-01"}, "option until belongs to spark.read,"),
         ({"asOfManifest": "3"}, "option asOfManifest belongs to spark.read,"),
         ({"leaseSeconds": "60"}, "option leaseSeconds belongs to spark.read,"),
-        ({"startFrom": "latest", "startPosition": "1:5"}, "startFrom=latest contradicts startPosition"),
+        ({"startFrom": "latest", "start": "1:5"}, "startFrom=latest contradicts start"),
         ({"startFrom": "somewhere"}, "is not one of earliest, latest"),
         ({"maxEntriesPerTrigger": "0"}, "not a positive integer"),
         ({"subscriber": "a\tb"}, "isn't a valid subscriber name"),

@@ -361,7 +361,7 @@ def test_a_directory_that_cannot_be_written_is_denied_when_opened(tmp_path: Path
     shut = tmp_path / "shut"
     shut.mkdir(mode=0o555)
     found = run_python(UNPRIVILEGED, f"file://{shut}{below}")
-    assert found.stdout.startswith("AccessDenied check"), found.stderr
+    assert found.stdout.startswith("AccessDeniedError check"), found.stderr
     assert "permissions" in found.stdout
 
 

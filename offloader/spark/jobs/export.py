@@ -290,7 +290,7 @@ class _StreamExport:
         from pyspark.sql import functions as f
 
         reader = self.spark.read.format("offloader").options(**self.options)
-        frame = reader.options(startPosition=str(planned.first), endPosition=str(planned.last)).load().drop("stream")
+        frame = reader.options(start=str(planned.first), stop=str(planned.last.next())).load().drop("stream")
         if self.values is not None:
             frame = with_decoded(frame, self.values)
         seen = Observation()

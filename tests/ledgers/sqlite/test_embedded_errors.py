@@ -199,7 +199,7 @@ def test_full_disk_while_opening_is_reported_as_full(ledgers: EmbeddedLedgers, p
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.startswith(f"StoreUnavailable ledger database {path}: ")
+    assert done.stdout.startswith(f"StoreUnavailableError ledger database {path}: ")
     assert "the disk is full; nothing was written (free some space" in done.stdout
     again = EmbeddedLedgers(path)
     assert payloads_of(again.open_stream("s")) == [b"kept"]

@@ -192,7 +192,7 @@ def test_a_store_that_needs_an_extra_names_it(base: BaseInstall, url: str, extra
 import offloader
 try:
     offloader.open_store({url!r})
-except offloader.errors.Unsupported as error:
+except offloader.errors.UnsupportedError as error:
     print(error)
 """
     printed = base.prints(base.python, "-c", program)

@@ -59,9 +59,9 @@ def test_debug_adds_the_traceback_before_or_after_the_verb(place: list[str]) -> 
     [
         (["sail"], "no such command 'sail'. Did you mean 'fail'?"),
         (["fail"], "missing argument 'name'"),
-        (["fail", "NotFound", "--nope"], "no such option: --nope"),
+        (["fail", "NotFoundError", "--nope"], "no such option: --nope"),
         (
-            ["fail", "NotFound", "--count", "0"],
+            ["fail", "NotFoundError", "--count", "0"],
             "invalid value for '--count': Input should be greater than or equal to 1",
         ),
         (["--nope", "fail"], "no such option: --nope"),

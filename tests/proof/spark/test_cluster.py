@@ -156,7 +156,7 @@ def test_jobs_do_their_work_though_an_executor_is_killed(ran: Ran) -> None:
 
 def test_executor_error_is_reported_and_not_retried_by_spark(ran: Ran) -> None:
     refused = ran.found["refused"]
-    assert refused.startswith("NotFound: on executor ")
+    assert refused.startswith("NotFoundError: on executor ")
     assert "ledgers.db.elsewhere doesn't exist" in refused
 
 

@@ -105,7 +105,7 @@ def test_damaged_export_log_is_reported(spark: SparkSession, writer: StreamWrite
         ({"dead_letter": True}, "only messages can be bad"),
         ({"range_bytes": 0}, "range_bytes is 0"),
         ({"options": {"columns": "payload,ledger_id"}}, "export needs the columns entry_id, publish_time too"),
-        ({"options": {"endPosition": "1:0"}}, "export doesn't accept option endPosition"),
+        ({"options": {"stop": "1:0"}}, "export doesn't accept option stop"),
         ({"options": {"onBadMessage": "null"}}, "export doesn't accept option onBadMessage"),
         (
             {"content": "messages", "dead_letter": True, "options": {"columns": "value"}},

@@ -227,7 +227,7 @@ def streams_of_a_pattern(spark: SparkSession, world: World) -> tuple[Rows, Rows]
 @pipeline
 def time_range(spark: SparkSession, world: World) -> tuple[Rows, Rows]:
     start, stop = BASE_MS + 1000 * STEP_S * 430, BASE_MS + 1000 * STEP_S * 550
-    found = orders_of(spark, world, startTime=str(start), endTime=str(stop)).select("id")
+    found = orders_of(spark, world, since=str(start), until=str(stop)).select("id")
     return rows(found), [(each["id"],) for each in world.orders if start <= each["time_ms"] < stop]
 
 

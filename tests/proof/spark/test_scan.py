@@ -76,8 +76,8 @@ def test_a_schema_that_does_not_fit_is_refused(
 def test_positions_outside_of_the_stream_are_errors_that_name_its_ends(
     spark: SparkSession, orders: StreamWriter
 ) -> None:
-    assert "position 0:0 is before the first entry 3:0" in failure_of(load(spark, orders, startPosition="0:0").count)
-    beyond = failure_of(load(spark, orders, endPosition="99:0").count)
+    assert "position 0:0 is before the first entry 3:0" in failure_of(load(spark, orders, start="0:0").count)
+    beyond = failure_of(load(spark, orders, stop="99:1").count)
     assert "BeyondEndError" in beyond
     assert "99:0 is beyond the last readable entry 14:29" in beyond
 
@@ -86,7 +86,7 @@ def test_entries_before_the_head_are_no_rows(spark: SparkSession, writer: Stream
     writer.add([batch_of(1, 0, 100)])
     writer.log.commit([Truncate(Position(1, 60))])
     assert entries_in(load(spark, writer)) == writer.entries[60:]
-    assert "was deleted: the stream begins at 1:60" in failure_of(load(spark, writer, startPosition="1:0").count)
+    assert "was deleted: the stream begins at 1:60" in failure_of(load(spark, writer, start="1:0").count)
 
 
 def test_a_pattern_reads_all_streams_that_fit(spark: SparkSession, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_pattern_reads_all_streams_that_fit(spark: SparkSession, tmp_path: Pat
     assert "no stream in file://" in failure_of(load(spark, writer, stream="c/*").count)
     assert "needs one record per stream here" in failure_of(load(spark, writer, stream="*", asOfManifest="1").count)
     # With a pattern, positions are bounds and no more.
-    assert load(spark, writer, stream="*", endPosition="1:4").count() == 20
+    assert load(spark, writer, stream="*", stop="1:5").count() == 20
 
 
 def test_an_unknown_stream_is_named_with_similar_ones(spark: SparkSession, orders: StreamWriter) -> None:
@@ -147,12 +147,12 @@ def test_damaged_and_missing_pieces_are_skipped_by_option(spark: SparkSession, d
             {"content": "rows"},
             "option content: 'rows' is not one of entries, messages, segments, ledgers, manifest, anomalies,",
         ),
-        ({"startPosition": "7"}, "option startPosition: a position is written LEDGER:ENTRY"),
-        ({"startTime": "soon"}, "option startTime: 'soon' is not a time"),
+        ({"start": "7"}, "option start: a position is written LEDGER:ENTRY"),
+        ({"since": "soon"}, "option since: 'soon' is not a time"),
         ({"splitBytes": "0"}, "option splitBytes: '0' is not a positive integer"),
         ({"onCorrupt": "ignore"}, "option onCorrupt: 'ignore' is not one of error, skip"),
-        ({"startPosition": "7:1", "endPosition": "7:0"}, "option endPosition 7:0 is before startPosition 7:1"),
-        ({"startTime": "10", "endTime": "9"}, "option endTime is before startTime"),
+        ({"start": "7:1", "stop": "7:0"}, "option stop 7:0 is before start 7:1"),
+        ({"since": "10", "until": "9"}, "option until is before since"),
         ({"store": ""}, "option store is missing"),
         ({"store": "memory://x"}, "exists in one process only, so Spark's workers can't read it"),
         ({"store": "foo://x"}, "unknown store scheme 'foo'"),

@@ -80,4 +80,4 @@ def test_the_failure_names_stream_object_place_expected_and_found(
     assert writer.stream in line
     assert key in line
     assert re.search(expected, line), line
-    assert load(spark, writer, endPosition="1:99").count() == 100, "others are read as before"
+    assert load(spark, writer, stop="1:100").count() == 100, "others are read as before"

@@ -100,15 +100,15 @@ def test_time_bounds_select_messages_exactly_by_recorded_or_own_time(
     entries = [single_entry(Sent(value=b"%d" % number), publish_time=time) for number, time in enumerate(times)]
     recorded_times = times if extension else TIME_UNKNOWN_MS
     small.add([EntryBatch.build(3, 0, entries, recorded_times)], extension=extension)
-    frame = load_messages(spark, small, startTime=str(times[10]), endTime=str(times[20]), schema="value BINARY")
+    frame = load_messages(spark, small, since=str(times[10]), until=str(times[20]), schema="value BINARY")
     assert sorted(int(row.value) for row in frame.collect()) == list(range(10, 20))
 
 
 def test_damaged_metadata_is_not_passed_over_by_bounds(spark: SparkSession, small: StreamWriter) -> None:
     entries = [single_entry(Sent(value=b"a"), publish_time=BASE_MS), b"bad"]
     small.add([EntryBatch.build(3, 0, entries)], extension=False)
-    assert "entry 3:1" in failure_of(load_messages(spark, small, startTime=str(BASE_MS)).count)
-    assert load_messages(spark, small, startTime=str(BASE_MS), onBadMessage="null").count() == 2
+    assert "entry 3:1" in failure_of(load_messages(spark, small, since=str(BASE_MS)).count)
+    assert load_messages(spark, small, since=str(BASE_MS), onBadMessage="null").count() == 2
 
 
 @pytest.mark.parametrize(

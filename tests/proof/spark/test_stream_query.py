@@ -53,7 +53,7 @@ def test_lost_entries_fail_the_query_or_are_skipped_by_option(
     from pyspark.errors import StreamingQueryException
 
     first = writer.add([batch_of(1, 0, 100)])
-    start = {"startPosition": "1:0", "maxEntriesPerTrigger": "60"}
+    start = {"start": "1:0", "maxEntriesPerTrigger": "60"}
     stream_into_parquet(spark, writer, tmp_path, **start)
     writer.add([batch_of(1, 100, 100)])
     second = writer.add([batch_of(1, 200, 100)])

@@ -142,7 +142,7 @@ def test_missing_stream_or_position_is_an_error_by_name(store: MemoryStore) -> N
     with flight_door(store) as door:
         durable(door, broker)
         client = door.client()
-        with pytest.raises(fl.FlightServerError, match=r"NotFound: .*shop/eu/persistent/bills"):
+        with pytest.raises(fl.FlightServerError, match=r"NotFoundError: .*shop/eu/persistent/bills"):
             client.do_get(fl.Ticket(json.dumps({"stream": BILLS}).encode()))
         with pytest.raises(fl.FlightServerError, match="BeyondEndError"):
             read(client, **{"from": "99:0"})

@@ -107,8 +107,8 @@ def test_stream_that_fails_keeps_no_other_from_being_compacted(
 
 
 def test_unknown_option_is_refused(spark: SparkSession, writers: dict[str, StreamWriter]) -> None:
-    with pytest.raises(InvalidCallError, match="compact doesn't accept option startPosition"):
-        compact(spark, ["other"], {"store": writers["other"].store.url, "startPosition": "1:0"})
+    with pytest.raises(InvalidCallError, match="compact doesn't accept option start"):
+        compact(spark, ["other"], {"store": writers["other"].store.url, "start": "1:0"})
 
 
 def test_command_prints_a_line_for_each_stream(

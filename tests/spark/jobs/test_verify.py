@@ -98,7 +98,7 @@ def test_stream_matched_by_two_patterns_is_checked_once(spark: SparkSession, wri
     [
         ([], {}, InvalidCallError, "streams must be a list of names or patterns"),
         ("t/a", {}, InvalidCallError, "streams must be a list of names or patterns"),
-        (["t/a"], {"startPosition": "1:0"}, InvalidCallError, "verify doesn't accept option startPosition"),
+        (["t/a"], {"start": "1:0"}, InvalidCallError, "verify doesn't accept option start"),
         (["t/a"], {"splitBytes": "much"}, InvalidCallError, "option splitBytes: 'much'"),
         (["nope"], {}, NotFoundError, "stream nope isn't in"),
         (["nope/*"], {}, NotFoundError, "no stream in"),
