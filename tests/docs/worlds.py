@@ -190,12 +190,12 @@ def _orders(folder: Path, request: pytest.FixtureRequest) -> _Made:
 @world("docs/how-to/auditing.md")
 @world("docs/how-to/holding.md")
 def _truncated(folder: Path, request: pytest.FixtureRequest) -> _Made:
-    yield _orders_with_days(folder, "truncate orders --before 2:50")
+    yield _orders_with_days(folder, "stream truncate orders --before 2:50 --apply")
 
 
 @world("docs/how-to/undoing.md")
 def _retired(folder: Path, request: pytest.FixtureRequest) -> _Made:
-    yield _orders_with_days(folder, "truncate orders --before 2:50", "cleanup run orders")
+    yield _orders_with_days(folder, "stream truncate orders --before 2:50 --apply", "cleanup run orders --apply")
 
 
 @world("docs/how-to/orphans.md")

@@ -44,7 +44,7 @@ ENTRIES_BEFORE, ENTRIES_AFTER = 200, 200
 WITHIN_S = 120.0
 _BUCKET = "databases"
 #: How the product names it: the error's hint is the operator's way on.
-_NAMED = "accept-source"
+_NAMED = "set-source"
 
 
 @dataclass(slots=True)
