@@ -304,7 +304,7 @@ def _next_commands(result: DemoResult) -> list[str]:
     return [
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items() if value),
         f"{program} ls",
-        f"{program} segments {STREAM}",
+        f"{program} ls {STREAM}",
         f"{program} read {STREAM}{since} --limit 3",
     ]
 

@@ -38,7 +38,8 @@ class RefusingAdmin:
                     self._answer(status, b"refused")
                     return
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                asked = urllib.request.Request(target_url + self.path, data=body or None, method=self.command)
+                kind = {"Content-Type": self.headers["Content-Type"]} if "Content-Type" in self.headers else {}
+                asked = urllib.request.Request(target_url + self.path, body or None, kind, method=self.command)
                 try:
                     with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
                         self._answer(answer.status, answer.read())

@@ -66,11 +66,12 @@ def _requirements(name: str, extra: str) -> list[Requirement]:
     """What a distribution needs for an extra; empty: without any."""
     if name == _PROJECT:
         project = _project()
-        return [*map(Requirement, project["optional-dependencies"][extra] if extra else project["dependencies"])]
-    try:
-        found = map(Requirement, importlib.metadata.requires(name) or [])
-    except importlib.metadata.PackageNotFoundError:  # for another system
-        return []
+        found = map(Requirement, project["optional-dependencies"][extra] if extra else project["dependencies"])
+    else:
+        try:
+            found = map(Requirement, importlib.metadata.requires(name) or [])
+        except importlib.metadata.PackageNotFoundError:  # for another system
+            return []
     return [each for each in found if each.marker is None or each.marker.evaluate({"extra": extra})]
 
 

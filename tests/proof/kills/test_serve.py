@@ -31,7 +31,7 @@ def test_second_signal_ends_the_process_and_the_next_start_continues(place: Plac
             serving.logged("signal")
             serving.signal(signal.SIGTERM)
             assert serving.ended(PATIENCE_S) == 128 + signal.SIGTERM
-            assert any("stopped at once" in line.get("text", "") for line in serving.lines)
+            assert any("stopped immediately" in line.get("text", "") for line in serving.lines)
         with place.serving(place.config()):
             eventually(place.has_all)
 

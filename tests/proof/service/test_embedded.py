@@ -38,6 +38,6 @@ def test_other_database_is_refused_until_it_is_accepted(store: MemoryStore, tmp_
             found = [each for each in assembled.process.problems() if each.where == f"stream {name}"]
             said = " ".join(f"{each.what} {each.hint}" for each in found)
         assert "isn't the one recorded in its manifest" in said
-        assert "accept-source" in said
+        assert "set-source" in said
         assert len(again.ledgers()) >= 1, "nothing was deleted"
     assert {entry for _, entry in stored_entries(store, name)} == {b"old"}

@@ -58,7 +58,7 @@ def test_debug_adds_the_traceback_before_or_after_the_verb(place: list[str]) -> 
     ("arguments", "message"),
     [
         (["sail"], "no such command 'sail'. Did you mean 'fail'?"),
-        (["fail"], "missing argument 'name'"),
+        (["fail"], "missing argument 'NAME'"),
         (["fail", "NotFoundError", "--nope"], "no such option: --nope"),
         (
             ["fail", "NotFoundError", "--count", "0"],
