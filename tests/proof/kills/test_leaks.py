@@ -186,7 +186,7 @@ def test_a_churn_ends_with_exactly_the_objects_that_manifests_name(servers: Any,
     left = {info.key for info in listed(store, "")}
     assert left == named_by_manifests(store) | {"_store"}
     assert uploads_of_every_attempt(store) == []
-    # The probe's scratch objects may come and go beside the store's identity; what the run counted as needed is what there is.
+    # The probe's scratch objects may come and go beside the store's identity; the run counted the rest as needed.
     assert sum(tally.objects for kind, tally in run.needed.items() if kind is not Place.STORE) == len(left) - 1
     assert stored_entries(store, truncated.stream) == [(e.position, e.payload) for e in truncated.entries]
     for stream in KILLS:

@@ -261,5 +261,4 @@ def test_command_prints_the_number_of_new_rows(
     assert row == {"stream": writer.stream, "ranges": 0, "rows": 0, "bad_rows": 0, "end": "1:1199"}
     assert exported(spark, to) == sorted(writer.entries)
     code, line, _ = offloader.refuses("spark", "export", writer.stream, "--dest", to, "--content", "messages")
-    assert code == 6
-    assert "entry 1:0 at byte" in line
+    assert (code, "entry 1:0 isn't a message of Pulsar's" in line) == (2, True)

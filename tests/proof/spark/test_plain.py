@@ -46,9 +46,10 @@ def counted(printed: str) -> bool:
 @pytest.mark.java
 def test_readme_lines_work_with_spark_submit(tmp_path: Path, store_url: str) -> None:
     """Beside a session that was made without this package, which comes first: later ones find what it has left."""
-    made, _, query = readme_lines().partition("df =")
+    lines = re.sub(r"^store = .*$", f"store = {store_url!r}", readme_lines(), flags=re.M)
+    made, _, query = lines.replace("public/default/persistent/orders", STREAM).partition("df =")
     program = tmp_path / "program.py"
-    text = f"store_url, stream = {store_url!r}, {STREAM!r}\n"
+    text = f"store = {store_url!r}\n"
     for session in (OWN, made):
         text += f"{session}df ={query}\nspark.stop()\nprint({END!r})\n"
     program.write_text(text)

@@ -115,7 +115,7 @@ def test_older_manifest_record_can_be_read(spark: SparkSession, writer: StreamWr
     assert entries_in(load(spark, writer, asOfManifest=str(record))) == writer.entries[:10]
     assert load(spark, writer).count() == 20
     said = failure_of(load(spark, writer, asOfManifest="99").count)
-    assert f"the manifest ends at record {writer.log.state.record_id}, 99 doesn't exist yet" in said
+    assert f"the manifest ends at record {writer.log.state.record_id}; record 99 does not exist yet" in said
 
 
 def test_old_record_with_retired_segments_is_refused_by_name(spark: SparkSession, writer: StreamWriter) -> None:
