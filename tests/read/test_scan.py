@@ -286,7 +286,7 @@ def test_filtered_rows_are_those_of_the_whole_table(store: ObjectStore, writer: 
     chance, whole = random.Random(5), scan_of(store).to_table()
     times = [BASE_MS + offset for offset in (-1, 0, 1, 200, 90_000, 180_000, 200_000_000)]
     columns = ["stream", "ledger_id", "entry_id", "publish_time", "payload"]
-    for _ in range(20):
+    for _ in range(10):
         condition: pc.Expression = pc.scalar(chance.random() < 0.8)
         for _ in range(chance.randint(1, 3)):
             moment = pa.scalar(chance.choice(times), pa.timestamp("ms", "UTC"))

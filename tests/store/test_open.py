@@ -218,7 +218,7 @@ def test_unlistable_folder_is_not_taken_for_empty(tmp_path: Path) -> None:
     for name in ("a/1", "a/b/2", "c"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    store = open_store(f"half://{tmp_path}")
+    store = open_store(f"half://{tmp_path}", settings=StoreSettings(retries_max=0))
     for prefix in ("", "a/", "a/b/"):
         with pytest.raises(StoreUnavailableError, match="no answer"):
             store.list(prefix)

@@ -31,7 +31,7 @@ from tests.support.hostile_parquet import hostile_ledgers, hostile_lists, hostil
 from tests.support.manifests import segment_edits
 
 _names = count()
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 #: What decoding a few kilobytes may take.
 DECODED_BYTES_MAX = 64 * 1024 * 1024
 _DECODE = """
