@@ -5,17 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from tests.service.http.test_schemas_description import TOKEN, described
+from tests.service.http.test_schemas_description import TOKEN
 from tests.service.http.test_schemas_description import served as served
 from tests.support.http_process import ORDERS, ask, quoted
 from tests.support.waiting import PATIENCE_S
 
 EXAMPLES = 4
+
+
+def described(http: Any) -> Any:
+    return schemathesis.openapi.from_dict(ask(f"{http.url}/v1/openapi.json", token=TOKEN).json())
 
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]

@@ -1,4 +1,4 @@
-"""The OpenAPI description against the HTTP interface: every allowed request gets a described response."""
+"""The OpenAPI description of the HTTP interface."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import schemathesis
 
 from tests.support.http_process import ask, http_process
 
@@ -20,10 +19,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     access = {"admin_tokens": ["env:ADMIN"]}
     with http_process(tmp_path_factory.mktemp("described"), {"access": access}, environ={"ADMIN": TOKEN}) as found:
         yield found
-
-
-def described(http: Any) -> Any:
-    return schemathesis.openapi.from_dict(ask(f"{http.url}/v1/openapi.json", token=TOKEN).json())
 
 
 @pytest.mark.slow
