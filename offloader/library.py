@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from formats.entries import Position
@@ -301,24 +301,28 @@ class Stream:
             lease_seconds=lease_seconds,
         )
 
-    def pause(self, reason: str = "") -> bool:
+    def pause(self, reason: str = "", *, settings: Settings | None = None) -> bool:
         """Stop offloading until any process calls ``resume``; appends and reads continue. False: already paused.
 
         Args:
             reason: recorded in the manifest.
+            settings: of the stream; ``store.single_writer`` accepts a store without create-if-absent.
 
         Raises:
             NotFoundError: the stream was never offloaded.
+            UnsupportedError: the store lacks create-if-absent, as for ``open_ledger``; so do all methods that change.
             StoreUnavailableError, OutcomeUnknownError: the record couldn't be written; repeat the call.
         """
-        with self._history() as history:
-            changed = [history.pause(name, reason) for name in self.partitions()]
+        names = self.partitions()  # before the store is probed with a write
+        with self._history(settings) as history:
+            changed = [history.pause(name, reason) for name in names]
         return any(changed)
 
-    def resume(self) -> bool:
+    def resume(self, *, settings: Settings | None = None) -> bool:
         """Resume offloading where it stopped; False: it wasn't paused. Raises as ``pause``."""
-        with self._history() as history:
-            changed = [history.resume(name) for name in self.partitions()]
+        names = self.partitions()
+        with self._history(settings) as history:
+            changed = [history.resume(name) for name in names]
         return any(changed)
 
     def offload(
@@ -363,6 +367,7 @@ class Stream:
         ledgers: str | EmbeddedLedgers | None = None,
         force: bool = False,
         dry_run: bool = False,
+        settings: Settings | None = None,
     ) -> Truncation:
         """Move the start position forward: entries before it become unreadable, and cleanup deletes their segments.
 
@@ -371,6 +376,7 @@ class Stream:
             ledgers: database whose closed ledgers before the position are deleted too.
             force: also past the committed end, which loses entries that aren't offloaded.
             dry_run: only plan.
+            settings: of the stream.
 
         Raises:
             NotFoundError: no such stream.
@@ -382,12 +388,16 @@ class Stream:
         from offloader.retention.truncate import truncate_stream
         from offloader.runtime.clock import SystemClock
 
-        clock = SystemClock()
+        clock, chosen = SystemClock(), settings or Settings()
+        if not dry_run:
+            self._require_writable(chosen)
         with ExitStack() as stack:
             database = None if ledgers is None else self._database(ledgers, stack)
             source = None if database is None else database.view_stream(self.name, may_delete=not dry_run)
-            log = ManifestLog(self.store.objects, self.name, clock=clock)
-            return truncate_stream(log, before, clock=clock, source=source, force=force, dry_run=dry_run)
+            log = ManifestLog(self.store.objects, self.name, clock=clock, settings=chosen.manifest)
+            how: Any = {"force": force, "dry_run": dry_run, "method": chosen.offload.method}
+            after_s = chosen.offload.takeover_after_seconds
+            return truncate_stream(log, before, clock=clock, source=source, takeover_after_s=after_s, **how)
 
     def compact(self, *, recode: bool = False, settings: Settings | None = None) -> int:
         """Merge small neighbouring segments; returns the number of segments that were replaced.
@@ -403,18 +413,26 @@ class Stream:
             FencedError: another writer took the stream over during the call.
             StoreUnavailableError, OutcomeUnknownError: the store can't be used; call it again.
         """
+        names = self.partitions()
         with self._history(settings) as history:
-            done = [history.compact(name, recode=recode) for name in self.partitions()]
+            done = [history.compact(name, recode=recode) for name in names]
         for error in (error for each in done for error in each.errors):
             raise error
         return sum(each.replaced for each in done)
 
     @contextmanager
-    def _history(self, settings: Settings | None = None) -> Iterator[BackfillService]:
+    def _history(self, settings: Settings | None) -> Iterator[BackfillService]:
         from offloader.write.offloader import LedgerOffloader
 
-        with closing(LedgerOffloader(self.store.objects, settings or Settings())) as offloader:
+        chosen = settings or Settings()
+        self._require_writable(chosen)
+        with closing(LedgerOffloader(self.store.objects, chosen)) as offloader:
             yield offloader.history
+
+    def _require_writable(self, settings: Settings) -> None:
+        from offloader.store.probe import require_conditional_puts
+
+        require_conditional_puts(self.store.objects, single_writer=settings.store.single_writer)
 
     @staticmethod
     def _database(ledgers: str | EmbeddedLedgers, stack: ExitStack) -> EmbeddedLedgers:

@@ -10,8 +10,12 @@ import pytest
 import offloader
 from formats.entries import Position
 from formats.keys import data_key
-from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
+from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, UnsupportedError
 from offloader.inspect.verify import Damage
+from offloader.manifest.log import load_manifest
+from offloader.runtime.clock import SystemClock
+from offloader.store.memory import MemoryStore
+from tests.cli.test_doctor import Overwriting
 from tests.support.streams import StreamWriter, batch_of
 
 numbers = itertools.count()
@@ -93,3 +97,25 @@ def test_stream_is_offloaded_paused_compacted_and_truncated_without_a_writer(
     assert orders.scan().count_rows() == 18
     with pytest.raises(NotFoundError):
         store.stream("nothing").pause()
+
+
+@pytest.mark.slow
+def test_a_store_that_ignores_conditions_is_not_written(tmp_path: Path) -> None:
+    memory = MemoryStore("library-unconditional", "", SystemClock())
+    writer = StreamWriter(memory, "orders")
+    writer.add([batch_of(1, 0, 10), batch_of(2, 0, 10)], closes=[1])
+    before = load_manifest(memory, "orders").record_id
+    orders = offloader.Store(Overwriting(memory, [])).stream("orders")
+    for change in (
+        orders.pause,
+        orders.resume,
+        orders.compact,
+        lambda: orders.truncate(Position(2, 0)),
+        lambda: orders.offload(f"sqlite:///{tmp_path}/ledgers.db"),
+    ):
+        with pytest.raises(UnsupportedError, match="can't be written safely"):
+            change()
+    assert load_manifest(memory, "orders").record_id == before
+    assert orders.truncate(Position(2, 0), dry_run=True).head == Position(2, 0)
+    single = offloader.Settings.of({"store": {"single_writer": True}})
+    assert orders.pause(settings=single)
