@@ -62,7 +62,7 @@ def main(
     words = [word for word in options if word not in (_DEBUG, _WIDE)] + given[len(options) :]
     all_columns.set(_WIDE in options)
     words = _command_first(words, {name: command.actions for each in tree.values() for name, command in each.items()})
-    name, action = [*words, "", ""][:2]
+    name, action = [*(words or _words_to_complete()), "", ""][:2]
     own_process.set_up(has_budget=_WITHOUT_BUDGET.isdisjoint((name, f"{name} {action}")))
     if name == "serve":  # runs for weeks
         own_process.keep_heap_small()
@@ -169,6 +169,14 @@ def _value_of(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, 
     return value if parameter.callback is None else parameter.callback(context, parameter, value)
 
 
+def _words_to_complete() -> list[str]:
+    """The words typed so far, which a shell passes in a variable when it asks for completions; else none."""
+    if "_OFFLOADER_COMPLETE" not in os.environ:
+        return []
+    typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    return typed.split()[1:]
+
+
 def _command_first(words: list[str], commands: Mapping[str, Collection[str]]) -> list[str]:
     """``words`` with the command and its action in front: the user may put options before each of them."""
     name = _first_of(words, commands)
@@ -242,10 +250,9 @@ def _planned(run: Callable[..., Any], given: dict[str, Any]) -> Any:
     code = run(**given)
     if code or given["json"]:
         return code
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        print("nothing was changed; repeat the command with --apply to carry out this plan", file=sys.stderr)
-    elif typer.confirm("Carry out this plan?", err=True):
+    if sys.stdin.isatty() and sys.stdout.isatty() and typer.confirm("Carry out this plan?", err=True):
         return run(**{**given, "apply": True})
+    print("nothing was changed; repeat the command with --apply to carry out this plan", file=sys.stderr)
     return code
 
 
