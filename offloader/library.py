@@ -345,19 +345,23 @@ class Stream:
 
         Raises:
             FencedError: another writer appears active.
-            SourceMismatchError: the database is not the one in the manifest, or has lost entries.
+            NotFoundError: no such database, or it doesn't have the stream.
+            SourceMismatchError: the database is not the one in the manifest, or lacks acknowledged entries; the
+                entries before those are offloaded.
             StoreUnavailableError, OutcomeUnknownError: the store or the database can't be used; call it again.
         """
+        from offloader.ledgers.sqlite.embedded import require_whole
         from offloader.write.offloader import offload_manually
 
         chosen, last = settings or Settings(), None if stop is None else stop.previous()
         with ExitStack() as stack:
-            history = stack.enter_context(self._history(chosen))
             database = self._database(ledgers, stack)
+            history = stack.enter_context(self._history(chosen))
             source = database.view_stream(self.name, may_delete=True)
             result = offload_manually(history, source, self.name, chosen.offload.method, last=last, take_over=take_over)
             for error in result.errors:
                 raise error
+            require_whole(database.path, database.losses([self.name]), self.name, result.committed, last)
             return result.committed
 
     def truncate(
@@ -438,9 +442,9 @@ class Stream:
     def _database(ledgers: str | EmbeddedLedgers, stack: ExitStack) -> EmbeddedLedgers:
         from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 
-        return (
-            ledgers if isinstance(ledgers, EmbeddedLedgers) else stack.enter_context(closing(EmbeddedLedgers(ledgers)))
-        )
+        if isinstance(ledgers, EmbeddedLedgers):
+            return ledgers
+        return stack.enter_context(closing(EmbeddedLedgers(ledgers, create=False)))
 
     def segments(self) -> list[SegmentRecord]:
         """The offloaded segments with readable entries, partition by partition, in stream order.

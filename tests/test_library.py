@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from formats.entries import Position
 from formats.keys import data_key
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, UnsupportedError
 from offloader.inspect.verify import Damage
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.store.memory import MemoryStore
@@ -104,6 +106,8 @@ def test_a_store_that_ignores_conditions_is_not_written(tmp_path: Path) -> None:
     memory = MemoryStore("library-unconditional", "", SystemClock())
     writer = StreamWriter(memory, "orders")
     writer.add([batch_of(1, 0, 10), batch_of(2, 0, 10)], closes=[1])
+    with closing(EmbeddedLedgers(f"{tmp_path}/ledgers.db")) as database:
+        database.open_stream("orders")
     before = load_manifest(memory, "orders").record_id
     orders = offloader.Store(Overwriting(memory, [])).stream("orders")
     for change in (

@@ -14,7 +14,7 @@ from offloader.cli.options import COMMON, StoreArguments, option
 from offloader.errors import InvalidCallError, NotFoundError
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.database import database_path
-from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, lost_with_database, refused
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, lost_with_database, require_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,7 @@ class HotTiers:
         if not self.path:
             return
         found = lost_with_database(self.path, [stream]) if self.database is None else self.database.losses([stream])
-        for lost in found:
-            if lost.stream == stream and lost.is_after(committed) and (last is None or lost.first <= last):
-                raise refused(self.path, lost)
+        require_whole(self.path, found, stream, committed, last)
 
 
 @contextmanager

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from formats.entries import Position
+from offloader import open_store
 from offloader.cli.main import main
-from offloader.errors import ErrorKind
+from offloader.errors import ErrorKind, NotFoundError, SourceMismatchError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from tests.cli.reading_verbs import Offloader
 
@@ -126,3 +128,14 @@ def test_read_succeeds_when_the_store_has_what_the_database_lacks(offloader: Off
     (database.with_name("whole.db.acked")).rename(database.with_name("gone.db.acked"))
     done = offloader("read", STREAM, "--count", "--ledgers", f"sqlite:///{database.with_name('gone.db')}")
     assert (done.code, done.out) == (0, "4\n")
+
+
+@pytest.mark.slow
+def test_library_offloads_what_is_there_and_names_the_missing_entries(database: Path, tmp_path: Path) -> None:
+    orders = open_store(f"file://{tmp_path}/store").stream(STREAM)
+    with pytest.raises(SourceMismatchError, match="entries up to 1:7 were acknowledged"):
+        orders.offload(str(database))
+    assert [each.payload for each in orders.read(Position(1, 0), Position(1, 4))] == [b"kept"] * 4
+    with pytest.raises(NotFoundError, match="mistyped"):
+        orders.offload(f"{tmp_path}/mistyped.db")
+    assert not (tmp_path / "mistyped.db").exists()

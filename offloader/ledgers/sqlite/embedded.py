@@ -108,6 +108,24 @@ def refused(path: str, lost: LostRange) -> SourceMismatchError:
     )
 
 
+def require_whole(
+    path: str, losses: Iterable[LostRange], stream: str, committed: Position | None, last: Position | None = None
+) -> None:
+    """Requires that a database has every acknowledged entry of a stream that isn't committed.
+
+    Args:
+        losses: of the database.
+        committed: the stream's committed end.
+        last: the newest entry to check; ``None``: check all.
+
+    Raises:
+        SourceMismatchError: entries are missing.
+    """
+    for lost in losses:
+        if lost.stream == stream and lost.is_after(committed) and (last is None or lost.first <= last):
+            raise refused(path, lost)
+
+
 def accept_lost(connection: sqlite3.Connection, stream_id: int, lost: LostRange, now_ms: int) -> None:
     """Records entries as lost permanently, inside the caller's transaction: their positions remain used.
 
