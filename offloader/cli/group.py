@@ -13,7 +13,7 @@ import typer
 
 from formats.entries import Entry, EntryBatch
 from offloader.cli.ledgers import LedgerArguments, opening_sources
-from offloader.cli.options import Json, StoreArguments, amount, argument, option
+from offloader.cli.options import Apply, Json, StoreArguments, amount, argument, option
 from offloader.cli.output import Column, json_line, print_each, print_result
 from offloader.cli.reading import OwnersHotTiers, entry_facts, entry_line, watch_output
 from offloader.errors import InvalidCallError
@@ -236,13 +236,18 @@ def publish_checkpoint(
     _print_group(outcome, json, f"{group} consumed all entries before checkpoint {checkpoint}")
 
 
-def remove_group(group: Group, given: StoreArguments, json: Json = False) -> None:
+def remove_group(group: Group, given: StoreArguments, apply: Apply = False, json: Json = False) -> None:
     """Remove a reader group: its readers stop, and its subscriptions end.
 
     Examples:
         offloader group remove billing
+        offloader group remove billing --apply
     """
-    _print_group(open_reader_groups(given.open(read_only=False)).delete(group), json, f"removed group {group}")
+    if apply:
+        _print_group(open_reader_groups(given.open(read_only=False)).delete(group), json, f"removed group {group}")
+    else:
+        found = open_reader_groups(given.open()).get(group)
+        _print_group(GroupOutcome(found), json, f"would remove group {group} of {', '.join(found.streams)}")
 
 
 _GROUP_COLUMNS = [

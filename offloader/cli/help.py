@@ -1,7 +1,4 @@
-"""How ``--help`` is laid out without colours: commands by panel, the options that commands share in panels at the end.
-
-On a terminal typer draws the same panels.
-"""
+"""How ``--help`` is laid out: commands by panel, the options that commands share in panels at the end."""
 
 from __future__ import annotations
 

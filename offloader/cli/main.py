@@ -26,6 +26,7 @@ import offloader
 from offloader.cli import all_columns
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 from offloader.cli.help import Group, Leaf, with_examples
+from offloader.cli.options import NOTHING_PLANNED
 from offloader.cli.tree import TREE, Tree
 from offloader.errors import InvalidCallError
 from offloader.runtime import system as own_process
@@ -101,7 +102,7 @@ def program(name: str = "", action: str = "", tree: Tree = TREE, package: str = 
         epilog="Every command takes --wide, which shows all columns of a table, and --debug, which shows the "
         "traceback of an error.",
         cls=Group,
-        rich_markup_mode="rich" if sys.stdout.isatty() else None,
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
     app.callback()(_top)
@@ -234,7 +235,10 @@ def _command(run: Callable[..., Any]) -> Callable[..., Any]:
             given[name] = group(**{option: given.pop(option) for option in inspect.signature(group).parameters})
         # typer turns a broken pipe into exit code 1 after the command; shells expect 141
         try:
-            return run(**given) if given.get("apply", True) else _planned(run, given)
+            code = run(**given)
+            if given.get("apply", True) or code:
+                return 0 if code == NOTHING_PLANNED else code
+            return _offered(run, given)
         except BrokenPipeError as cause:
             raise typer.Exit(EXIT_BROKEN_PIPE) from cause
 
@@ -245,15 +249,14 @@ def _command(run: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _planned(run: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Prints the plan of a command that deletes; carries it out if a person at a terminal agrees."""
-    code = run(**given)
-    if code or given["json"]:
-        return code
+def _offered(run: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Carries out the printed plan of a command that has no undo, if a person at a terminal agrees."""
+    if given["json"]:
+        return 0
     if sys.stdin.isatty() and sys.stdout.isatty() and typer.confirm("Carry out this plan?", err=True):
         return run(**{**given, "apply": True})
     print("nothing was changed; repeat the command with --apply to carry out this plan", file=sys.stderr)
-    return code
+    return 0
 
 
 def _flushed(code: int) -> int:

@@ -22,6 +22,8 @@ from formats.summary import Layout, SegmentSummary
 from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import HotTiers, LedgerArguments
 from offloader.cli.options import (
+    NOTHING_PLANNED,
+    Apply,
     DryRun,
     Json,
     ShowProgress,
@@ -393,7 +395,7 @@ def _change(
 _ACCEPTED = "this command needs one stream"
 
 
-def set_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
+def set_source(stream: Stream, given: LedgerArguments, apply: Apply = False, json: Json = False) -> int:
     """Switch a stream to a different ledger database, even if it does not match the store.
 
     Use it for a database that was lost, restored from an older backup, or replaced; or for a store that lacks the
@@ -403,10 +405,10 @@ def set_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, 
     For a partitioned topic, accept each partition by its own name.
 
     Examples:
-        offloader stream set-source orders --ledgers sqlite:///new.db --dry-run
         offloader stream set-source orders --ledgers sqlite:///new.db
+        offloader stream set-source orders --ledgers sqlite:///new.db --apply
     """
-    stored = given.open()
+    dry_run, stored = not apply, given.open()
     named_streams(stored, stream).require_one(_ACCEPTED)
     given.require_ledgers()
     if not _is_in_ledgers(given, stream):
@@ -424,6 +426,7 @@ def set_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, 
     nothing = f"the manifest of {stream} already has ledger database {done.source}: nothing to do"
     lines = [f"{stream}: {done.why}", *_accepted_lines(done, dry_run=dry_run)] if done.why else [nothing]
     print_result(_accepted(done, dry_run=dry_run), lines, as_json=json)
+    return 0 if done.why else NOTHING_PLANNED
 
 
 def _is_in_ledgers(given: LedgerArguments, stream: str) -> bool:
@@ -433,8 +436,8 @@ def _is_in_ledgers(given: LedgerArguments, stream: str) -> bool:
 
 
 def accept_loss(
-    stream: Stream, given: LedgerArguments, take_over: TakeOver = False, dry_run: DryRun = False, json: Json = False
-) -> None:
+    stream: Stream, given: LedgerArguments, take_over: TakeOver = False, apply: Apply = False, json: Json = False
+) -> int:
     """Accept the loss of entries missing from the ledger database, so that the stream opens again.
 
     The positions of these entries remain used. Entries that the object store lacks too become a gap of the manifest,
@@ -443,8 +446,10 @@ def accept_loss(
     is no undo. For a partitioned topic, accept each partition by its own name.
 
     Examples:
-        offloader stream accept-loss orders --ledgers sqlite:///ledgers.db --dry-run
+        offloader stream accept-loss orders --ledgers sqlite:///ledgers.db
+        offloader stream accept-loss orders --ledgers sqlite:///ledgers.db --apply
     """
+    dry_run = not apply
     given.require_ledgers()
     settings, opened = given.prepared(stream, read_only=dry_run)
     named_streams(opened, stream).require_one(_ACCEPTED)
@@ -471,6 +476,7 @@ def accept_loss(
     if recorded is not None and recorded.record_id is not None:
         lines += _accepted_lines(recorded, dry_run=dry_run)
     print_result(facts, lines, as_json=json)
+    return 0 if lost else NOTHING_PLANNED
 
 
 def _accepted(done: accepting.Acceptance, *, dry_run: bool) -> Mapping[str, object]:

@@ -16,8 +16,8 @@ import typer
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import (
+    NOTHING_PLANNED,
     Apply,
-    DryRun,
     Json,
     StoreArguments,
     StreamOrTopic,
@@ -371,44 +371,53 @@ def remove_subscriber(
     name: Name,
     given: StoreArguments,
     generation: Annotated[int | None, option("--generation", "Highest generation to remove.", min=0)] = None,
+    apply: Apply = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Remove a subscriber and its position, so that it no longer holds entries back.
 
     Examples:
         offloader subscriber remove orders billing
+        offloader subscriber remove orders billing --apply
     """
-    with _retention(stream, given, ledgers="", read_only=False) as retention:
-        if name not in retention.registry().subscribers:
+    with _retention(stream, given, ledgers="", read_only=not apply) as retention:
+        registry = retention.registry()
+        if name not in registry.subscribers:
             raise NotFoundError(
                 f"{name} doesn't subscribe to stream {stream}", hint=f"`offloader subscriber list {stream}`"
             )
-        removed = retention.remove(name, generation=generation)
+        if apply:
+            removed = retention.remove(name, generation=generation)
+        else:
+            removed = generation is None or generation >= registry.subscribers[name].generation
     text = (
-        f"removed subscriber {name} of {stream}"
+        f"{'removed' if apply else 'would remove'} subscriber {name} of {stream}"
         if removed
         else f"{name} is still subscribed to {stream}: its generation is higher than {generation}"
     )
-    print_result({"stream": stream, "subscriber": name, "removed": removed}, text, as_json=json)
+    facts = {"stream": stream, "dry_run": not apply, "subscriber": name, "removed": removed}
+    print_result(facts, text, as_json=json)
+    return 0 if removed else NOTHING_PLANNED
 
 
-def accept_registry_loss(
-    stream: StreamOrTopic, given: StoreArguments, dry_run: DryRun = False, json: Json = False
-) -> None:
+def accept_registry_loss(stream: StreamOrTopic, given: StoreArguments, apply: Apply = False, json: Json = False) -> int:
     """Continue with the current registry of subscribers, although a newer revision existed.
 
     Retention stops after the registry was lost or restored to an earlier revision. If you have a copy of its newest
     revision, restore it. Otherwise accept the loss, and register missing subscribers again before retention runs.
 
     Examples:
-        offloader subscriber accept-loss orders --dry-run
+        offloader subscriber accept-loss orders
+        offloader subscriber accept-loss orders --apply
     """
+    dry_run = not apply
     with _retention(stream, given, ledgers="", read_only=dry_run) as retention:
         revision, named = retention.accept_registry(dry_run=dry_run)
     facts = {"stream": stream, "dry_run": dry_run, "revision": revision, "named_revision": named}
     text = f"{stream} {'would continue' if dry_run else 'continues'} without revision {named} of its registry"
     text = text if revision < named else f"the registry of {stream} is the newest revision: nothing to do"
     print_result(facts, text, as_json=json)
+    return 0 if revision < named else NOTHING_PLANNED
 
 
 def given_cut(texts: list[str], *, option: str) -> Cut | None:
@@ -586,8 +595,8 @@ def _past_ms_of(before_time: str) -> int:
     if time_ms > now_ms:
         raise InvalidCallError(
             f"--before-time: {time_text(time_ms)} is in the future and would remove every entry; nothing was changed",
-            hint="correct the time. To remove all entries published so far, give --before-time -0s; check "
-            "with --dry-run first",
+            hint="correct the time. To remove all entries published so far, give --before-time -0s, first "
+            "without --apply",
         )
     return time_ms
 

@@ -373,7 +373,7 @@ def test_a_store_without_conditional_creates_is_not_written_to(
     # A verb that changes only what is there, of a stream that a single writer has brought.
     (tmp_path / "single.toml").write_text("[store]\nsingle_writer = true\n")
     where_once = [*where, "--config", f"{tmp_path}/single.toml"]
-    assert command.reported("stream", "set-source", STREAM, *where_once)[0] == 0, (
+    assert command.reported("stream", "set-source", STREAM, *where_once, "--apply")[0] == 0, (
         "its hot tier was committed to another store"
     )
     assert command.reported("stream", "offload", STREAM, *where_once, "--take-over")[0] == 0

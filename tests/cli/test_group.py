@@ -144,7 +144,8 @@ def test_group_is_changed_and_removed(offloader: Offloader) -> None:
     [same] = offloader("group", "set", "rg", "--stream", "topic", "--type", "automatic", "--json").rows
     assert same["generation"] == 1
     assert offloader("subscriber", "list", "orders").out == "stream orders has no subscribers\n"
-    assert offloader("group", "remove", "rg").out == "removed group rg\n"
+    assert offloader("group", "remove", "rg").out.startswith("would remove group rg of ")
+    assert offloader("group", "remove", "rg", "--apply").out == "removed group rg\n"
     assert offloader("subscriber", "list", "topic").out == "stream topic has no subscribers\n"
 
 

@@ -93,7 +93,10 @@ def test_doctor_reports_missing_acknowledged_entries_as_a_problem(offloader: Off
 
 @pytest.mark.slow
 def test_commands_succeed_after_the_loss_was_accepted(offloader: Offloader) -> None:
-    assert [offloader("stream", verb, STREAM).code for verb in ("offload", "accept-loss")] == [LOST, 0]
+    planned = offloader("stream", "accept-loss", STREAM)
+    assert (planned.code, "would be lost" in planned.out) == (0, True)
+    assert offloader("stream", "offload", STREAM).code == LOST
+    assert offloader("stream", "accept-loss", STREAM, "--apply").code == 0
     assert [offloader(*words).code for words in (["read", STREAM], ["stream", "offload", STREAM], ["doctor"])] == [
         0,
         0,
@@ -108,7 +111,7 @@ def test_stream_that_was_never_offloaded_is_offloaded_after_the_loss_was_accepte
 ) -> None:
     config = database.with_name("offloader.toml")
     config.write_text(f'[offload]\nmethod = "{method}"\n')
-    assert offloader("stream", "accept-loss", STREAM).code == 0
+    assert offloader("stream", "accept-loss", STREAM, "--apply").code == 0
     with closing(EmbeddedLedgers(str(database))) as ledgers:
         stream = ledgers.open_stream(STREAM)
         stream.append([b"later"] * 2)

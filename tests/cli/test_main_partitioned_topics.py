@@ -133,7 +133,7 @@ def test_subscribers_and_reader_groups_take_a_topic(offloader: Offloader) -> Non
     assert offloader("subscriber", "ack", TOPIC, "audit", "--at", "0=3:5", "--at", "1=4:5").code == 0
     [row] = offloader("subscriber", "list", TOPIC, "--json").rows
     assert row["subscriber"] == "audit"
-    assert offloader("subscriber", "remove", TOPIC, "audit").code == 0
+    assert offloader("subscriber", "remove", TOPIC, "audit", "--apply").code == 0
     assert offloader("group", "set", "team", "--stream", TOPIC).code == 0
     assert offloader("group", "join", "team", "one", "--stream", TOPIC, "--limit", "1").code == 0
 

@@ -27,7 +27,7 @@ def test_both_databases_are_named_once(
         if name == "old":
             assert offloader("stream", "offload", "orders", "--ledgers", f"sqlite:///{tmp_path}/old.db").code == 0
     old, new = uuids
-    for options, verb in ((["--dry-run"], "would be"), ([], "is now")):
+    for options, verb in (([], "would be"), (["--apply"], "is now")):
         done = offloader("stream", "set-source", "orders", "--ledgers", f"sqlite:///{tmp_path}/new.db", *options)
         assert done.out.startswith(f"orders: it is another database, {new} instead of {old}\n")
         assert f"the ledger database {verb} the stream's hot tier" in done.out

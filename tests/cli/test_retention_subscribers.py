@@ -40,7 +40,8 @@ def test_a_subscriber_from_registering_to_going(offloader: Offloader) -> None:
     table = offloader("subscriber", "list", "orders", "--timeout", "0.001", "--wide").out.splitlines()
     # It has consumed all there is: there is nothing that it could say.
     assert table[1].split()[:5] == ["audit", "active", "1:50", "0", "0"]
-    removed = offloader("subscriber", "remove", "orders", "audit")
+    assert offloader("subscriber", "remove", "orders", "audit").out == "would remove subscriber audit of orders\n"
+    removed = offloader("subscriber", "remove", "orders", "audit", "--apply")
     assert removed.out == "removed subscriber audit of orders\n"
 
 

@@ -65,8 +65,8 @@ verify a/by-ledger --deep
 inspect DATA
 inspect INDEX
 inspect V1
-stream accept-loss b/lost --ledgers LOST --dry-run
-stream set-source b/aside --ledgers ASIDE --dry-run
+stream accept-loss b/lost --ledgers LOST
+stream set-source b/aside --ledgers ASIDE
 stream offload a/by-ledger --ledgers LEDGERS --dry-run
 stream offload a/by-ledger --ledgers LEDGERS --take-over
 stream pause a/left
@@ -80,12 +80,12 @@ subscriber list a/streamed
 subscriber list a/topic
 subscriber add a/rolled another
 subscriber ack a/rolled another --at ROLLED
-subscriber remove a/rolled another
-subscriber accept-loss a/rolled --dry-run
+subscriber remove a/rolled another --apply
+subscriber accept-loss a/rolled
 group list
 group set more --stream a/rolled --type manual
 group join more one --limit 3
-group remove more
+group remove more --apply
 retention explain a/topic --config CONFIG
 retention explain a/streamed --config CONFIG
 retention plan --config CONFIG

@@ -169,7 +169,7 @@ def _lost(place: Place) -> None:
     active.close(drain=False)
     for file in copy.iterdir():
         shutil.copy(file, place.folder)
-    place.run("stream", "accept-loss", "b/lost", "--ledgers", place.database("b/lost"))
+    place.run("stream", "accept-loss", "b/lost", "--apply", "--ledgers", place.database("b/lost"))
     with place.topic("b/lost") as topic:
         topic.resume()
         _offloaded(topic, "b/lost", LEDGER_ENTRIES, LEDGER_ENTRIES)

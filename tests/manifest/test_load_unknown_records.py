@@ -30,8 +30,8 @@ UNKNOWN: dict[str, Mapping[str, Any]] = {
 }
 #: All that need the manifest of one stream.
 COMMANDS = """
-stream accept-loss STREAM --ledgers LEDGERS
-stream set-source STREAM --ledgers LEDGERS
+stream accept-loss STREAM --ledgers LEDGERS --apply
+stream set-source STREAM --ledgers LEDGERS --apply
 cleanup hold STREAM
 cleanup orphans STREAM --apply
 cleanup plan STREAM

@@ -152,7 +152,7 @@ def test_other_identity_is_named_by_doctor_until_it_is_accepted(
     assert f"store identity: its identity is {other}, and {noted} is known to the hot tier" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert place.run("stream", "set-source", STREAM) == 0
+    assert place.run("stream", "set-source", STREAM, "--apply") == 0
     assert place.noted() == other
     capsys.readouterr()
     assert place.run("doctor") == 0

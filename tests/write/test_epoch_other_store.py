@@ -229,10 +229,10 @@ def test_other_store_can_be_accepted_after_a_dry_run(replaced: Place, capsys: py
         assert main([*arguments, *options]) == 0
         return json.loads(capsys.readouterr().out)
 
-    planned = accept("--dry-run")
+    planned = accept()
     assert planned["mismatch"]
     assert replaced.files() == before
-    done = accept()
+    done = accept("--apply")
     assert done["record"]
     assert done["mismatch"] == planned["mismatch"]
     replaced.offload("accepted")

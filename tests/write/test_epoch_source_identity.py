@@ -284,8 +284,8 @@ def test_a_lost_database_is_replaced_by_command_and_what_is_missing_is_named(sto
     with pytest.raises(OffloaderError):
         stored.open()
 
-    planned = stored.accept("--dry-run")
-    done = stored.accept()
+    planned = stored.accept()
+    done = stored.accept("--apply")
     with stored.open() as stream:
         stream.resume()
         new = offloaded(stream, "new")
@@ -315,7 +315,7 @@ def test_database_replaced_by_its_backup_never_reuses_positions(stored: StoredPl
 
     assert new[0][0] > old[-1][0]
     assert readable(stored) == payloads(early, old, new)
-    assert stored.accept()["mismatch"] == "", "it is the stream's by now"
+    assert stored.accept("--apply")["mismatch"] == "", "it is the stream's by now"
 
 
 @pytest.mark.slow
@@ -329,7 +329,7 @@ def test_foreign_database_with_the_same_ledger_ids_is_excluded_for_good(stored: 
         strange = database.open_stream(STREAM).append([b"strange %d" % number for number in range(30)])
     assert strange[0].first == Position(1, 0)
 
-    done = stored.accept(name="two")
+    done = stored.accept("--apply", name="two")
     with stored.open("two") as stream:
         new = offloaded(stream, "new")
         stream.close_ledger()
@@ -568,7 +568,7 @@ def test_entries_lost_by_a_database_become_a_gap_by_command(stored: StoredPlace)
         stored.open()
 
     database = f"sqlite:///{stored.folder}/ledgers/ledgers.db"
-    done = command("stream", "accept-loss", STREAM, "--store", stored.url, "--ledgers", database)
+    done = command("stream", "accept-loss", STREAM, "--store", stored.url, "--ledgers", database, "--apply")
     with stored.open() as stream:
         stream.resume()
         new = offloaded(stream, "new")
@@ -609,9 +609,9 @@ def test_accepting_a_loss_records_the_gap_although_a_segment_was_left_open(store
     before = load_manifest(stored.store, STREAM)
     first, last = parts["lost"][0][0], parts["lost"][-1][0]
 
-    planned = accept_loss(stored, "--dry-run")
+    planned = accept_loss(stored)
     assert (planned["manifest"], load_manifest(stored.store, STREAM)) == (None, before)
-    done = accept_loss(stored, "--take-over")
+    done = accept_loss(stored, "--apply", "--take-over")
     after = load_manifest(stored.store, STREAM)
 
     assert [(gap.first, gap.last) for gap in after.gaps] == [(first, last)]
@@ -619,7 +619,7 @@ def test_accepting_a_loss_records_the_gap_although_a_segment_was_left_open(store
     assert done["manifest"]["missing"] == [{"first": str(first), "last": str(last), "reason": GapReason.ACCEPTED}]
     assert done["manifest"]["failed"] == [str(each.uuid) for each in before.assigned()]
     assert (done["manifest"]["record"], after.assigned()) == (after.record_id, [])
-    assert accept_loss(stored)["manifest"]["record"] is None, "nothing is left to do"
+    assert accept_loss(stored, "--apply")["manifest"]["record"] is None, "nothing is left to do"
     with stored.open() as stream:
         parts["new"] = offloaded(stream, "new")
     kept = payloads(parts["old"], parts["kept"], parts["new"])
@@ -636,7 +636,7 @@ def test_accepting_a_loss_adopts_a_complete_segment_with_the_entries_that_the_da
     batch = EntryBatch.build(segment.begin.ledger_id, segment.begin.entry_id, held, [TIME_UNKNOWN_MS] * len(held))
     stored.store.put(data_key(STREAM, segment.uuid), build([batch], 1024)[1])
 
-    done = accept_loss(stored, "--take-over")["manifest"]
+    done = accept_loss(stored, "--apply", "--take-over")["manifest"]
     with stored.open() as stream:
         parts["new"] = offloaded(stream, "new")
 
@@ -653,7 +653,7 @@ def test_accepting_a_loss_leaves_a_running_owner_alone_unless_told_otherwise(sto
 
     with redirect_stderr(StringIO()) as printed:
         database = f"sqlite:///{stored.folder}/ledgers/ledgers.db"
-        code = main(["stream", "accept-loss", STREAM, "--store", stored.url, "--ledgers", database])
+        code = main(["stream", "accept-loss", STREAM, "--store", stored.url, "--ledgers", database, "--apply"])
 
     assert (code, load_manifest(stored.store, STREAM)) == (5, before)
     assert "--take-over" in printed.getvalue()
@@ -667,7 +667,7 @@ def test_accepting_no_loss_leaves_a_running_owner_and_its_segment_alone(stored: 
         sleep(0.01)
     before = load_manifest(stored.store, STREAM)
 
-    done = accept_loss(stored, "--take-over")
+    done = accept_loss(stored, "--apply", "--take-over")
 
     assert (done["lost"], done["manifest"]["record"], load_manifest(stored.store, STREAM)) == ([], None, before)
     active.offload()

@@ -212,7 +212,7 @@ class EmbeddedStream:
 
     def noted_remedy(self) -> str:
         """As ``NotingSource``."""
-        return f"`offloader stream set-source {self._stream}`, first with --dry-run, or new_source=True"
+        return f"`offloader stream set-source {self._stream}`, or new_source=True"
 
     def source_id(self) -> UUID:
         """The database's uuid, created with it."""
