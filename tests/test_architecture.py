@@ -237,6 +237,20 @@ def test_imports_have_no_cycles() -> None:
 
 
 @pytest.mark.slow
+def test_manifest_log_knows_no_hot_tier() -> None:
+    """``offloader.write.ownership`` compares the hot tier with the log, before and after each commit."""
+    graph = {module: {imported for imported, _ in imports(module, path)} for module, path in modules().items()}
+    seen = set[str]()
+    waiting = ["offloader.manifest.log"]
+    while waiting:
+        ahead = graph.get(waiting.pop(), set()) - seen
+        seen |= ahead
+        waiting += ahead
+    assert "offloader.manifest.load" in seen
+    assert not {module for module in seen if module.startswith("offloader.ledgers")}
+
+
+@pytest.mark.slow
 def test_formats_imports_no_io_and_no_other_package() -> None:
     wrong = []
     for module, path in modules().items():

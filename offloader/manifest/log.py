@@ -7,8 +7,10 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 from uuid import UUID
 
+from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import Testimony, record_key
 from formats.manifest import (
@@ -21,6 +23,7 @@ from formats.manifest import (
     Record,
     Recover,
     Replace,
+    ReserveLedgers,
     Rewrite,
     StreamDeleted,
     Writer,
@@ -38,21 +41,18 @@ from offloader.errors import (
     StoreUnavailableError,
     ThrottledError,
 )
-from offloader.ledgers.base import IdentifiedSource, LedgerSource
 from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
 from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry, require_entry
 from offloader.manifest.checkpoint import Shortening, checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
-from offloader.manifest.noted import noted_by, require_absence_noted, require_noted
-from offloader.manifest.source_identity import Accept, CheckedSource, OwnersSource, own_edits
 from offloader.manifest.state import EditRefusedError, ManifestState, newest_of
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, ObjectStore
 from offloader.stream_names import require_stream_name
 
-__all__ = ["ManifestLog", "checked", "list_streams", "load_manifest"]
+__all__ = ["EpochGuard", "ManifestLog", "list_streams", "load_manifest"]
 
 #: Repeats of a record whose outcome is unknown, in one commit.
 UNKNOWN_REPEATS_MAX = 5
@@ -67,6 +67,23 @@ _OWNERS_EDITS = (Assign, Offloaded, Failed, Rewrite, Replace, Recover)
 #: Of these a maintainer may make within a named epoch: they replace segments that are offloaded, which an owner never
 #: changes. A promise may be failed by anyone: its replacement is refused from then on, and the next epoch fails it too.
 _REPLACING_EDITS = (Failed, Rewrite, Replace)
+
+
+class EpochGuard(Protocol):
+    """What an owner compares and adds at the records of its epoch. Called with the log's lock held."""
+
+    def opening(self, state: ManifestState) -> Sequence[Edit]:
+        """The edits of the record that follows ``state`` and opens the next epoch; the last one is ``OpenEpoch``.
+
+        Raises:
+            StoreMismatchError: refused, unless a newer view than ``state`` exists.
+        """
+
+    def recorded(self, state: ManifestState, edits: Sequence[Edit]) -> tuple[Position | None, Sequence[Edit]]:
+        """The end of the owner's source, and the edits of the record that follows ``state``."""
+
+    def committed(self, state: ManifestState) -> None:
+        """Called after each committed record, whose view is ``state``."""
 
 
 class ManifestLog:
@@ -105,7 +122,7 @@ class ManifestLog:
         self._state = None if incarnation is None else ManifestState(stream=stream, incarnation=incarnation)
         self._loaded = False
         self._epoch: int | None = None
-        self._source: OwnersSource | None = None
+        self._guard: EpochGuard | None = None
         self._epoch_nonce = ""
         self._in_doubt: tuple[Record, bytes] | None = None
         self._was_absent = False
@@ -134,28 +151,24 @@ class ManifestLog:
         """The assignment evidence for data objects written now under a uuid that this log's epoch assigned before."""
         return newest_of(self.state.assigning, self._epoch_nonce)
 
-    def load(self, *, create: bool = False, source: LedgerSource | None = None) -> ManifestState:
+    def new_token(self) -> str:
+        """A random token: 32 hexadecimal digits."""
+        return self._entropy(16).hex()
+
+    def load(self, *, create: bool = False) -> ManifestState:
         """Reads the records added since the last load.
 
         Args:
             create: create a missing stream (a catalogue entry and a boundary, no record).
-            source: the stream's hot tier, whose notes about the manifest are compared; a stream that it has committed
-                to isn't created.
 
         Raises:
             NotFoundError: no such stream, and ``create`` is off.
             CorruptError: damaged records.
-            StoreMismatchError: ``source`` has seen more of the manifest, or another one.
         """
-        noted = noted_by(source)
         with self._lock:
             is_empty = False
             if self._state is None:
-                try:
-                    incarnation, is_empty = self._found(create=create and not noted)
-                except NotFoundError:
-                    require_absence_noted(self.store, self.stream, source, noted)
-                    raise
+                incarnation, is_empty = self._found(create=create)
                 self._state = ManifestState(stream=self.stream, incarnation=incarnation)
             if not is_empty:
                 loaded = self._refreshed()
@@ -163,8 +176,6 @@ class ManifestLog:
                     raise self._deleted()
                 self._state = loaded.state
             self._loaded = True
-            if noted:
-                require_noted(self.store, self._state, source, noted)
             return self._state
 
     def _found(self, *, create: bool) -> tuple[UUID, bool]:
@@ -194,24 +205,19 @@ class ManifestLog:
 
     def open_epoch(
         self,
-        source: IdentifiedSource | None = None,
+        guard: EpochGuard | None = None,
         *,
-        reserve: bool = False,
-        accept: Accept | None = None,
         check: Callable[[ManifestState], object] = lambda _: None,
     ) -> int:
         """Takes over the stream: commits the next epoch, which fences the previous owner.
 
         Args:
-            source: what this writer offloads. It is compared with the manifest before the commit, and again after every
-                record that another writer committed meanwhile.
-            reserve, accept: see ``OwnersSource``.
+            guard: asked for the edits of each record of this epoch; an exception from it ends the attempt.
             check: called with each view that the epoch is to follow, as another writer may commit in between; an
                 exception from it ends the attempt.
 
         Raises:
-            SourceMismatchError: ``source`` isn't the stream's. OutcomeUnknownError, StoreUnavailableError: outcome
-                unknown; call again.
+            OutcomeUnknownError, StoreUnavailableError: outcome unknown; call again.
         """
         with self._lock:
             settled = self._settle()
@@ -219,8 +225,6 @@ class ManifestLog:
             # An earlier call opened it without receiving the response.
             self._epoch, self._epoch_nonce = settled.epoch, settled.writer.nonce
             return settled.epoch
-        token = self._entropy(16).hex() if source is not None else ""
-        owners = None if source is None else OwnersSource(source, token, self.store, reserve=reserve, accept=accept)
         for attempt in range(CONFLICTS_MAX):
             state = self.load(create=True) if attempt or not self._loaded else self.state
             if state.stream_deleted:
@@ -228,13 +232,13 @@ class ManifestLog:
             check(state)
             wanted = state.epoch + 1
             try:
-                edits = [OpenEpoch(wanted)] if owners is None else owners.opening(state)
+                edits = [OpenEpoch(wanted)] if guard is None else guard.opening(state)
             except StoreMismatchError:
                 # This view may only be older than the note: a hot release or another start made it meanwhile.
                 if self.load().record_id == state.record_id:
                     raise
                 continue
-            self._source = owners
+            self._guard = guard
             with suppress(EditRefusedError):  # another writer opened an epoch meanwhile: ours is the next one
                 self._commit(state.incarnation, state.epoch, edits)
                 self._epoch, self._epoch_nonce = wanted, self.state.owner.nonce
@@ -321,12 +325,12 @@ class ManifestLog:
     def _commit(self, incarnation: UUID, epoch: int | None, edits: Sequence[Edit]) -> ManifestState:
         with self._lock:
             settled = self._settle()
-            owners = self._source if epoch is not None else None
-            if settled is not None and own_edits(settled) == tuple(edits):
+            guard = self._guard if epoch is not None else None
+            if settled is not None and _edits_of_caller(settled) == tuple(edits):
                 return self.state  # the caller repeats edits that were committed already
             for _ in range(CONFLICTS_MAX):
                 self.state.check(incarnation, epoch)
-                record = self._record(edits, owners)
+                record = self._record(edits, guard)
                 try:
                     body = encode_record(record)
                 except FormatError as error:
@@ -338,9 +342,9 @@ class ManifestLog:
                     return self.state
             raise StoreUnavailableError(f"stream {self.stream}: other writers committed first, {CONFLICTS_MAX} times")
 
-    def _record(self, edits: Sequence[Edit], owners: OwnersSource | None) -> Record:
+    def _record(self, edits: Sequence[Edit], guard: EpochGuard | None) -> Record:
         state = self.state
-        source_end, edits = (None, edits) if owners is None else owners.recorded(state, edits)
+        source_end, edits = (None, edits) if guard is None else guard.recorded(state, edits)
         after = apply_edits(state, edits, record_id=state.record_id + 1)
         return Record(
             record_id=after.record_id,
@@ -372,8 +376,8 @@ class ManifestLog:
         try:
             is_written = self._put(key, body, repeated=repeated)
             is_ours = self._confirm(record) if is_written else self._look_for(record)
-            if is_ours and self._source is not None:
-                self._source.committed(self.state)
+            if is_ours and self._guard is not None:
+                self._guard.committed(self.state)
             return is_ours
         except OutcomeUnknownError:
             raise
@@ -491,6 +495,6 @@ class ManifestLog:
             )
 
 
-def checked(source: LedgerSource, log: ManifestLog) -> CheckedSource:
-    """A stream's source, compared with the view of ``log``."""
-    return CheckedSource(source, lambda: log.state if log.is_loaded else None)
+def _edits_of_caller(record: Record) -> tuple[Edit, ...]:
+    """A record's edits without those that a guard added."""
+    return tuple(edit for edit in record.edits if not isinstance(edit, ReserveLedgers))

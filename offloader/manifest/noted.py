@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from offloader.errors import StoreMismatchError
+from offloader.errors import NotFoundError, StoreMismatchError
 from offloader.ledgers.base import NotingSource, ReadableLedgers, identified, noting
 from offloader.manifest.catalog import is_released, read_entry, require_can_create
+from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
 
@@ -98,6 +99,26 @@ def require_absence_noted(store: ObjectStore, stream: str, source: ReadableLedge
     if why := store_mismatch(None, noted):
         require_can_create(store, stream, look_for_remains=not is_released(store, stream), over_segments=False)
         raise _other_store(store, stream, why, source)
+
+
+def load_noted(log: ManifestLog, source: ReadableLedgers | None, *, create: bool = False) -> ManifestState:
+    """Loads a stream's manifest and compares it with the notes of its hot tier.
+
+    Args:
+        create: create a missing stream, unless the source was committed to it.
+
+    Raises:
+        StoreMismatchError: ``source`` has seen more of the manifest, or another one. Others as ``ManifestLog.load``.
+    """
+    noted = noted_by(source)
+    try:
+        state = log.load(create=create and not noted)
+    except NotFoundError:
+        require_absence_noted(log.store, log.stream, source, noted)
+        raise
+    if noted:
+        require_noted(log.store, state, source, noted)
+    return state
 
 
 def _other_store(

@@ -17,10 +17,10 @@ from offloader.errors import FencedError, InvalidCallError, NotFoundError, Offlo
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.catalog import mode_of_new, not_listed, read_entry, read_intent, require_entry
-from offloader.manifest.log import ManifestLog, checked
-from offloader.manifest.noted import noted_by, require_absence_noted
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.noted import load_noted, noted_by, require_absence_noted
 from offloader.manifest.protection import require_no_global_hold
-from offloader.manifest.source_identity import closed_edit, first_not_held
+from offloader.manifest.source_identity import checked, closed_edit, first_not_held
 from offloader.manifest.state import EditRefusedError, ManifestState, require_takeable
 from offloader.retention.scope import SourceOf, no_source
 from offloader.runtime.clock import Clock
@@ -203,7 +203,7 @@ def truncate_stream(
         if log.load(create=True).method != method:
             log.commit_as_maintainer([SetMethod(method)])
     for _ in range(ATTEMPTS_MAX):
-        state = log.load(source=source)
+        state = load_noted(log, source)
         if state.stream_deleted:
             raise NotFoundError(f"stream {log.stream} was deleted")
         ledgers = [] if source is None else source.ledgers()

@@ -35,8 +35,9 @@ from offloader.errors import (
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource, listed_source, newest_listed
 from offloader.manifest.ledger_table import fills_in, is_gone, is_settled
-from offloader.manifest.log import ManifestLog, checked
-from offloader.manifest.source_identity import closed_edit
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.noted import load_noted
+from offloader.manifest.source_identity import checked, closed_edit
 from offloader.manifest.state import EditRefusedError, ManifestState, StreamPaused, newest_of
 from offloader.read.cold import read_fill
 from offloader.settings import ManifestSettings, ReadSettings
@@ -371,7 +372,7 @@ class BackfillService:
         """
         log = self._log(stream)
         source, settings = checked(source, log), self._tools.settings
-        state = log.load(create=True, source=source)
+        state = load_noted(log, source, create=True)
         ledgers = source.ledgers()
         last = min((each for each in (last, newest_listed(ledgers)) if each is not None), default=None)
         start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
@@ -429,7 +430,7 @@ class BackfillService:
         """
         log = self._log(stream)
         source = checked(source, log)
-        state = log.load(create=True, source=source)
+        state = load_noted(log, source, create=True)
         ledgers = source.ledgers()
 
         limits = {

@@ -24,10 +24,11 @@ from offloader.errors import ClosedError, InvalidCallError, NotFoundError, Preco
 from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.log import ManifestLog, checked
-from offloader.manifest.noted import replaced_by, store_mismatch
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.noted import load_noted, replaced_by, store_mismatch
 from offloader.manifest.segment_table import SegmentStatus
 from offloader.manifest.source_identity import (
+    checked,
     compare_source,
     contradictions,
     facts_now,
@@ -47,6 +48,7 @@ from offloader.write.hot_tier import (
     find_gaps,
     listed_ranges,
 )
+from offloader.write.ownership import open_owned
 from offloader.write.quota import part_bytes_for, segment_age_s_max
 from offloader.write.stream_state import OWNER_REPLACED, Commits
 from offloader.write.upload import abort_uploads, upload_of
@@ -274,7 +276,7 @@ def accept_source(
         edits += [SetAside(done.aside)] if done.aside else []
         return [*edits, LedgerClosed(first, -1), *done.gaps]
 
-    log.open_epoch(identity, reserve=reserve, accept=accepted)
+    open_owned(log, identity, reserve=reserve, accept=accepted)
     return replace(done, adopted=adopted, record_id=log.state.record_id)
 
 
@@ -324,7 +326,7 @@ def accept_loss(
     adopted, failed = tuple[UUID, ...](), tuple[UUID, ...]()
     if found.gaps and state.assigned():
         require_takeable(state, clock.now_ms(), settings.takeover_after_seconds, take_over=take_over)
-        log.open_epoch(identity)
+        open_owned(log, identity)
         adopted, _ = _settle_leftovers(log, source.ledgers, settings, clock, log.commit)
         found, commit = _lost(log.state, source), log.commit
         failed = _unfinished(log.state)
@@ -407,7 +409,7 @@ class Ownership:
         self._is_fresh = not self._loaded
         if not self._loaded:
             if not self._epoch_open:  # else its record was the newest just now
-                self._log.load(create=True, source=self._source)
+                load_noted(self._log, self._source, create=True)
             compare_source(self._source, self._log.state)
             self._loaded = True
         if identified(self._source) is not None:
@@ -426,10 +428,10 @@ class Ownership:
         """
         if not self._epoch_open:
             # The view just loaded shows the owner's activity as well as another load.
-            state = self._log.state if self._is_fresh else self._log.load(create=True, source=self._source)
+            state = self._log.state if self._is_fresh else load_noted(self._log, self._source, create=True)
             self._is_fresh = False
             compare_source(self._source, state)
-            self._log.open_epoch(identified(self._source), check=self._require_takeable)
+            open_owned(self._log, identified(self._source), check=self._require_takeable)
             self._epoch_open = True
         # An earlier epoch's rewrite can't be finished any more; the segments it was to replace still exist.
         rewrites = [Failed(each.uuid, OWNER_REPLACED) for each in self._log.state.rewrites]
@@ -511,7 +513,7 @@ def open_source(
     state: ManifestState | None = None
     if is_offloaded:
         database.require_name(log.stream)
-        state = log.load(create=True, source=None if new_source else _view_of(database, log.stream))
+        state = load_noted(log, None if new_source else _view_of(database, log.stream), create=True)
     else:
         with suppress(NotFoundError):  # it was never offloaded
             state = log.load() if read_entry(log.store, log.stream) is not None else None
@@ -529,7 +531,7 @@ def open_source(
     try:
         checked(source, log).ledgers()
         if is_offloaded:  # otherwise the epoch is left to a separate offloader beside this process
-            log.open_epoch(identified(source), reserve=True)
+            open_owned(log, identified(source), reserve=True)
     except SourceMismatchError:
         if not new_source:
             raise

@@ -13,9 +13,10 @@ from formats.manifest import Edit, Gap, HotReleased
 from offloader.coverage import GapReason, missing
 from offloader.errors import CorruptError, FencedError, NotFoundError, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource, ListedSource, noting
-from offloader.manifest.log import ManifestLog, checked
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.noted import load_noted
 from offloader.manifest.segment_table import is_at_root
-from offloader.manifest.source_identity import closed_edit
+from offloader.manifest.source_identity import checked, closed_edit
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.manifest.store_identity import note_start
 from offloader.runtime.clock import Clock
@@ -104,7 +105,7 @@ def release_hot_ledgers(
     done = ReleasedLedgers()
     source = checked(source, log)
     # Load the manifest first: the newer list then lacks no ledger that this view expects.
-    state = log.load(source=source)
+    state = load_noted(log, source)
     ledgers = source.ledgers()
     able = releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
     kept = {} if with_gaps else {i.ledger_id: gap for i in able if (gap := doubtful_gap(state, i)) is not None}
@@ -301,7 +302,7 @@ class CommitAck:
             NotFoundError: nothing was ever offloaded. OffloaderError: retry later; nothing was acknowledged.
         """
         # The manifest first: the newer list then lacks no ledger that this view expects.
-        state = self._log.load(source=self._source if self._noted is None else None)
+        state = load_noted(self._log, self._source if self._noted is None else None)
         ledgers = self._source.ledgers()
         position, why = acknowledgeable(state, ledgers, with_gaps=self._with_gaps)
         if position is not None and position != self._acknowledged:

@@ -22,7 +22,8 @@ from offloader.errors import (
     StoreUnavailableError,
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, newest, newest_listed
-from offloader.manifest.log import ManifestLog, checked
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.source_identity import checked
 from offloader.manifest.state import EditRefusedError, ManifestState, StreamPaused
 from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Alarm, Backoff, SerialTask, Timer
 from offloader.store.wrappers import recorder_of

@@ -11,11 +11,12 @@ from formats.manifest import LedgerClosed
 from offloader.ledgers.base import KnownLedger
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.source_identity import LEDGERS_LEFT_MIN, LEDGERS_RESERVED, known_ledgers
+from offloader.manifest.source_identity import known_ledgers
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LedgerSettings
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
+from offloader.write.ownership import LEDGERS_LEFT_MIN, LEDGERS_RESERVED, open_owned
 from tests.support.streams import StreamWriter, batch_of
 
 STREAM = "public/default/persistent/orders"
@@ -41,7 +42,7 @@ def test_reserved_ids_are_exactly_those_that_are_granted(tmp_path: Path) -> None
     with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"), settings=one_entry)) as ledgers:
         source = ledgers.open_stream(STREAM, held=True)
         log = ManifestLog(memory(), STREAM, clock=ManualClock())
-        log.open_epoch(source, reserve=True)
+        open_owned(log, source, reserve=True)
         assert log.state.source is not None
         assert log.state.source.reserved + 1 == source.next_ledger()
         source.append([b"x"] * (LEDGERS_RESERVED - LEDGERS_LEFT_MIN + 1))

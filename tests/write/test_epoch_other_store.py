@@ -27,6 +27,7 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.write.hot_release import release_hot_ledgers
+from offloader.write.ownership import open_owned
 
 STREAM = "public/default/persistent/orders"
 SETTINGS = Settings.of({"offload": {"block_bytes": 1024, "deletion_lag_minutes": 0}})
@@ -296,8 +297,8 @@ def test_start_with_a_view_older_than_the_hot_tiers_note_reads_the_manifest_agai
         other.load()
         newest = other.commit_as_maintainer([Pause("while another starts")])
         source.note_manifest(newest.incarnation, newest.record_id)
-        starting.open_epoch(source)
+        open_owned(starting, source)
         assert starting.state.record_id == newest.record_id + 1
         source.note_manifest(newest.incarnation, newest.record_id + 7)
         with pytest.raises(StoreMismatchError, match="ends with record"):
-            ManifestLog(store, STREAM, clock=clock).open_epoch(source)
+            open_owned(ManifestLog(store, STREAM, clock=clock), source)

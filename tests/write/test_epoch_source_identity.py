@@ -36,6 +36,7 @@ from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
 from offloader.write.hot_release import release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.ownership import open_owned
 from tests.support.streams import build
 
 STREAM = "public/default/persistent/orders"
@@ -415,10 +416,10 @@ def test_identity_is_compared_again_after_a_concurrent_epoch(place: Place) -> No
         source = own.open_stream(STREAM, held=True)
         slow.load()
         fast.load()
-        fast.open_epoch(copied.open_stream(STREAM, held=True), reserve=True)
+        open_owned(fast, copied.open_stream(STREAM, held=True), reserve=True)
 
         with pytest.raises(errors.SourceMismatchError):
-            slow.open_epoch(source, reserve=True)
+            open_owned(slow, source, reserve=True)
 
         with pytest.raises(OffloaderError):
             source.append([b"nobody knows where this is"])

@@ -22,6 +22,7 @@ from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.write.hot_release import acknowledgeable, doubtful_gap
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.ownership import open_owned
 from offloader.write.recovery import recover_lost, recoverable
 from tests.support.readback import stored_entries
 
@@ -77,7 +78,7 @@ class Bench:
         [self.lost, later] = [info for info in self.source.ledgers() if info.entries]
         self.log = ManifestLog(self.store, STREAM, clock=SystemClock())
         self.log.load(create=True)
-        self.log.open_epoch(self.source)
+        open_owned(self.log, self.source)
         self.gap = Gap(Position(self.lost.ledger_id, 0), Position(later.ledger_id, -1), GapReason.UNRECOVERED)
         self.log.commit([self.gap])
         self.offloader = LedgerOffloader(self.store, Settings())

@@ -11,6 +11,7 @@ import pytest
 from offloader.errors import StoreMismatchError
 from offloader.ledgers.pulsar.source import NOTED_MAX, NOTED_PROPERTY, SINCE_PROPERTY, PulsarSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.noted import load_noted
 from offloader.runtime.clock import SystemClock
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
@@ -59,13 +60,13 @@ def test_number_of_notes_is_limited_to_the_newest(source: PulsarSource) -> None:
 
 def test_store_without_the_topics_manifest_is_refused_before_anything_is_written(source: PulsarSource) -> None:
     log = log_of(source)
-    log.load(create=True, source=source)
+    load_noted(log, source, create=True)
     log.open_epoch()
     source.note_manifest(log.state.incarnation, log.state.record_id)
-    ManifestLog(log.store, source.stream, clock=ManualClock()).load(create=True, source=source)
+    load_noted(ManifestLog(log.store, source.stream, clock=ManualClock()), source, create=True)
     other = log_of(source)
     with pytest.raises(StoreMismatchError, match="has no manifest of the stream") as caught:
-        other.load(create=True, source=source)
+        load_noted(other, source, create=True)
     assert NOTED_PROPERTY in caught.value.hint
     assert other.store.list("").objects == ()
 
@@ -74,7 +75,7 @@ def test_subscription_that_was_made_again_has_no_notes(bench: PulsarBench, sourc
     source.note_manifest(UUID(int=1), 3)
     bench.topic.note(NAME, {})
     assert source.noted_manifests() == []
-    log_of(source).load(create=True, source=source)
+    load_noted(log_of(source), source, create=True)
 
 
 def test_store_is_noted_beside_the_manifests(bench: PulsarBench, source: PulsarSource) -> None:

@@ -23,10 +23,11 @@ from offloader.manifest import apply, load, log
 from offloader.manifest import load as tail
 from offloader.manifest import source_identity as source_check
 from offloader.manifest.boundary import StoredBoundary, read_boundary
-from offloader.manifest.source_identity import LEDGERS_RESERVED, OwnersSource, SourceFacts
+from offloader.manifest.source_identity import SourceFacts
 from offloader.manifest.state import ManifestState
 from offloader.retention import truncate as truncation
 from offloader.store.base import ObjectStore
+from offloader.write.ownership import LEDGERS_RESERVED, OwnersSource
 
 __all__ = ["switch_off"]
 
