@@ -10,6 +10,8 @@ lie between the end of a range and the begin of a range in a later ledger only i
 there, the later range begins with entry 0, and no ledger between the two is known to have entries (``follows``).
 Without these facts an entry that was lost at a rollover would go unnoticed, so an unknown ledger end is a hole
 (``holes``) and not a gap of length zero. A hole extends to the next range: the length of a lost ledger is unknown.
+``contiguous_end`` is the end of what readers see. It merges several ascending sequences of ranges, the compacted ones
+in strides of columns.
 
 **Missing.** A source lists whole ledgers. ``missing`` returns what it lists and nothing covers, as maximal runs. A run
 crosses from one ledger to the next, but never something covered in between: that may be a ledger that the source lost.
@@ -168,6 +170,52 @@ def follows(end: Position, begin: Position, ends: LedgerEnds) -> bool:
     if begin.ledger_id < end.ledger_id or begin.entry_id != 0 or not ends.ends_at(end):
         return False
     return not ends.has_entries_between(end.ledger_id, begin.ledger_id)
+
+
+class RangeSequence(Protocol):
+    """Ascending, disjoint ranges. ``end_of_run`` is for ranges in columns, which are passed in strides."""
+
+    def after(self, reached: Position | None) -> OpenRange | None:
+        """The first range that begins after ``reached``; ``None``: there is none."""
+
+    def end_of_run(self, begin: Position, end: Position, until: Position | None) -> Position:  # noqa: ARG002
+        """The end of a contiguous run from ``begin`` .. ``end`` on, of ranges that begin before ``until``."""
+        return end
+
+
+class SortedRanges(RangeSequence):
+    """Gaps as a ``RangeSequence``; ascending and disjoint."""
+
+    def __init__(self, gaps: Sequence[Gap]) -> None:
+        self._gaps = gaps
+
+    def after(self, reached: Position | None) -> OpenRange | None:
+        at = 0 if reached is None else bisect_right(self._gaps, reached, key=attrgetter("first"))
+        return (self._gaps[at].first, self._gaps[at].last) if at < len(self._gaps) else None
+
+
+def first_begin(sequences: Iterable[RangeSequence]) -> Position | None:
+    """Where the first range begins, even one without an end; ``None`` if there is none."""
+    return min((found[0] for each in sequences if (found := each.after(None)) is not None), default=None)
+
+
+def contiguous_end(reached: Position | None, sequences: Sequence[RangeSequence], ends: LedgerEnds) -> Position | None:
+    """End of the longest contiguous run of ranges after ``reached``.
+
+    Args:
+        reached: everything up to here is accounted for; ``None``: begin with the first range.
+        sequences: the ranges of all are disjoint. A range without an end ends the run.
+        ends: of ledgers.
+    """
+    while True:
+        ahead = [(found, each) for each in sequences if (found := each.after(reached)) is not None]
+        if not ahead:
+            return reached
+        (begin, end), nearest = min(ahead, key=lambda row: row[0][0])
+        if end is None or (reached is not None and not follows(reached, begin, ends)):
+            return reached
+        until = min((found[0] for found, each in ahead if each is not nearest), default=None)
+        reached = nearest.end_of_run(begin, end, until)
 
 
 def holes(

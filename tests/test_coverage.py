@@ -17,7 +17,10 @@ from offloader.coverage import (
     KnownEnds,
     Range,
     Run,
+    SortedRanges,
+    contiguous_end,
     count_of,
+    first_begin,
     first_missing,
     follows,
     holes,
@@ -91,6 +94,25 @@ def test_first_missing_is_the_lowest_position_that_no_range_holds(
     last = Position(first.ledger_id, last_entry)
     wanted = (each for each in UNIVERSE if first <= each <= last and each not in positions_in(own))
     assert first_missing(own, first, last) == next(wanted, None)
+
+
+@given(LENGTHS, st.sets(POSITIONS), st.none() | POSITIONS, st.lists(st.integers(0, 2), min_size=20, max_size=20))
+def test_contiguous_end_is_the_last_entry_before_the_first_that_no_range_holds(
+    lengths: dict[int, int], left_out: set[Position], reached: Position | None, places: list[int]
+) -> None:
+    entries = [each for each in UNIVERSE if each.entry_id <= lengths[each.ledger_id]]
+    held = [each for each in entries if each not in left_out]
+    reached = None if reached not in held else reached
+    # Each entry is a range; of three sequences, as of compacted segments, newer ones and gaps.
+    sequences = [
+        SortedRanges([Gap(each, each, "lost") for each, place in zip(held, places, strict=False) if place == number])
+        for number in range(3)
+    ]
+    begin = held[0] if held and reached is None else reached
+    ahead = [each for each in entries if begin is not None and each >= begin]
+    stop = next((number for number, each in enumerate(ahead) if each not in held), len(ahead))
+    assert contiguous_end(reached, sequences, KnownEnds(lengths)) == (ahead[stop - 1] if ahead else None)
+    assert first_begin(sequences) == (held[0] if held else None)
 
 
 @pytest.mark.parametrize(

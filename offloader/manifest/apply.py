@@ -54,7 +54,16 @@ from formats.manifest import (
     UndoRetire,
 )
 from formats.summary import SegmentSummary
-from offloader.coverage import ENTRY_ID_MAX, count_of, first_missing, follows, gap_runs, holes
+from offloader.coverage import (
+    ENTRY_ID_MAX,
+    contiguous_end,
+    count_of,
+    first_begin,
+    first_missing,
+    follows,
+    gap_runs,
+    holes,
+)
 from offloader.manifest.ledger_table import LedgerFact, LedgerTable, fills_in, is_gone, is_settled
 from offloader.manifest.segment_table import (
     SegmentDraft,
@@ -68,9 +77,8 @@ from offloader.manifest.state import (
     EditRefusedError,
     ManifestState,
     StreamPaused,
-    committed_end_from,
-    first_begin,
     first_of,
+    ranges_of,
 )
 
 
@@ -251,19 +259,20 @@ class RecordBuilder:
 
     def _committed(self, segments: SegmentTable, ledgers: LedgerTable) -> tuple[Position | None, Position | None]:
         """The committed end, and where its run begins unless that is with the first range."""
-        base, gaps, head = self.base, self.now("gaps"), self.now("head")
-        committed, begin = committed_end_from(base.committed, segments, gaps, ledgers), base.committed_from
+        base, head = self.base, self.now("head")
+        ranges, ends = ranges_of(segments, self.now("gaps"), ledgers), ledgers.closed
+        committed, begin = contiguous_end(base.committed, ranges, ends), base.committed_from
         if base.committed is not None and begin is None and self.earliest is not None:
             # The committed end never goes back: a range in front of it doesn't count until the two meet.
-            first = first_begin(base.segments, base.gaps)
+            first = first_begin(base.ranges())
             start = base.committed if first is None else min(first, base.committed)
             begin = start if self.earliest < start else None
         if begin is None or committed is None or (head is not None and head >= begin):
             return committed, None
-        first = first_begin(segments, gaps)
+        first = first_begin(ranges)
         if first is None or first >= begin:
             return committed, None
-        prefix = committed_end_from(None, segments, gaps, ledgers)
+        prefix = contiguous_end(None, ranges, ends)
         return (committed, begin) if prefix is None or prefix < committed else (prefix, None)
 
     def now(self, name: str) -> Any:

@@ -24,7 +24,7 @@ from formats.entries import Position
 from formats.keys import Testimony
 from formats.manifest import Gap, GapFilled, Totals, Writer
 from formats.metadata.messages import OffloadContext, OffloadSegment
-from offloader.coverage import ENTRY_ID_MAX, follows
+from offloader.coverage import ENTRY_ID_MAX, OpenRange, RangeSequence, SortedRanges, contiguous_end, follows
 from offloader.errors import ErrorKind, FencedError, OffloaderError
 from offloader.manifest.ledger_table import ClosedLedgers, FlaggedLedgers, LedgerTable
 from offloader.manifest.segment_table import (
@@ -44,75 +44,58 @@ __all__ = ["EditRefusedError", "ManifestState", "SegmentRecord", "SegmentStatus"
 _STRIDE_ROWS = 64
 _STRIDE_ROWS_MAX = 65_536
 
-_Step = tuple[Position, Position | None, int]
 
+class _Sealed(RangeSequence):
+    """The ranges of a run of compacted segments."""
 
-def committed_end_from(
-    reached: Position | None, segments: SegmentTable, gaps: Sequence[Gap], ledgers: LedgerTable
-) -> Position | None:
-    """End of the longest contiguous run of offloaded ranges and gaps after ``reached``.
+    def __init__(self, part: SealedSegments, ledgers: LedgerTable) -> None:
+        self._part, self._ledgers = part, ledgers
 
-    Args:
-        reached: everything up to here is accounted for; ``None``: begin with the first range.
-        segments: offloaded and retired ones count, an assigned one ends the run.
-    """
-    while True:
-        steps = _next_steps(reached, segments, gaps)
-        if not steps:
-            return reached
-        begin, end, source = min(steps)
-        if end is None or (reached is not None and not follows(reached, begin, ledgers.closed)):
-            return reached
-        if source < 0:
-            reached = end
-            continue
-        others = min((step[0] for step in steps if step[2] != source), default=None)
-        reached = _along(segments.sealed[source], begin, others, ledgers)
-
-
-def first_begin(segments: SegmentTable, gaps: Sequence[Gap]) -> Position | None:
-    """Where the first range begins, whatever its status; ``None`` if there is none."""
-    return min((begin for begin, _, _ in _next_steps(None, segments, gaps)), default=None)
-
-
-def _next_steps(reached: Position | None, segments: SegmentTable, gaps: Sequence[Gap]) -> list[_Step]:
-    """Each source's first range after ``reached``: begin, end (``None``: assigned), number of the compacted one."""
-    steps: list[_Step] = []
-    for number, part in enumerate(segments.sealed):
+    def after(self, reached: Position | None) -> OpenRange | None:
+        part = self._part
         row = 0 if reached is None else rows_not_after(part.columns, reached)
         while row < len(part.columns) and part.is_dead(row):
             row += 1
-        if row < len(part.columns):
-            steps.append((part.begin(row), part.end(row), number))
-    at = 0 if reached is None else bisect_right(segments.order, reached, key=lambda item: item[0])
-    if at < len(segments.order):
-        begin, uuid = segments.order[at]
-        record = segments.tail[uuid]
-        steps.append((begin, None if record.status is SegmentStatus.ASSIGNED else record.end, -1))
-    at = 0 if reached is None else bisect_right(gaps, reached, key=first_of)
-    if at < len(gaps):
-        steps.append((gaps[at].first, gaps[at].last, -1))
-    return steps
+        return (part.begin(row), part.end(row)) if row < len(part.columns) else None
+
+    def end_of_run(self, begin: Position, end: Position, until: Position | None) -> Position:  # noqa: ARG002
+        part, columns, stride = self._part, self._part.columns, _STRIDE_ROWS
+        start = rows_not_after(columns, begin) - 1
+        limit = len(columns) if until is None else rows_not_after(columns, until)
+        while True:
+            rows = part.live_rows(start, min(start + stride, limit))
+            ledger, entry, last_ledger, last_entry = (
+                getattr(columns, f"{end}_id")[rows].astype(np.int64)
+                for end in ("begin_ledger", "begin_entry", "end_ledger", "end_entry")
+            )
+            follow = self._ledgers.follow((last_ledger[:-1], last_entry[:-1]), (ledger[1:], entry[1:]))
+            breaks = np.flatnonzero(~follow)
+            if len(breaks):
+                return part.end(int(rows[breaks[0]]))
+            if start + stride >= limit:
+                return part.end(int(rows[-1]))
+            start, stride = int(rows[-1]), min(stride * 4, _STRIDE_ROWS_MAX)
 
 
-def _along(part: SealedSegments, begin: Position, others: Position | None, ledgers: LedgerTable) -> Position:
-    """The end of the run of compacted ranges that starts at ``begin`` and ends before ``others``."""
-    columns, stride = part.columns, _STRIDE_ROWS
-    start = rows_not_after(columns, begin) - 1
-    limit = len(columns) if others is None else rows_not_after(columns, others)
-    while True:
-        rows = part.live_rows(start, min(start + stride, limit))
-        ledger, entry, last_ledger, last_entry = (
-            getattr(columns, f"{end}_id")[rows].astype(np.int64)
-            for end in ("begin_ledger", "begin_entry", "end_ledger", "end_entry")
-        )
-        follow = ledgers.follow((last_ledger[:-1], last_entry[:-1]), (ledger[1:], entry[1:]))
-        breaks = np.flatnonzero(~follow)
-        if len(breaks):
-            return part.end(int(rows[breaks[0]]))
-        if start + stride >= limit:
-            return part.end(int(rows[-1]))
-        start, stride = int(rows[-1]), min(stride * 4, _STRIDE_ROWS_MAX)
+class _Tail(RangeSequence):
+    """The ranges of segments that aren't compacted yet; an assigned one has no end."""
+
+    def __init__(self, segments: SegmentTable) -> None:
+        self._segments = segments
+
+    def after(self, reached: Position | None) -> OpenRange | None:
+        order = self._segments.order
+        at = 0 if reached is None else bisect_right(order, reached, key=lambda item: item[0])
+        if at == len(order):
+            return None
+        begin, uuid = order[at]
+        record = self._segments.tail[uuid]
+        return begin, None if record.status is SegmentStatus.ASSIGNED else record.end
+
+
+def ranges_of(segments: SegmentTable, gaps: Sequence[Gap], ledgers: LedgerTable) -> list[RangeSequence]:
+    """The ranges that the committed end passes: of offloaded and retired segments, and of gaps."""
+    return [*(_Sealed(part, ledgers) for part in segments.sealed), _Tail(segments), SortedRanges(gaps)]
 
 
 #: Writer of the empty manifest.
@@ -298,7 +281,11 @@ class ManifestState:
         """
         if self.committed_from is None:
             return self.committed
-        return committed_end_from(None, self.segments, self.gaps, self.ledgers)
+        return contiguous_end(None, self.ranges(), self.ledgers.closed)
+
+    def ranges(self) -> list[RangeSequence]:
+        """The ranges of segments and gaps."""
+        return ranges_of(self.segments, self.gaps, self.ledgers)
 
     def first_position(self) -> Position | None:
         """First readable position: the head, or the begin of the first offloaded segment that is committed."""

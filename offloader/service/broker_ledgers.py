@@ -21,7 +21,7 @@ from formats.entries import Buffer, EntryBatch, Position
 from formats.errors import FormatError
 from formats.frames import decode_frames, encode_frames
 from formats.manifest import Gap, LedgerClosed
-from offloader.coverage import GapReason, Run, joined, without
+from offloader.coverage import GapReason, Run, first_begin, joined, without
 from offloader.errors import (
     AccessDeniedError,
     BeyondEndError,
@@ -37,7 +37,7 @@ from offloader.errors import (
 )
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
-from offloader.manifest.state import EditRefusedError, ManifestState, first_begin
+from offloader.manifest.state import EditRefusedError, ManifestState
 from offloader.owner_client import TOKEN_VARIABLE, NotOwnerError, OwnerClient, OwnerUnreachableError
 from offloader.parallel_map import at_once
 from offloader.read.cold import objects_of, read_fill
@@ -565,7 +565,7 @@ def front_run(state: ManifestState, ledger_id: int) -> list[Run]:
 
     No reader received these entries (markers, or an aborted transaction), otherwise the stream would begin with them.
     """
-    first = first_begin(state.segments, state.gaps)
+    first = first_begin(state.ranges())
     if first is None or first.ledger_id != ledger_id or not first.entry_id or state.committed_from is not None:
         return []
     is_cut = state.head is not None and state.head > Position(ledger_id, 0)
