@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from offloader.library import Store, Stream, open_store
     from offloader.managed_ledger import ManagedLedger
     from offloader.manifest.segment_table import SegmentRecord
+    from offloader.partitioned_ledger import PartitionedLedger
     from offloader.read.reader import Entries, Reader
     from offloader.read.scan import Scan
     from offloader.retention.subscribers import StreamRetention
@@ -39,6 +40,7 @@ __all__ = [
     "LedgerOffloader",
     "ManagedLedger",
     "OffloadHandle",
+    "PartitionedLedger",
     "Position",
     "Reader",
     "ReaderGroups",
@@ -66,6 +68,7 @@ _HOMES = {
     "LedgerOffloader": ("offloader.write.offloader", "LedgerOffloader"),
     "ManagedLedger": ("offloader.managed_ledger", "ManagedLedger"),
     "OffloadHandle": ("offloader.write.segment", "OffloadHandle"),
+    "PartitionedLedger": ("offloader.partitioned_ledger", "PartitionedLedger"),
     "Position": ("formats.entries", "Position"),
     "Reader": ("offloader.read.reader", "Reader"),
     "ReaderGroups": ("offloader.groups.group_service", "ReaderGroups"),

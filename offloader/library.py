@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
     from offloader.managed_ledger import ManagedLedger
     from offloader.manifest.segment_table import SegmentRecord
+    from offloader.partitioned_ledger import PartitionedLedger
     from offloader.read.reader import Entries, Reader
     from offloader.read.scan import Moment, Scan
     from offloader.retention.scope import ReadableOf
@@ -195,6 +196,34 @@ class Stream:
 
         return open_managed_ledger(
             self.name, ledgers=ledgers, store=self.store.objects, settings=settings, new_source=new_source
+        )
+
+    def open_partitions(
+        self,
+        ledgers: str | EmbeddedLedgers,
+        partitions: int,
+        *,
+        hashing: Literal["java", "murmur3"] = "java",
+        settings: Settings | str | Path | None = None,
+    ) -> PartitionedLedger:
+        """Open a topic with partitions for appends, and send each entry to the partition of its key.
+
+        The partition of a key is that of a Pulsar producer: its hash modulo the number of partitions.
+
+        Args:
+            ledgers: as for ``open_ledger``; one database for all partitions.
+            partitions: how many the topic has. If there are more than before, later entries of a key may go to another
+                partition than its earlier ones.
+            hashing: ``java``: ``JavaStringHash``, the default of Pulsar's Java client; ``murmur3``: ``Murmur3_32Hash``.
+            settings: as for ``open_ledger``, of the topic.
+
+        Raises:
+            InvalidCallError: fewer partitions than the store has of this topic. Others as ``open_ledger``.
+        """
+        from offloader.partitioned_ledger import open_partitioned_ledger
+
+        return open_partitioned_ledger(
+            self.name, partitions, ledgers=ledgers, store=self.store.objects, hashing=hashing, settings=settings
         )
 
     def open_reader(

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +51,7 @@ def open_managed_ledger(
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
     new_source: bool = False,
+    offloader: LedgerOffloader | None = None,
 ) -> ManagedLedger:
     """Opens a stream for appends and offloads its entries to ``store`` as they are written.
 
@@ -64,6 +66,7 @@ def open_managed_ledger(
         clock, entropy: time and randomness, for tests.
         new_source: accept this database although the manifest knows another one, or it is an older copy: missing
             entries become a gap, and contradicting ledgers are skipped.
+        offloader: of several streams, made with these settings; it remains open. Default: one of this stream.
 
     Raises:
         SourceMismatchError: the database isn't the one in the manifest, or has lost entries.
@@ -73,11 +76,9 @@ def open_managed_ledger(
         StoreUnavailableError, AccessDeniedError, NotFoundError: the database or the store can't be used.
     """
     require_open_store(store)
-    stream = stream_name(stream)
-    require_stream_name(stream)
-    settings = settings_for(stream, settings)
+    require_stream_name(stream := stream_name(stream))
+    settings, clock = settings_for(stream, settings), clock or SystemClock()
     require_store_settings(store, settings.store)
-    clock = clock or SystemClock()
     problems: Sequence[str] = ()
     if settings.offload.method != "none":
         # If two writers could both create an object, entries would be lost: check before the first write.
@@ -90,10 +91,11 @@ def open_managed_ledger(
         database = own or ledgers
         assert isinstance(database, EmbeddedLedgers)
         _require_ledger_settings(database, settings.ledgers)
-        offloader = LedgerOffloader(
-            store, settings, clock=clock, entropy=entropy, observe=True, store_problems=problems
-        )
-        opened.callback(offloader.close)
+        owns_offloader = offloader is None
+        if offloader is None:
+            how: Any = {"entropy": entropy, "observe": True, "store_problems": problems}
+            offloader = LedgerOffloader(store, settings, clock=clock, **how)
+            opened.callback(offloader.close)
         log = offloader.history.owners_log(stream)
         source = open_source(database, log, settings=settings.offload, clock=clock, new_source=new_source)
         # Before the offload: the cache must have an entry before its notification arrives.
@@ -106,7 +108,9 @@ def open_managed_ledger(
         hot_release.start()
     log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings.manifest)
     return ManagedLedger(
-        _Parts(stream, source, tail, store, settings, offloader, offload, own, hot_release, log, clock)
+        _Parts(
+            *(stream, source, tail, store, settings, offloader, owns_offloader, offload, own, hot_release, log, clock)
+        )
     )
 
 
@@ -119,6 +123,7 @@ class _Parts:
     store: ObjectStore
     settings: Settings
     offloader: LedgerOffloader
+    owns_offloader: bool
     offload: MethodOffload
     own_database: EmbeddedLedgers | None
     hot_release: HotRelease
@@ -333,7 +338,8 @@ class ManagedLedger:
             if self._parts.own_database is not None:
                 rest.callback(self._parts.own_database.close)
             rest.callback(self._parts.tail.close)
-            rest.callback(self._parts.offloader.close)
+            if self._parts.owns_offloader:
+                rest.callback(self._parts.offloader.close)
             rest.callback(self._parts.hot_release.stop)
             failure = self._parts.offload.close(drain=drain)
         if failure is not None:

@@ -47,6 +47,7 @@ LAYERS = [
         "offloader.maintenance",
         "offloader.managed_ledger",
         "offloader.owner_client",
+        "offloader.partitioned_ledger",
         "offloader.replay",
     },
     {"offloader.library", "offloader.spark", "pyspark_offloader", "offloader.service"},
