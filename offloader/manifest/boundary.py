@@ -1,4 +1,38 @@
-"""The boundary object, and the objects of one incarnation's manifest by kind."""
+"""The boundary object, and the objects of one incarnation's manifest by kind.
+
+**The problem.** Records never change, and each has a fixed key. That is safe only while none is deleted: the key of a
+deleted record is free, and a stalled writer can create it again. A listing may be incomplete, so it can't prove where
+the log ends. The boundary is the one object of a manifest that changes. Writers and readers read it after the records
+(M15, M31), so a change to it takes effect for all of them.
+
+**Fields.**
+
+* ``first_kept_id``: records below it may be deleted. A record that is created below it isn't committed (M15, M44).
+* ``checkpoint_id``, ``checkpoint_crc32c``: the checkpoint that loads start from; 0: none yet (M27).
+* ``newest_id``, ``newest_nonce``: a record that certainly existed. A log that ends before it has lost records (M34).
+* ``subscribers_revision``: a revision of the registry of subscribers that certainly existed.
+
+**Invariants.** The boundary is replaced with ``If-Match`` only, and none of its numbers decreases (M28). A change whose
+response was lost is therefore harmless: it can only replace the version that was read. After an error
+``raise_boundary`` reads the boundary again. It reports success if the content is the wanted one, an unknown outcome if
+the response was lost and the version is unchanged, and otherwise a conflict. ``change_boundary`` computes the change
+again after a conflict.
+
+**Order of durable steps.** The boundary is the first object of a manifest and the last one to be deleted.
+
+1. Creation: catalogue entry, boundary, first record.
+2. Checkpoint: runs, checkpoint, boundary. After a crash before the boundary, loads start from the previous checkpoint.
+3. Expiry: boundary, then records, checkpoints and runs. After a crash in between, the next expiry deletes the rest.
+4. A deletion that relies on a record: record, boundary that names it or a later one, deletion.
+5. Deletion of a stream (M48): record ``stream_deleted``, checkpoint, boundary past it, objects of segments, records.
+   After ``manifest.orphan_age_min``: the catalogue entry is released, the rest is deleted, the entry is removed.
+
+**A missing boundary.** The stream is being created, or was deleted, or the boundary is lost. It is lost if the
+catalogue names the incarnation and other objects of the manifest exist; then nothing is created
+(``require_no_records``). Segments of the incarnation without any record or checkpoint prove that records are lost, with
+or without a boundary (``require_never_begun``, M39). A rebuild abandons an incarnation by raising ``first_kept_id`` to
+``GIVEN_UP_ID``, or by creating such a boundary: no number of that incarnation is valid any more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,43 @@
-"""One writer's commits to a stream's manifest: rules M11 to M16 of docs/explanation/manifest.md."""
+"""One writer's commits to a stream's manifest: rules M11 to M16 of docs/explanation/manifest.md.
+
+**The problem.** A store changes one object at a time and has no locks. A response may be lost although the request took
+effect, and a process may stall for days between two requests. The log has to prove that its record is part of the
+manifest before its caller acknowledges an entry or deletes anything (M16).
+
+**State.** A log has no view at first, then a view (``state``), and an epoch after ``open_epoch``. The view is never
+ahead of the manifest. It may be behind: other writers commit between two calls, and the log reads their records at a
+load, or when the number that it wants is taken. A view never moves back: a manifest that ends before it has lost
+records. At most one record is in doubt (``_in_doubt``): it was sent, and its outcome is unknown. No other record is
+created before that is settled.
+
+**Steps of a commit.** Commits of one log are sequential.
+
+1. ``_settle`` resolves the record in doubt. If it is committed and has the same edits, the commit is complete.
+2. ``_record`` applies the edits, with those that the guard adds, to the view. A refused edit writes nothing (M12).
+3. ``_put`` creates the record under the next number if that is free (M13). A random nonce makes its bytes unique.
+4. ``_confirm`` reads the boundary. The record is committed if the boundary keeps its number, and names neither another
+   record of that number nor a later one (M15). Existence alone proves nothing: a deleted number is free again.
+5. The view gets the record. A checkpoint is written if one is due; its failure fails no commit (M29).
+
+In all other cases ``_look_for`` loads the manifest and decides whether the record is in it. A number that is kept must
+have its bytes. If the number was deleted or a checkpoint includes it, the view must contain all its edits. If another
+record came first, steps 2 to 4 are repeated with the next number.
+
+**After a crash.** Before step 3 nothing is durable. After step 3 the record exists, and the next load applies it if the
+boundary keeps its number; the caller has acknowledged nothing. A request that is still in flight competes with the next
+writer's record for one number, and the store refuses one of the two. After step 4 only a checkpoint may be missing.
+
+**A lost response (M14).** ``_put`` sends the same bytes again until the store creates the record, or reports that the
+number exists; then the bytes are compared. A missing object proves nothing: the first request may still arrive. After
+``UNKNOWN_REPEATS_MAX`` repeats the record remains in doubt, and the next commit or ``open_epoch`` begins with it. Other
+errors aren't trusted either, except throttling: the record is read. If it was sent once, and can't be read, an error
+other than a 404 ends the doubt.
+
+**Fencing (M11).** ``open_epoch`` commits the next epoch. The former owner gets no message. Its next record finds the
+number taken, the load shows the other epoch, and the commit raises ``FencedError``. Until then it may upload objects,
+but it can't commit anything. Records of maintainers (retention, cleanup, commands) carry the current epoch, except the
+record that deletes the stream. They fence no owner: it continues with the next number.
+"""
 
 from __future__ import annotations
 
