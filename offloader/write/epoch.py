@@ -1,4 +1,42 @@
-"""Ownership of a stream: open an epoch, settle unfinished segments, accept another hot tier, reacquire."""
+"""Ownership of a stream: open an epoch, settle unfinished segments, accept another hot tier, reacquire.
+
+**The problem.** The former owner may have ended, or be slow and still sending. Its assigned segments may be complete in
+the store, in part or not at all, and a request in flight may still change that. An adopted segment replaces the hot
+copy of its entries, so it is adopted only after every byte was read.
+
+**Order of durable steps** of ``Ownership.take``:
+
+1. The manifest is loaded and compared with the hot tier. A contradiction, or an owner that was active recently, is
+   refused.
+2. The next epoch is opened (``offloader.write.ownership``). From here on the former owner can't commit anything.
+3. Each assigned segment of an earlier epoch is settled:
+
+   a. If its data object is missing, its uploads are aborted, and the object is looked for again: the last request of
+      the former owner may have completed it before the abort. If it is still missing, the segment has failed.
+   b. The whole data object is read and checked block by block. Its index is computed and created; an existing index has
+      to describe the same blocks. If the bytes, the index or the range don't match, the segment has failed.
+   c. A complete segment is recorded as offloaded. A failed one remains in ``given_up`` until a record takes over its
+      range: its assignment may be the only trace of entries that the hot tier has lost. A ``rewrite`` of an earlier
+      epoch has failed, too; the segments that it was to replace still exist.
+
+4. If this process acknowledges entries, the hot tier is told the committed end, or the position before the first
+   missing entry.
+
+**After a crash.** Before step 2 nothing has changed. Afterwards the epoch is open without an owner: the next start
+opens another one and settles all segments that are still assigned. An index without its record is found in step 3b and
+compared. If the store doesn't answer, nothing is decided, and ``take`` continues later where it stopped. An object that
+the former owner completes after its segment failed is in no record, and the orphan search deletes it. A uuid is never
+assigned again (M4).
+
+**Another hot tier.** ``accept_source`` opens an epoch to fence the writer, adopts complete segments, and commits one
+record. This record opens a further epoch with the new source, fails the other segments, sets contradicting ledgers
+aside, and has the missing entries as gaps. Until then the manifest knows the old source only. ``accept_loss`` records
+gaps of the same source; it opens an epoch only if there are some and segments are assigned.
+
+**Reacquiring.** A fenced stream may be taken back if it has a backlog, isn't paused, and the manifest got no record for
+``offload.takeover_after``, plus the longest age of a segment if one is assigned. A source that knows its owner is
+asked, too. Clocks only decide how long to wait: fencing doesn't depend on them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,41 @@
-"""One open segment: takes entries, closes at its limits, ends as two objects."""
+"""One open segment: takes entries until it is closed, and ends as two objects.
+
+**The problem.** Entries arrive in a callback of the source, which must not wait for a request. Encoding and sending run
+on workers, several parts in parallel. Meanwhile the memory of the stream is bounded, and a failure at any place has to
+free every byte once and report one result.
+
+**States.** A handle is open until ``close`` or a failure. The stream closes it at its size and age limits. A closed
+handle completes the entries that it has. It ends with exactly one result (``_settled``): both objects are in the store,
+or an error. Without entries it ends without objects. ``_assigned`` is independent of these states: before it is set,
+entries are taken and encoded, but no request is sent.
+
+**Invariants.**
+
+* Each entry follows the one before it, by entry id or by a known end of its ledger. A refused entry changes nothing.
+* A held byte is in one of four places: pending, being encoded, in the open block and part, or in a part that the store
+  hasn't acknowledged. The stream's buffer counts their sum. Pending bytes are counted when they are offered, the others
+  by ``_count`` after each change.
+* One worker at a time encodes. It stops while ``READY_PARTS_MAX`` parts wait for a connection, so that entries wait
+  unencoded. Each finished part schedules it again.
+* The stream's lock guards counters and queues. Encoding and requests run without it.
+
+**Order of durable steps.**
+
+1. The caller records the segment as assigned (M4), then calls ``start_sending``.
+2. Parts are sent in parallel. The first one begins the upload. If the segment ends as one unsent part, that part is a
+   single PUT.
+3. The index is sent as soon as the last part is made, in parallel with the remaining parts.
+4. After the last part the upload is completed, and the length of the data object is compared with the bytes sent.
+5. After steps 3 and 4 the caller gets the result and records ``offloaded``. Only then are entries acknowledged (M16).
+
+**After a crash.** No entry of the segment is acknowledged before step 5. Before step 1 the store has nothing of the
+segment. A crash before the upload is complete leaves at most an unfinished upload and an index; the next owner fails
+the segment and offloads its entries again. From step 4 on the data object is complete: the next owner adopts it, with
+the existing index or a new one (``offloader.write.epoch``).
+
+**After a failure** (``_fail``) all held bytes are dropped and the upload is aborted. The stream reads the entries
+again, into a segment with another uuid. A fenced writer doesn't abort, because the new owner settles the segment.
+"""
 
 from __future__ import annotations
 
