@@ -1,6 +1,44 @@
 """Execute a cleanup plan: retire, purge, delete, each step recorded before the next; keep an audit of it.
 
-Steps D5 to D9 of docs/explanation/manifest.md.
+**The problem.** The objects may be the only copy of their entries, and manifest and objects can't change together.
+Readers use older views, an operator may undo a decision or set a hold, several rounds may run concurrently, and records
+may be lost later. Therefore every step is durable before the next one begins, and the objects are deleted last.
+
+**From a retention decision to a deleted object** (D1 to D9 of docs/explanation/manifest.md). The last sentences of a
+step describe a crash directly after it.
+
+1. D1 (``offloader.retention.cycle``): the recorded cuts get the size before the new head. The next cycle decides again.
+2. D2: if the registry, read again, is unchanged, the decision is stored. The next cycle decides again.
+3. D3 (``offloader.retention.truncate``): the new heads of a partitioned topic are stored. The next cycle or truncation
+   of the topic finishes this one first.
+4. D4: one record of each stream or partition moves the head and marks ledgers as deleted. When the boundary names it,
+   their hot copies are deleted. The next truncation, or the owner's next release of hot copies, deletes the remaining
+   ones.
+5. D5 (``Sweeper.retire``): a record hides segments before the head, and those whose ledgers are all marked. Until D8
+   ``undo_retirements`` can restore them. The next round retires the rest.
+6. D6 (``note_readers``): the live leases are listed. Without this list, the leases that are live at the end of the
+   grace period are awaited, and listed then.
+7. D7 (``_begin``): when the grace period and the awaited leases have ended, a batch with the keys is stored. The next
+   round uses it for the same segments. If they are never purged, it is dropped after ``manifest.orphan_age_min``.
+8. D8 (``_purge``): a record removes the segments from the manifest, for good. The next round continues with the batch.
+9. D9 (``_delete_purged``): the boundary names that record or a later one (M34). The next round deletes the objects.
+
+Then ``_delete`` deletes the objects, and ``end_batch`` stores the batch as an audit entry before it removes the open
+one. A batch with undeleted objects remains open and is retried with increasing delays. Deleting a key twice is
+harmless, because no uuid is used twice.
+
+**States of a segment.** Offloaded, retired, purged. Imported segments are released instead, and their objects are kept.
+Segments that others replaced are purged in the same way, but can't be restored (M49).
+
+**Invariants.**
+
+* A crash may leave an object that the manifest doesn't name. The manifest never names a deleted object.
+* Batches are listed before the manifest is loaded. A batch whose segments the manifest doesn't name was purged.
+* A ``purged`` edit names the record that retired its segments. It is refused if they were restored and retired again.
+* If an edit is refused, another round, an undo or a hold was first, and the round plans again from the newest manifest.
+* The hold of the store is read before each truncation, record of a round, and deletion. A hold of the stream refuses
+  the records of D4, D5 and D8 (M41).
+* A grace period begins at the latest possible time of its record, and ends by the earlier of two clocks (M45).
 """
 
 from __future__ import annotations

@@ -1,4 +1,44 @@
-"""Decide whether and where to truncate a stream, and why: rules R8 to R29 of docs/explanation/retention.md. Pure."""
+"""Decide whether and where to truncate a stream, and why: rules R8 to R29 of docs/explanation/retention.md. Pure.
+
+**The problem.** The position in a stream is a cut, one position in each partition, and two cuts may overlap: neither is
+before the other. Ages are known only at recorded tails and at ends of segments, and are minimum ages of the data before
+them. Sizes aren't known exactly inside a segment. Subscribers hold data back, limits give it up, and a decision may
+cost the only copy of an unread entry. The plan, the explanation and the cycle therefore call one function with the same
+values.
+
+**Order of a decision** (``_Cycle.decision``):
+
+1. ``bound``: the meet of the cuts of all subscribers that count (R8, R26 to R29).
+2. ``verdict``: the cut and the rule of each pair of limits (R2, R3, R14 to R16, R20); ``together`` combines two (R19).
+3. ``within_offloaded``: no further than the committed end (R1).
+4. ``with_broker``: no listed ledger goes; a trim that is followed goes further (R21 to R24).
+5. ``overridden``: the subscribers that lose unread entries, with the amounts (R13).
+
+**Invariants.** The new head is never before the old one, after the committed end (R1), or after the beginning of a
+ledger that a broker lists (R22). It keeps min of each pair of limits, measured by ``keeps_surely`` (R17), or the stream
+isn't truncated. Unread entries of a subscriber that counts are deleted only for max (R13), or beyond the limits of the
+policy ``keep`` (R2). Limits delete nothing before a cut is recorded (R18), and nothing is deleted while the list of a
+broker that reads the cold tier is unknown (R22).
+
+**Nothing is stored here.** A crash during a decision has no effect. Steps D1 to D9, from the decision to the deleted
+object, are in ``offloader.gc.sweep``. The subscribers are read again before the truncation (R30).
+
+**Differences from the proposals**, PDP-47 and *Pravega Stream Retention*. All other decisions about their policies are
+equal (docs/explanation/pravega.md). m and M are the candidates of R12.
+
+| rule | proposals | here |
+| --- | --- | --- |
+| R2, R3 | published cuts hold data back | policy ``keep``: entries beyond the limits are deleted, read or unread |
+| R10, R12 | the head is a recorded cut | ends of segments are candidates too, so existing data is deleted earlier |
+| R12, R16 | no cut within min and max: no truncation | M is m, the cut closest to min |
+| R14 | the bound overlaps min: the first cut before it | the meet of the bound and m, which keeps less, and min |
+| R14 | the bound overlaps max: the first cut behind it | the join of the bound and M, which deletes less unread data |
+| R15 | unread data older than max: the cut closest to max | no further than data is known to be older than max |
+| R15 | the bound overlaps min and max: not specified | unread data that is known to be older than max is deleted |
+| R19 | limits by size or by time | by both: the later cut, as far as both min allow |
+| R27 | without a published cut nothing is held back | with ``protect_unpublished``, from the registration on |
+| R28, R29 | timeouts by consumption only | with ``size`` and ``time`` too; last cuts count if all are silent |
+"""
 
 from __future__ import annotations
 
