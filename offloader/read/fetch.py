@@ -1,4 +1,42 @@
-"""Plan, fetch in parallel, cache and verify the indexes and blocks of a range of entries."""
+"""Plan, fetch in parallel, cache and verify the indexes and blocks of a range of entries.
+
+**The problem.** A request costs tens of milliseconds, so a read needs few and large ones, in parallel, ahead of the
+consumer, in bounded memory. The view of a reader may be older than the store: cleanup may have deleted an object that
+the view names. Bytes may be damaged, and a damaged entry must never look like a missing or a good one.
+
+**Verification.** Each part is checked against the part before it, and no entry is returned unchecked:
+
+1. The manifest has the length and CRC-32C of the index, the length of the data object and the number of blocks. A check
+   is skipped where the manifest has no value, as for Pulsar's objects without a manifest.
+2. The index has the range of each block. With the offloader extension it also has the checksums.
+3. Each response reports the length of the whole object, which is compared with the expected one, like the bytes
+   received and the format version in the metadata.
+4. Each block is decoded completely. Its header is compared with the index, its content with its checksums. Blocks that
+   Pulsar wrote have no checksum, and their structure is checked.
+
+**Errors.** ``missing`` loads the newest manifest to explain a missing object.
+
+* ``TrimmedError``: that manifest no longer offers the segment. Its first position is in the error.
+* ``ObjectMissingError``: it still records the segment as offloaded, or there is no manifest.
+* ``ObjectChangedError``: the object has another length. It was replaced or cut off.
+* ``CorruptError``: a checksum or the structure is wrong. A caller of ``run`` may skip such blocks, and gets the error
+  of each.
+* ``LimitReachedError``, ``UnsupportedError``: a block is above a limit, or a later release wrote the object.
+
+**Invariants.**
+
+* Objects never change under their keys: uuids are used once (M4). The cache needs no invalidation, and readers of any
+  view share it. Only single reads fill it; scans look up indexes in it.
+* Concurrent misses of one key share one load. A call finishes its own loads before it waits for others, so that two
+  calls can't deadlock. A failed load is stored nowhere, and every waiting call gets its error.
+* ``in_order`` returns results in the order of the tasks. ``PrefetchWindow`` limits how many run ahead of the consumer,
+  ``held_bytes_max`` the bytes of ``Sized`` ones. If the consumer stops early, running tasks are awaited and the others
+  cancelled.
+* A damaged block is reported after its whole response was received: the store takes an error during the response for a
+  failure of the request.
+
+This module writes nothing, so a crash needs no recovery. The lease of a reader is in ``offloader.read.reader``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,46 @@
-"""Topics of a Pulsar cluster as hot tiers: sources, and the connections that they share."""
+"""Topics of a Pulsar cluster as hot tiers: sources, and the connections that they share.
+
+**The problem.** The broker owns the entries and deletes them by its rules. A durable subscription keeps unacknowledged
+entries, but message TTL, a backlog quota or an administrator may move it, and an acknowledgement covers all earlier
+entries. Facts come from the binary protocol and from the admin interface, and either answer may be older than the
+other. A broker skips entries without a reason. A topic has no UUID: only its ledgers identify it (M24), and a recreated
+cluster assigns the same ledger ids again.
+
+**Parts of a source.** ``PulsarSource`` combines them.
+
+* ``FailoverSubscription``: the durable subscription. It makes the broker keep unacknowledged entries, and this process
+  a candidate for the topic. It takes no entries.
+* ``TailReader`` and ``ReaderPool``: non-durable readers of new and of older entries.
+* ``LedgerList``: the ledgers, by the admin interface and the newest entry of the broker, and the reasons for entries
+  that no reader receives.
+* ``AckCursor``: the acknowledged position, and whether the subscription was moved beyond the committed end.
+
+**States.** ``active`` is whether the broker chose this process; ``None`` without a connection or an answer. Two
+processes may both count as chosen for a while. The epoch in the manifest decides between them (M11); ``release`` and
+``acknowledge`` are refused only if the broker chose another process. A ``problem`` is retried, except ``_failure``:
+then the topic is neither read nor acknowledged until it is opened again.
+
+**Order of durable steps.** The subscription begins at the first entry of the topic, and is created before the process
+leads the topic. An entry is acknowledged only after its commit:
+
+1. The record ``offloaded`` is committed. ``release`` notes the committed end in memory.
+2. Without ``pulsar.broker_plugin``, ``offloader.write.hot_release`` looks the objects up after ``offload.deletion_lag``
+   and commits a record that releases whole ledgers.
+3. It makes the boundary name the newest record (M34), and a property of the subscription name the manifest (M23).
+4. ``require_same`` compares the listed ledgers with the manifest (M20).
+5. With the plugin the committed position is acknowledged. Without it, ``delete`` marks a released ledger, and the
+   leading ledgers that are all marked are acknowledged. A truncation calls ``delete`` too, after the boundary names its
+   record.
+
+**After a crash.** Nothing that a source has in memory is needed. The manifest has the committed end, and the stream
+continues there, at whatever position the subscription is. Ledgers that were released and not acknowledged are still
+listed, so the next process marks and acknowledges them.
+
+**In doubt the broker is asked again.** ``LedgerList.doubt`` discards the cached list before a ledger is released and
+after a failed read. A contradiction with the manifest counts if a new list has it, too, and the broker that owns the
+topic, found by a new lookup, has no later ledger. Then the topic stops with ``SourceMismatchError``. If a broker
+doesn't answer, nothing is skipped and nothing is acknowledged.
+"""
 
 from __future__ import annotations
 
