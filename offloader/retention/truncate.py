@@ -14,7 +14,7 @@ from formats.entries import Position
 from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, SetMethod, Truncate
 from offloader.coverage import GapReason, KnownEnds, follows, holes
 from offloader.errors import FencedError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
-from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.ledgers.base import LedgerInfo, LedgerSource, noting
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.catalog import mode_of_new, not_listed, read_entry, read_intent, require_entry
 from offloader.manifest.log import ManifestLog
@@ -321,6 +321,9 @@ def _with_hot_gone(
         newest = log.name_newest()
         doomed = [ledger_id for ledger_id in doomed if ledger_id in newest.deleted_ledgers]
         kept |= _on_hold(newest, doomed)
+        if (notes := noting(source)) is not None and set(doomed) - kept.keys():
+            # A store restored to an earlier state lacks the record that this relies on.
+            notes.note_manifest(newest.incarnation, newest.record_id)
     for ledger_id in [each for each in doomed if each not in kept]:
         try:
             require_no_global_hold(log.store)

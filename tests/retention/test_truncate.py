@@ -17,6 +17,7 @@ from formats.manifest import Assign, Gap, Hold, LedgerClosed, LedgersDeleted, Se
 from offloader.coverage import GapReason
 from offloader.errors import FencedError, InvalidCallError, NotFoundError, StoreUnavailableError, TrimmedError
 from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -366,6 +367,20 @@ def test_managed_ledger_appends_while_its_stream_is_truncated(tmp_path: Path, st
         with pytest.raises(TrimmedError):
             topic.read(positions[29], positions[-1])
         assert topic.ledgers()[0].ledger_id == positions[30].ledger_id
+
+
+def test_database_notes_the_record_before_its_ledgers_are_deleted(tmp_path: Path, store: MemoryStore) -> None:
+    with _topic(tmp_path, store) as topic:
+        positions = _append(topic, 0, 50)
+        topic.offload()
+        done = topic.truncate(positions[30])
+        assert done.hot_ledgers
+        assert done.record_id is not None
+        state = load_manifest(store, STREAM)
+        database = EmbeddedLedgers(f"sqlite:///{tmp_path}/ledgers.db")
+        noted = dict(database.view_stream(STREAM).noted_manifests())
+        database.close()
+        assert noted[state.incarnation] >= done.record_id
 
 
 @pytest.mark.slow
