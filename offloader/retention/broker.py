@@ -62,7 +62,6 @@ class BrokerRuling:
         rules: whether they hold the start position back; without them more would be deleted.
         not_followed: reasons why the broker's trim isn't followed up to its end; empty: no reason, or it isn't followed
             at all.
-            followed at all.
     """
 
     first: tuple[FirstListed, ...] = ()
