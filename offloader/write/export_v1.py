@@ -2,6 +2,11 @@
 
 A broker looks for an offloaded ledger by the uuid in its record of the topic: ``<uuid>-ledger-<id>`` and its index at
 the root of a bucket. An export writes such objects; the stream and its manifest aren't changed.
+
+The index is the commit point: a ledger counts as exported when its index exists. The steps are: send the data object,
+read it back and compare every entry, create the index. Nothing is deleted. An attempt that ends early leaves a data
+object without an index, and the next attempt replaces it. Two attempts at the same time with equal settings send equal
+bytes, and the index is created, never replaced: the later attempt finds an equal one.
 """
 
 from __future__ import annotations
@@ -237,28 +242,27 @@ class LedgerExport:
             codec="none",
             at_root=True,
         )
-        summary = write_segment(
-            [LedgerPiece(cold, 0, last)], Layout.V1, upload, sized_for(self._settings, standing.payload_bytes)
-        )
-        try:
-            if self._digest(ledger) != cold.digest.value():
+
+        def compare(index: bytes) -> None:
+            if self._digest(ledger, index) != cold.digest.value():
                 raise CorruptError(
                     f"{upload.data_key} in {self._target.url} has other content than ledger {ledger.ledger_id} of "
                     f"{self._state.stream}",
                     hint="run the export again",
                 )
-        except BaseException as error:  # an end before the comparison, too
-            try:
-                self._target.delete([upload.index_key])  # else the next run finds the ledger there
-            except OffloaderError as left:
-                error.add_note(f"{upload.index_key} couldn't be deleted: {left}")
-            raise
+
+        summary = write_segment(
+            [LedgerPiece(cold, 0, last)],
+            Layout.V1,
+            replace(upload, before_index=compare),
+            sized_for(self._settings, standing.payload_bytes),
+        )
         self._on_progress(summary)
 
-    def _digest(self, ledger: RecordedLedger) -> bytes:
-        """Digest of the stored entries."""
+    def _digest(self, ledger: RecordedLedger, index: bytes) -> bytes:
+        """Digest of the entries in the stored data object."""
         digest, objects = EntryDigest(), ledger.objects()
-        segment_map = self._written.index(objects, keep=False)
+        segment_map = SegmentMap.parse(index, object_name=objects.index_key, ledger_id=ledger.ledger_id)
         ends = Position(ledger.ledger_id, 0), Position(ledger.ledger_id, ledger.entries - 1)
         runs = block_runs(objects, segment_map, segment_map.find(*ends), self._written.settings.request_bytes)
         for batches in self._written.runs(runs):

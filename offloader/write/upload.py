@@ -56,6 +56,8 @@ class SegmentUpload:
         data_metadata, index_metadata: their user metadata.
         testimony: further metadata of the data object about the record that assigned it; called when it is sent, which
             is after that record.
+        before_index: called with the index when the data object is complete and before the index is sent; an error
+            from it leaves the data object without an index.
     """
 
     store: ObjectStore
@@ -64,6 +66,7 @@ class SegmentUpload:
     data_metadata: Mapping[str, str]
     index_metadata: Mapping[str, str]
     testimony: Callable[[], Testimony | None] = lambda: None
+    before_index: Callable[[bytes], None] = lambda _: None
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _upload_id: str | None = field(default=None, init=False)
     _began: bool = field(default=False, init=False)
@@ -143,6 +146,7 @@ class SegmentUpload:
         Raises:
             CorruptError: another index exists.
         """
+        self.before_index(index)
         try:
             self.store.put(self.index_key, index, mode=CREATE, metadata=self.index_metadata, crc32c=crc32c(index))
         except PreconditionFailedError as error:

@@ -17,7 +17,8 @@ from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.manifest import Gap, LedgersDeleted
 from formats.metadata.messages import OffloadContext, PulsarLedger
-from formats.summary import Layout, SegmentSummary
+from formats.segment import Part
+from formats.summary import Layout
 from offloader.coverage import GapReason
 from offloader.errors import StoreUnavailableError
 from offloader.manifest.log import load_manifest
@@ -26,7 +27,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.write import export_v1
 from offloader.write.backfill_service import fill_gaps
-from offloader.write.upload import write_segment
+from offloader.write.upload import SegmentUpload
 from tests.cli.reading_verbs import Done, Offloader
 from tests.support.ledger_records import record_of
 from tests.support.streams import StreamWriter, batch_of
@@ -151,17 +152,16 @@ def test_what_reads_otherwise_than_it_was_written_is_not_there_for_the_next_run(
 ) -> None:
     key = f"{uuid_of(3)}-ledger-3"
 
-    def damaged(*given: Any, **named: Any) -> SegmentSummary:
-        summary = write_segment(*given, **named)
-        data = bytearray(export.target.get(key)[0])
-        data[data.index(export.payloads(3)[50])] ^= 1
-        export.target.put(key, bytes(data))
-        return summary
+    def damaged(upload: SegmentUpload, part: Part) -> None:
+        body = bytearray(bytes(part.body))
+        body[body.index(export.payloads(3)[50])] ^= 1
+        upload.store.put(upload.data_key, bytes(body))
 
     with monkeypatch.context() as patched:
-        patched.setattr(export_v1, "write_segment", damaged)
+        patched.setattr(SegmentUpload, "send_whole", damaged)
         done = export([export.recorded(3)], "--json")
     assert (done.code, done.rows[0]["state"]) == (6, "left")
+    assert set(export.objects) == {key}
     again = export([export.recorded(3)], "--json")
     assert (again.code, again.rows[0]["state"]) == (0, "written")
     assert [entry.payload for entry in read_offloaded(export.target, 3, context_of(3), {}).read(0, 99)] == (
@@ -172,7 +172,10 @@ def test_what_reads_otherwise_than_it_was_written_is_not_there_for_the_next_run(
 def test_what_could_not_be_read_back_is_not_there_for_the_next_run(
     export: Export, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A process that is killed during the comparison leaves no index either."""
+
     def unreadable(*_: object) -> bytes:
+        assert set(export.objects) == {f"{uuid_of(3)}-ledger-3"}, "the index is written last"
         raise StoreUnavailableError("the bucket doesn't answer")
 
     with monkeypatch.context() as patched:
