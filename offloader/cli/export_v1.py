@@ -6,12 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
-from formats.errors import FormatError
-from formats.metadata.messages import PulsarLedger
-from formats.pulsar.ledger_record import decode_ledger_record
 from offloader.cli.errors import run_on_each
 from offloader.cli.options import (
     DryRun,
@@ -29,7 +25,7 @@ from offloader.cli.output import (
     bytes_text,
     print_rows,
 )
-from offloader.errors import BucketMissingError, InvalidCallError, NotFoundError
+from offloader.errors import BucketMissingError, InvalidCallError
 from offloader.manifest.names import NamedStreams, named_streams
 from offloader.read.reader import load_stream
 from offloader.write.export_v1 import (
@@ -39,7 +35,8 @@ from offloader.write.export_v1 import (
     recorded_ledgers,
 )
 
-_EXPORT_COLUMNS = [
+#: Of ``export_row``.
+EXPORT_COLUMNS = [
     Column("ledger_id", "LEDGER", str, right=True),
     Column("entries", "ENTRIES", right=True),
     Column("payload_bytes", "PAYLOAD", bytes_text, right=True, less=1),
@@ -90,7 +87,7 @@ def run(
     )
     with suppress(BucketMissingError):
         open_target()  # the records are readable: only now create the target
-    recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in paths.items()}
+    recorded = {each: recorded_ledgers(path) for each, path in paths.items()}
     target = open_target(read_only=dry_run, create=not dry_run)
 
     def one(each: str) -> None:
@@ -102,9 +99,9 @@ def run(
             )
             done = export.run(recorded[each], dry_run=dry_run)
         of, columns = _of_partition(named, each)
-        rows = [{**of, **_export_row(ledger, dry_run=dry_run)} for ledger in done]
+        rows = [{**of, **export_row(ledger, dry_run=dry_run)} for ledger in done]
         print_rows(
-            *(rows, [*columns, *_EXPORT_COLUMNS]),
+            *(rows, [*columns, *EXPORT_COLUMNS]),
             as_json=json,
             empty=f"the broker's record has no offloaded ledger: {paths[each]}",
         )
@@ -139,7 +136,8 @@ def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-def _export_row(done: ExportedLedger, *, dry_run: bool) -> Mapping[str, object]:
+def export_row(done: ExportedLedger, *, dry_run: bool) -> Mapping[str, object]:
+    """The result of one ledger, for a table and as JSON."""
     return {
         "ledger_id": done.ledger.ledger_id,
         "uuid": str(done.ledger.uuid),
@@ -150,20 +148,6 @@ def _export_row(done: ExportedLedger, *, dry_run: bool) -> Mapping[str, object]:
         "index": done.ledger.objects().index_key,
         "why": "" if done.error is None else done.error.message,
     }
-
-
-def _broker_record(path: str) -> Sequence[PulsarLedger]:
-    try:
-        return decode_ledger_record(Path(path).read_bytes())
-    except OSError as cause:
-        raise NotFoundError(
-            f"--broker-record: {path} can't be read: {cause.strerror}", hint="save the value to this file first"
-        ) from cause
-    except FormatError as cause:
-        raise InvalidCallError(
-            f"--broker-record: {path} isn't a broker's record of a topic: {cause}",
-            hint="save the raw bytes of the value, neither text nor base64",
-        ) from cause
 
 
 def _export_state(done: ExportedLedger, *, dry_run: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from formats.entries import Position
+from offloader.cli.export_v1 import EXPORT_COLUMNS, export_row
 from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.manifest import HEAD_FIRST
 from offloader.cli.offload import stored_rows, stored_totals, totals_text
@@ -23,7 +24,7 @@ from offloader.cli.options import (
     option,
     position_of,
 )
-from offloader.cli.output import counted, json_line, print_result
+from offloader.cli.output import Column, counted, json_line, print_result, print_rows
 from offloader.cli.reading import print_finding, print_totals
 from offloader.errors import ErrorKind, InvalidCallError
 from offloader.manifest.names import stream_name
@@ -33,7 +34,7 @@ from offloader.spark.options import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:
-    from offloader.spark.jobs import Backfilled, Compacted, Exported, Rebuilt, Scrub
+    from offloader.spark.jobs import Backfilled, Compacted, Exported, ExportedV1, Rebuilt, Scrub
 
 
 def print_scrub(scrub: Scrub, *, as_json: bool) -> int:
@@ -53,6 +54,21 @@ def print_exported(done: Sequence[Exported], *, as_json: bool) -> int:
         bad = f", {bad_rows:,} set aside" if bad_rows else ""
         new = f"{rows:,} new rows{bad}, exported up to {exported.end}" if exported.ranges else "no new rows"
         print_result({**facts, "end": exported.end}, f"{exported.stream}: {new}", as_json=as_json)
+    return 0
+
+
+def print_exported_v1(done: Sequence[ExportedV1], *, dry_run: bool, as_json: bool) -> int:
+    """Prints a row for each ledger, and for each stream without one; then raises the first error, if any."""
+    rows: list[Mapping[str, object]] = []
+    for each in done:
+        rows += [{"stream": each.stream, **export_row(ledger, dry_run=dry_run)} for ledger in each.ledgers]
+        if not each.ledgers:
+            why = f"the broker's record has no offloaded ledger: {each.record}"
+            rows.append({"stream": each.stream, "ledger_id": None, "state": "nothing to export", "why": why})
+    print_rows(rows, [Column("stream", "STREAM"), *EXPORT_COLUMNS], as_json=as_json)
+    for each in done:
+        if each.error is not None:
+            raise each.error
     return 0
 
 
@@ -155,6 +171,8 @@ def print_rebuilt(done: Sequence[Rebuilt], *, dry_run: bool, as_json: bool) -> i
 
 #: Kind of an exported row.
 Content = Literal["entries", "messages"]
+#: Kind of an exported file.
+Format = Literal["parquet", "v1"]
 
 Streams = Annotated[list[str], name_argument("The streams' names, or patterns with * and ?.", metavar="STREAM")]
 
@@ -262,17 +280,42 @@ def compact(
     return print_compacted(done, opened, dry_run=dry_run, as_json=json)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetArguments(ValueArguments):
+    """Options of an export as Parquet."""
+
+    content: Annotated[Content, typer.Option("--content", help="Content of a row.")] = "entries"
+    dead_letter: Annotated[bool, typer.Option("--dead-letter", help="Write unreadable messages to FOLDER/bad.")] = False
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Skip entries that retention deleted before they were exported.")
+    ] = False
+
+
 def export(
     streams: Streams,
     given: JobArguments,
-    values: ValueArguments,
-    to: Annotated[str, option("--dest", "Target folder, as a Spark path.", metavar="FOLDER")],
-    content: Annotated[Content, typer.Option("--content", help="Content of a row.")] = "entries",
-    dead_letter: Annotated[
-        bool, typer.Option("--dead-letter", help="Write unreadable messages to FOLDER/bad.")
-    ] = False,
-    skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Skip entries that retention deleted before they were exported.")
+    parquet: ParquetArguments,
+    to: Annotated[
+        str,
+        option(
+            "--dest",
+            "Target folder, as a Spark path; with --format v1 the bucket of the broker's own offloader.",
+            metavar="FOLDER",
+        ),
+    ],
+    form: Annotated[Format, typer.Option("--format", help="Format of the files.")] = "parquet",
+    broker_record: Annotated[
+        str,
+        option(
+            "--broker-record",
+            "With --format v1: folder with the broker's metadata record of each stream, or of each partition. The file "
+            "TENANT/NAMESPACE/persistent/TOPIC in it is the value of "
+            "/managed-ledgers/TENANT/NAMESPACE/persistent/TOPIC. For a single stream also that file.",
+            metavar="FOLDER",
+        ),
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --format v1: print the planned changes; change nothing.")
     ] = False,
     json: Json = False,
 ) -> int:
@@ -280,15 +323,58 @@ def export(
 
     A repeated export adds new entries. An Iceberg table needs no Spark: `offloader export iceberg`.
 
+    With --format v1, write the ledgers of many topics for brokers with Pulsar's own offloader, as `offloader export v1`
+    does for one: see docs/how-to/back-to-pulsar.md.
+
     Examples:
         offloader spark export orders --dest file:///data/export
         offloader spark export orders --dest s3a://lake/orders --content messages --master spark://host:7077
+        offloader spark export 'shop/*' --format v1 --dest s3://broker-bucket --broker-record records --dry-run
     """
     options = given.options(streams)
-    how = {"to": to, "content": content, "dead_letter": dead_letter, "skip_lost": skip_lost, "values": values.values()}
+    values = parquet.values()
+    how = {name: getattr(parquet, name) for name in ("content", "dead_letter", "skip_lost")}
+    if form == "v1":
+        wrong = {"--content": how["content"] != "entries", "--dead-letter": how["dead_letter"]}
+        wrong |= {"--skip-lost": how["skip_lost"], "--json-values and --avro-values": values}
+        _refuse(form, wrong)
+        return _export_v1(streams, given, options, to, broker_record, dry_run=dry_run, as_json=json)
+    _refuse(form, {"--broker-record": broker_record, "--dry-run": dry_run})
     # Spark itself writes the files; the other jobs work in Python.
-    done = given.run("export", lambda jobs, spark: jobs.export(spark, streams, options, **how), is_short=False)
+    done = given.run(
+        "export", lambda jobs, spark: jobs.export(spark, streams, options, to=to, values=values, **how), is_short=False
+    )
     return print_exported(done, as_json=json)
+
+
+def _refuse(form: str, given: Mapping[str, object]) -> None:
+    """Raises ``InvalidCallError`` for options that a format doesn't have, if they were given."""
+    for name, value in given.items():
+        if value:
+            raise InvalidCallError(f"--format {form} doesn't accept {name}", hint=f"omit {name}, or use another format")
+
+
+def _export_v1(
+    streams: Sequence[str],
+    given: JobArguments,
+    options: Mapping[str, str],
+    to: str,
+    broker_record: str,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    from offloader.spark.jobs.export_v1 import plan_v1, run_v1
+
+    if not broker_record:
+        raise InvalidCallError(
+            "--format v1 requires --broker-record",
+            hint="save the brokers' records first: docs/how-to/back-to-pulsar.md",
+        )
+    config = given.settings_file()
+    plan = plan_v1(streams, options, to=to, broker_record=broker_record, config=config, dry_run=dry_run)
+    done = given.run("export", lambda _, spark: run_v1(spark, plan))
+    return print_exported_v1(done, dry_run=dry_run, as_json=as_json)
 
 
 def rebuild(

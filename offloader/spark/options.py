@@ -276,9 +276,14 @@ class SourceOptions:
                 raise InvalidCallError(f"option {name} {why}", hint="omit it")
 
     def open_store(
-        self, *, read_only: bool = True, settings: StoreSettings | None = None, limits: LimitSettings | None = None
+        self,
+        *,
+        read_only: bool = True,
+        create: bool = True,
+        settings: StoreSettings | None = None,
+        limits: LimitSettings | None = None,
     ) -> ObjectStore:
-        """The store; one per Python worker and set of options."""
+        """The store; one per Python worker and set of options. ``create``: a missing local directory, to write."""
         return _opened(
             self.store,
             endpoint_url=self.endpoint_url,
@@ -287,6 +292,7 @@ class SourceOptions:
             secret_key=self.secret_key,
             session_token=self.session_token,
             read_only=read_only,
+            create=create,
             settings=settings or StoreSettings(),
             limits=limits,
         )

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
 from formats.entries import Position
 from formats.errors import FormatError
-from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
+from formats.metadata.messages import BookKeeperLedger, OffloadContext
+from formats.pulsar.ledger_record import decode_ledger_record
 from formats.segment_map import SegmentMap
 from formats.summary import Layout, SegmentSummary
 from offloader.errors import (
@@ -57,7 +59,7 @@ from offloader.write.upload import LedgerPiece, upload_of, write_segment
 
 #: Of a ledger's own errors the kind that a run ends with: the first of these that there is.
 _WORST_FIRST = (SourceMismatchError, NotFoundError, UnsupportedError)
-#: Ledgers named in an error.
+#: Ledgers, or files of records, named in an error.
 NAMED_MAX = 10
 
 
@@ -82,8 +84,24 @@ class RecordedLedger:
         return SegmentObjects(stream="", uuid=self.uuid, ledger_id=self.ledger_id, at_root=True)
 
 
-def recorded_ledgers(record: Sequence[PulsarLedger]) -> list[RecordedLedger]:
-    """The ledgers of a broker's record that it says are offloaded, in its order."""
+def recorded_ledgers(path: str) -> list[RecordedLedger]:
+    """The ledgers that a broker's record of a topic, saved in the file ``path``, says are offloaded, in its order.
+
+    Raises:
+        NotFoundError: the file can't be read.
+        InvalidCallError: it has no such record.
+    """
+    try:
+        record = decode_ledger_record(Path(path).read_bytes())
+    except OSError as cause:
+        raise NotFoundError(
+            f"broker record {path} can't be read: {cause.strerror}", hint="save the value to this file first"
+        ) from cause
+    except FormatError as cause:
+        raise InvalidCallError(
+            f"{path} isn't a broker's record of a topic: {cause}",
+            hint="save the raw bytes of the value, neither text nor base64",
+        ) from cause
     return [
         RecordedLedger(
             ledger_id=each.ledger_id,
@@ -114,6 +132,16 @@ class ExportedLedger:
     error: OffloaderError | None = None
 
 
+def require_root(target: ObjectStore) -> None:
+    """Raises ``InvalidCallError`` for a folder of a bucket: Pulsar looks at the bucket's root."""
+    url = urlsplit(target.url)
+    if url.scheme != "file" and url.path.strip("/"):
+        raise InvalidCallError(
+            f"{target.url} is a folder of a bucket, but Pulsar's own offloader reads the bucket's root",
+            hint="use the bucket without a folder",
+        )
+
+
 class LedgerExport:
     """One run over the ledgers of one topic. Single use.
 
@@ -125,7 +153,7 @@ class LedgerExport:
         on_progress: called with each ledger that was written.
 
     Raises:
-        InvalidCallError: ``target`` is a folder of a bucket: Pulsar looks at the bucket's root.
+        InvalidCallError: as ``require_root``.
     """
 
     def __init__(
@@ -138,12 +166,7 @@ class LedgerExport:
         read: ReadSettings,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> None:
-        url = urlsplit(target.url)
-        if url.scheme != "file" and url.path.strip("/"):
-            raise InvalidCallError(
-                f"{target.url} is a folder of a bucket, but Pulsar's own offloader reads the bucket's root",
-                hint="use the bucket without a folder",
-            )
+        require_root(target)
         self._store, self._state, self._target, self._on_progress = store, state, target, on_progress
         self._settings = replace(settings, codec="none")
         read = replace(read, read_priority="tiered-storage-first")
@@ -289,10 +312,17 @@ def _length_of(segment_map: SegmentMap, ledger: RecordedLedger) -> int:
 
 
 def error_of(found: Sequence[ExportedLedger]) -> OffloaderError | None:
-    """One error for all ledgers that aren't exported, of the worst kind; ``None``: there are none."""
+    """One error for all ledgers that aren't exported, of the worst kind; ``None``: there are none.
+
+    An error that isn't about a ledger's content, such as of the store, comes first and isn't changed.
+    """
     left = [(each.ledger.ledger_id, each.error) for each in found if each.error is not None]
     if not left:
         return None
+    about_ledgers = {each.kind for each in _WORST_FIRST}
+    other = next((error for _, error in left if error.kind not in about_ledgers), None)
+    if other is not None:
+        return other
     made = next(each for each in _WORST_FIRST if any(error.kind is each.kind for _, error in left))
     named = "; ".join(f"{ledger_id} ({error.message})" for ledger_id, error in left[:NAMED_MAX])
     more = " ..." if len(left) > NAMED_MAX else ""

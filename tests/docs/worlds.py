@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow.parquet as pq
 import pytest
 
 import offloader
 from formats.entries import EntryBatch
+from formats.metadata.messages import OffloadContext, PulsarLedger
 from offloader.cli.main import main
 from offloader.iceberg import export, open_table
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -37,6 +39,7 @@ from tests.formats.pulsar_entries import Sent, batch_entry, recorded
 from tests.support.flight_door import flight_door
 from tests.support.golden_bucket import golden_cases, put_golden
 from tests.support.http_process import http_process
+from tests.support.ledger_records import record_of
 from tests.support.pages import AGE, TIME, UUID, Block, Run, World, blocks_of, run_blocks
 from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_producers import FakeProducers
@@ -377,6 +380,11 @@ def _spark(folder: Path, request: pytest.FixtureRequest) -> _Made:
         for stream, count in (("shop/orders", 1000), ("shop/prices", 300)):
             database.open_stream(stream).append([b"{}"] * count, 0)
     (folder / "archive").mkdir()
+    (folder / "records" / "shop").mkdir(parents=True)
+    for stream, count in (("orders", 500), ("prices", 300)):
+        context = OffloadContext(uuid=uuid4(), complete=True)
+        ledger = PulsarLedger(ledger_id=1, entries=count, size_bytes=2 * count, closed_ms=5, context=context)
+        (folder / "records" / "shop" / stream).write_bytes(record_of([ledger]))
     clicks = [b'{"id": 1, "page": "home"}', b'{"id": 2, "page": "cart"}', b'{"id": 3}', b"oops"]
     entries = [batch_entry([Sent(value=value) for value in part]) for part in (clicks[:2], clicks[2:])]
     StreamWriter(store, "web/clicks").add([EntryBatch.build(1, 0, entries)])
