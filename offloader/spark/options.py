@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 #: Reads an option, given its name and its text.
 _Parser = Callable[[str, str], Any]
 
-CONTENTS = ("entries", "messages", "segments", "ledgers", "manifest", "anomalies", "subscribers", "orphans")
+CONTENTS = (
+    *("entries", "messages", "segments", "ledgers", "manifest", "anomalies"),
+    *("subscribers", "retention", "orphans"),
+)
 #: Target size of a partition.
 SPLIT_BYTES = 64 * 1024 * 1024
 #: A third of the shortest useful subscriber timeout for queries with batches of a few seconds.
@@ -373,6 +376,12 @@ _DDL = {
     "subscribers": """
         stream string NOT NULL, subscriber string NOT NULL, generation bigint NOT NULL, cut string, start string,
         updated_time timestamp, active_time timestamp, lag_entries bigint NOT NULL, lag_bytes bigint NOT NULL""",
+    # A decision, or a cut that it considered; null in a candidate: what the decision has for all of them.
+    "retention": """
+        stream string NOT NULL, time timestamp NOT NULL, kind string NOT NULL, role string, cut string,
+        cut_time timestamp, keeps_bytes bigint, segment_end boolean, rule string, why string, head string, bound string,
+        bound_kind string, removed_entries bigint, removed_bytes bigint, overridden array<string>, held boolean,
+        fallback boolean""",
     "orphans": """
         stream string NOT NULL, object string NOT NULL, what string NOT NULL, upload_id string,
         objects bigint NOT NULL, bytes bigint NOT NULL, modified_time timestamp, ours boolean NOT NULL,

@@ -37,6 +37,7 @@ from offloader.spark.options import (
     US_PER_MS,
     SourceOptions,
     arrow_schema,
+    column_names,
     ddl,
     is_option,
     projection,
@@ -45,10 +46,10 @@ from offloader.spark.options import (
 from offloader.spark.scan import facts_of, pinned_states, plan_slices, read_slices
 from offloader.spark.session import work_begins
 from offloader.store.base import ObjectStore
-from offloader.stream_names import partition_of
 from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN
 
 if TYPE_CHECKING:
+    from offloader.retention.subscribers import StreamRetention
     from offloader.spark.stream import StreamingReader
 
 #: Columns of a segment that its summary has under the same name.
@@ -143,19 +144,24 @@ def _anomalies(state: ManifestState, store: ObjectStore, options: SourceOptions)
     return (each.as_row() for each in chain(check_order(state), found, fills, find_unexpected(store, state)))
 
 
-def _subscribers(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iterator[_Row]:
-    """Those of a topic with partitions come once, with its first partition: they are about the topic."""
+def _retention_of(state: ManifestState, store: ObjectStore) -> StreamRetention | None:
+    """Retention of a stream, or of its topic with its first partition; ``None``: another partition has it."""
+    from offloader.retention.scope import home_of
     from offloader.retention.subscribers import open_retention
 
-    name = state.stream
-    if (split := partition_of(name)) is not None:
-        name, number = split
-        if number != min(partition_streams(store, name)):
-            return
-    for each in open_retention(store, name).subscribers():
+    name, number = home_of(store, state.stream)
+    is_first = name == state.stream or number == min(partition_streams(store, name))
+    return open_retention(store, name) if is_first else None
+
+
+def _subscribers(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iterator[_Row]:
+    """Those of a topic with partitions come once, with its first partition: they are about the topic."""
+    if (retention := _retention_of(state, store)) is None:
+        return
+    for each in retention.subscribers():
         own = each.subscriber
         yield {
-            "stream": name,
+            "stream": retention.name,
             "subscriber": own.name,
             "generation": own.generation,
             "cut": None if own.cut is None else str(own.cut),
@@ -165,6 +171,47 @@ def _subscribers(state: ManifestState, store: ObjectStore, _: SourceOptions) -> 
             "lag_entries": each.lag_entries,
             "lag_bytes": each.lag_bytes,
         }
+
+
+def _retention(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iterator[_Row]:
+    """Past decisions, the newest first, each before its candidates; those of a topic as ``_subscribers``."""
+    from offloader.retention.state import read_decisions
+
+    if (retention := _retention_of(state, store)) is None:
+        return
+    for each in read_decisions(retention, retention.scope()):
+        own = {**_RETENTION_ROW, "stream": retention.name, "time": _micros(each["at_ms"])}
+        yield {
+            **own,
+            "kind": "decision",
+            **{name: _cut_text(each.get(name)) for name in ("cut", "head", "bound")},
+            "cut_time": _micros(each.get("cut_time_ms")),
+            **{name: each.get(name) for name in ("rule", "why", "bound_kind", "removed_entries", "removed_bytes")},
+            "overridden": [lost["name"] for lost in each.get("overridden") or ()],
+            "held": each.get("is_held"),
+            "fallback": each.get("is_fallback"),
+        }
+        for candidate in each.get("candidates") or ():
+            yield {
+                **own,
+                "kind": "candidate",
+                "role": candidate["role"],
+                "cut": _cut_text(candidate["cut"]),
+                "cut_time": _micros(candidate.get("time_ms")),
+                "keeps_bytes": candidate.get("keeps_bytes"),
+                "segment_end": candidate.get("is_boundary"),
+            }
+
+
+#: A row without values.
+_RETENTION_ROW: _Row = dict.fromkeys(column_names("retention"))
+
+
+def _cut_text(cut: Mapping[str, Any] | None) -> str | None:
+    """A stored cut in the form of the other contents; ``None``: there is none."""
+    from offloader.retention.cuts import Cut
+
+    return None if cut is None else str(Cut.of(cut))
 
 
 def _orphans(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iterator[_Row]:
@@ -193,6 +240,7 @@ DRIVER_CONTENTS: Mapping[str, Callable[[ManifestState, ObjectStore, SourceOption
     "manifest": _records,
     "anomalies": _anomalies,
     "subscribers": _subscribers,
+    "retention": _retention,
     "orphans": _orphans,
 }
 

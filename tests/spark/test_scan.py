@@ -16,7 +16,13 @@ from formats.entries import Position
 from formats.keys import new_segment_uuid
 from formats.segment import SegmentMap
 from offloader.manifest.protection import leases_of
+from offloader.retention.cuts import Cut
+from offloader.retention.cycle import RetentionCycle
+from offloader.retention.scope import find_scope
+from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import open_retention
+from offloader.runtime.clock import SystemClock
+from offloader.settings import RetentionSettings, Settings
 from offloader.store.open import open_store
 from tests.spark.reading import entries_in, failure_of, load
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
@@ -239,3 +245,48 @@ def test_orphans_are_rows_and_nothing_is_deleted(spark: SparkSession, writer: St
     sizes = load(spark, writer, content="orphans", schema="bytes BIGINT").collect()
     assert 4 in [row.bytes for row in sizes]
     assert [info.key for info in writer.store.list("").objects] == keys
+
+
+def test_retention_decisions_and_their_candidates_are_rows(spark: SparkSession, writer: StreamWriter) -> None:
+    """As `offloader retention explain --decisions` prints them; those of a topic with partitions come once."""
+    sales = "shop/eu/persistent/sales"
+    for each in (writer, *(StreamWriter(writer.store, f"{sales}-partition-{number}") for number in (0, 1))):
+        for ledger in (1, 2, 3):
+            each.add([batch_of(ledger, 0, 50)], closes=[ledger])
+    open_retention(writer.store, writer.stream).add("reports")
+    open_retention(writer.store, writer.stream).publish("reports", Position(1, 20), generation=0)
+    keep = Settings(retention=RetentionSettings(keep_bytes=1000))
+    cycle = RetentionCycle(writer.store, clock=SystemClock(), settings_of=lambda _: keep)
+    for name in (writer.stream, sales):
+        cycle.run(name)
+    rows = load(spark, writer, content="retention", stream="*").collect()
+    decisions = {row.stream: row for row in rows if row.kind == "decision"}
+    assert sorted(decisions) == [writer.stream, sales]
+    own, topic = decisions[writer.stream], decisions[sales]
+    [stored] = read_decisions(open_retention(writer.store, writer.stream), find_scope(writer.store, writer.stream))
+    assert (own.rule, own.why, own.removed_entries, own.removed_bytes, own.overridden, own.held) == (
+        *(stored["rule"], stored["why"], 100, 2000, ["reports"], False),
+    )
+    assert (own.cut, own.head, own.bound, own.role, own.fallback) == ("0.0=3:0", "0.0=1:0", "0.0=1:20", None, False)
+    assert own.time.timestamp() * 1000 == pytest.approx(stored["at_ms"], abs=1)
+    assert topic.cut == "0.0=3:0,1.0=3:0"
+    chosen = [row for row in rows if row.kind == "candidate" and row.stream == writer.stream]
+    assert [(row.role, row.cut, row.keeps_bytes, row.segment_end, row.time) for row in chosen] == [
+        (each["role"], str(Cut.of(each["cut"])), each["keeps_bytes"], each["is_boundary"], own.time)
+        for each in stored["candidates"]
+    ]
+    assert ("chosen", "0.0=3:0", 1000) in [(row.role, row.cut, row.keeps_bytes) for row in chosen]
+    assert {row.rule for row in chosen} == {None}
+    names = load(spark, writer, content="retention", stream=f"{sales}-partition-1", columns="kind").collect()
+    assert names == [], "they are listed with the first partition"
+
+
+def test_stream_beside_one_whose_partition_it_could_be_has_its_own_subscribers(
+    spark: SparkSession, writer: StreamWriter
+) -> None:
+    beside = StreamWriter(writer.store, f"{writer.stream}-partition-0")
+    for each, name in ((writer, "one"), (beside, "other")):
+        each.add([batch_of(1, 0, 10)])
+        open_retention(writer.store, each.stream).add(name)
+    rows = load(spark, writer, content="subscribers", stream="*").orderBy("stream").collect()
+    assert [(row.stream, row.subscriber) for row in rows] == [(writer.stream, "one"), (beside.stream, "other")]
