@@ -184,6 +184,25 @@ def test_what_could_not_be_read_back_is_not_there_for_the_next_run(
     assert [row["state"] for row in export([export.recorded(3)], "--json").rows] == ["written"]
 
 
+def test_attempt_that_another_one_overtakes_finds_an_equal_index(
+    export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example the same task of Spark on two executors."""
+    compared = export_v1.LedgerExport._digest
+    others: list[tuple[int, dict[str, bytes]]] = []
+
+    def overtaken(own: export_v1.LedgerExport, ledger: export_v1.RecordedLedger, index: bytes) -> bytes:
+        monkeypatch.setattr(export_v1.LedgerExport, "_digest", compared)
+        others.append((export([export.recorded(3)]).code, export.objects))
+        return compared(own, ledger, index)
+
+    monkeypatch.setattr(export_v1.LedgerExport, "_digest", overtaken)
+    done = export([export.recorded(3)], "--json")
+    assert (done.code, [row["state"] for row in done.rows]) == (0, ["written"])
+    assert others == [(0, export.objects)]
+    assert len(export.objects) == 2
+
+
 def test_missing_and_different_ledgers_are_named_and_the_others_written(export: Export) -> None:
     export.writer.log.commit([LedgersDeleted((4,))])
     different = export.recorded(5, size_bytes=1)
