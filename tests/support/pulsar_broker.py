@@ -70,6 +70,7 @@ class FakeBroker:
         clients: connections that are open.
         lookups: answers to the next ``LOOKUP`` commands, as fields, instead of "connect to me".
         is_silent: reads, and answers nothing any more.
+        is_prompt: sends every command immediately, as brokers do; else the second of two waits up to 40 ms.
         answer: called with each command first; who answers ``True`` has dealt with it.
         left: called with each client whose connection has ended.
     """
@@ -90,7 +91,7 @@ class FakeBroker:
         self.received: list[tuple[BrokerClient, Command]] = []
         self.clients: list[BrokerClient] = []
         self.lookups: deque[Mapping[str, Any]] = deque()
-        self.is_silent = False
+        self.is_silent = self.is_prompt = False
         self.answer: Callable[[BrokerClient, Command], bool] = lambda _client, _command: False
         self.left: Callable[[BrokerClient], object] = lambda _client: None
         self._tls = tls
@@ -173,6 +174,8 @@ class FakeBroker:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = listener.accept()
+                if self.is_prompt:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._start_thread(self._serve, listener, connection)
 
     def _serve(self, listener: socket.socket, connection: socket.socket) -> None:

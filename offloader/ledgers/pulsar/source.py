@@ -499,8 +499,7 @@ class PulsarSource:
 
     def noted_remedy(self) -> str:
         """As ``NotingSource``."""
-        subscription = self._cluster.settings.subscription
-        return f"remove the properties {NOTED_PROPERTY} and {STORE_PROPERTY} of subscription {subscription}"
+        return noted_remedy(self._cluster.settings)
 
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
         """As ``NotingSource``, in a property of the subscription; only of a new incarnation."""
@@ -512,11 +511,8 @@ class PulsarSource:
 
     def noted_manifests(self) -> list[tuple[UUID, int]]:
         """As ``NotingSource``: asks the admin interface; raises as that."""
-        found: Mapping[str, str] = {}
-        with suppress(NotFoundError):
-            found = self._cluster.admin.properties(self.topic, self._cluster.settings.subscription)
-        self._noted_store = _uuid_in(found.get(STORE_PROPERTY, ""))
-        return list(_noted_in(found.get(NOTED_PROPERTY, "")))
+        found, self._noted_store = notes_of(self._cluster, self.topic)
+        return found
 
     def note_store(self, store_id: UUID) -> None:
         """As ``NotingSource``, in a property of the subscription."""
@@ -548,35 +544,11 @@ class PulsarSource:
         """
         self._require_usable()
         self._known = known
-        stored, why = self._compare(known)
-        if why is None:
-            return
-        self._ledgers.doubt()
-        # Ask the broker that owns the topic now: a new lookup and a new connection.
-        with closing(self._read_again(EARLIEST)) as reader:
-            owners = reader.last_position()
-        stored, why = self._compare(known)
-        if why is None:
-            return
-        if owners is not None and owners.ledger_id > stored[-1][0]:
-            raise StoreUnavailableError(
-                f"{self.topic}: the admin interface lists ledgers up to {stored[-1][0]}, and the owning broker has "
-                f"{owners}: the list is older than that",
-                hint="nothing is deleted until then; the broker is asked again",
-            )
-        error = SourceMismatchError(
-            f"{self.topic}: its ledgers aren't those recorded in the manifest: {why}; the cluster was created "
-            "again, or restored from an older copy. Nothing was deleted",
-            hint="restore the cluster's metadata and ledgers; or offload this topic into another store or prefix, "
-            "which keeps the existing entries readable, and start again",
-        )
-        self._fail(error)
-        raise error
-
-    def _compare(self, known: AskKnown) -> tuple[list[tuple[int, int]], str | None]:
-        """The stored ledgers as listed now, and how they contradict the known ones."""
-        stored = self._ledgers.internals().stored()
-        return stored, contradiction(stored, known([ledger_id for ledger_id, _ in stored]))
+        try:
+            require_same_ledgers(self._ledgers, known, lambda: owners_newest(self._cluster, self.topic))
+        except SourceMismatchError as error:
+            self._fail(error)
+            raise
 
     def _require_chosen(self) -> None:
         if self.active is False:
@@ -633,18 +605,71 @@ def _noted_in(text: str) -> Iterator[tuple[UUID, int]]:
             yield UUID(incarnation), int(record_id)
 
 
-def noted_store(cluster: PulsarCluster, topic: str) -> UUID | None:
-    """The identity of the store that a topic was committed to, as its subscription has it; raises as the admin
+def notes_of(cluster: PulsarCluster, topic: str) -> tuple[list[tuple[UUID, int]], UUID | None]:
+    """The manifests and the store that a topic was committed to, as its subscription has them; raises as the admin
     interface."""
+    found: Mapping[str, str] = {}
     with suppress(NotFoundError):
-        return _uuid_in(cluster.admin.properties(topic, cluster.settings.subscription).get(STORE_PROPERTY, ""))
-    return None
+        found = cluster.admin.properties(topic, cluster.settings.subscription)
+    return list(_noted_in(found.get(NOTED_PROPERTY, ""))), _uuid_in(found.get(STORE_PROPERTY, ""))
+
+
+def noted_store(cluster: PulsarCluster, topic: str) -> UUID | None:
+    """The identity of the store that a topic was committed to; raises as ``notes_of``."""
+    return notes_of(cluster, topic)[1]
+
+
+def noted_remedy(settings: PulsarSettings) -> str:
+    """As ``NotingSource.noted_remedy``."""
+    return f"remove the properties {NOTED_PROPERTY} and {STORE_PROPERTY} of subscription {settings.subscription}"
 
 
 def _uuid_in(text: str) -> UUID | None:
     with suppress(ValueError):
         return UUID(text)
     return None
+
+
+def owners_newest(cluster: PulsarCluster, topic: str) -> Position | None:
+    """The newest entry that the broker that owns the topic now delivers: a new lookup and a new session, without a
+    subscription."""
+    with closing(cluster.reader_from(topic, EARLIEST, messages_max=1)) as reader:
+        return reader.last_position()
+
+
+def require_same_ledgers(ledgers: LedgerList, known: AskKnown, ask_newest: Callable[[], Position | None]) -> None:
+    """Compares a topic's ledgers with the known ones, again if they contradict each other.
+
+    Args:
+        ask_newest: asks the owning broker: ``owners_newest``.
+
+    Raises: as ``ComparedSource.require_same``, and errors of the queries.
+    """
+
+    def compare() -> tuple[list[tuple[int, int]], str | None]:
+        """The ledgers as listed now, and how they contradict the known ones."""
+        stored = ledgers.internals().stored()
+        return stored, contradiction(stored, known([ledger_id for ledger_id, _ in stored]))
+
+    if compare()[1] is None:
+        return
+    ledgers.doubt()
+    newest_now = ask_newest()
+    stored, why = compare()
+    if why is None:
+        return
+    if newest_now is not None and newest_now.ledger_id > stored[-1][0]:
+        raise StoreUnavailableError(
+            f"{ledgers.topic}: the admin interface lists ledgers up to {stored[-1][0]}, and the owning broker has "
+            f"{newest_now}: the list is older than that",
+            hint="nothing is deleted until then; the broker is asked again",
+        )
+    raise SourceMismatchError(
+        f"{ledgers.topic}: its ledgers aren't those recorded in the manifest: {why}; the cluster was created "
+        "again, or restored from an older copy. Nothing was deleted",
+        hint="restore the cluster's metadata and ledgers; or offload this topic into another store or prefix, "
+        "which keeps the existing entries readable, and start again",
+    )
 
 
 #: Property of our subscription: the first ledger that the broker listed when its list began to be followed.
