@@ -69,6 +69,15 @@ def _needed(planned: PlannedSegment) -> set[int]:
     return {planned.begin.ledger_id, planned.end.ledger_id, *planned.ledger_ids}
 
 
+def _spans_not_given(planned: PlannedSegment, ledgers: Iterable[LedgerInfo]) -> bool:
+    """Whether the source doesn't deliver some of its entries: no plan has these, once the source knows them."""
+    return any(
+        Position(info.ledger_id, first) <= planned.end and Position(info.ledger_id, last) >= planned.begin
+        for info in ledgers
+        for first, last in info.not_given
+    )
+
+
 def _pieces(planned: PlannedSegment, source: LedgerSource) -> list[LedgerPiece]:
     """Its parts of the source's ledgers, in order; ``CorruptError``: one of the ledgers is missing."""
     begin, end = planned.begin, planned.end
@@ -257,12 +266,14 @@ class HistoryResult:
         trimmed: segments whose ledger left the source during the run; no error.
         errors: of each segment that couldn't be offloaded, in order of occurrence.
         state: the newest view of the manifest.
+        is_outdated: whether the run learned of planned entries that the source lost or doesn't deliver: plan again.
     """
 
     offloaded: list[tuple[UUID, SegmentSummary]] = field(default_factory=list)
     trimmed: list[PlannedSegment] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     state: ManifestState | None = None
+    is_outdated: bool = False
 
     @property
     def committed(self) -> Position | None:
@@ -643,9 +654,11 @@ class BackfillJob:
         self._proposed = [each for each in self._proposed if each.planned != planned]
         if self._stopped or self._paused:
             return False
-        # Without one of its ledgers it can no longer be offloaded.
-        if not _needed(planned) <= {info.ledger_id for info in self._ledgers}:
-            if planned not in self._result.trimmed:
+        # Without one of its ledgers, or one of its entries, it can no longer be offloaded.
+        is_trimmed = not _needed(planned) <= {info.ledger_id for info in self._ledgers}
+        if is_trimmed or _spans_not_given(planned, self._ledgers):
+            self._result.is_outdated |= not (is_trimmed and self._plan.independent)
+            if is_trimmed and planned not in self._result.trimmed:
                 self._result.trimmed.append(planned)
             # A V2 segment remains promised until one record has both its failure and its gap.
             self._ends = self._ends or planned.layout is not Layout.V1

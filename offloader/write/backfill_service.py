@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -19,7 +20,7 @@ from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
 from formats.frames import encode_fill
 from formats.keys import fill_key, new_segment_uuid, object_metadata
-from formats.manifest import Failed, Gap, GapFilled, Pause, Resume, SetMethod
+from formats.manifest import Edit, Failed, Gap, GapFilled, Pause, Resume, SetMethod
 from formats.summary import Layout, SegmentSummary
 from offloader.coverage import GapReason, Range, Run, gap_runs, runs_of, without
 from offloader.errors import (
@@ -329,6 +330,14 @@ def _start_of_method(
     return ledgers_of_method(state, ledgers, given_up=given_up, last=end, **limits), gaps, blocked
 
 
+class _Round(NamedTuple):
+    """A plan; edits to be recorded before its segments; and the gap at which it ends, ``None``: it is complete."""
+
+    plan: HistoryPlan
+    edits: Sequence[Edit]
+    blocked: Gap | None
+
+
 class BackfillService:
     """Runs over the history of streams. Each call is one run, one at a time for each stream."""
 
@@ -377,29 +386,20 @@ class BackfillService:
         last = min((each for each in (last, newest_listed(ledgers)) if each is not None), default=None)
         start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
         on_plan(start.plan)
-        result = HistoryResult(state=state)
+        result, blocked = HistoryResult(state=state), start.blocked
         if start.plan.segments or start.gaps or start.ends or recoverable(state, ledgers):
+
+            def look(state: ManifestState, given_up: Collection[UUID]) -> _Round:
+                found = start_of_history(state, source.ledgers(), settings, last=last, given_up=given_up)
+                return _Round(found.plan, [*found.ends, *found.gaps], found.blocked)
+
             commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
-            again = True
-            while again:
-                failed += interrupted(log, failed)
-                given_up = {edit.uuid for edit in failed}
-                start = start_of_history(log.state, source.ledgers(), settings, last=last, given_up=given_up)
-                recorded = failed_before(start.blocked, failed, log.state)
-                run = BackfillJob(
-                    *(self._tools, source, log, start.plan),
-                    commits=commits,
-                    first_edits=[*recorded, *start.ends, *start.gaps],
-                    acknowledges=acknowledges,
-                    on_progress=on_progress,
-                )
-                done = self._finished(stream, run)
-                result.add(done)
-                failed = [edit for edit in failed if edit not in recorded]
-                # Entries lost by the hot tier during the run are a gap, which doesn't affect earlier ones.
-                again = bool(done.trimmed) and not done.errors
-        if start.blocked is not None:
-            result.errors.append(blocked_at(stream, start.blocked))
+            done, blocked = self._rounds(
+                *(source, log, look, commits, failed), acknowledges=acknowledges, on_progress=on_progress
+            )
+            result.add(done)
+        if blocked is not None:
+            result.errors.append(blocked_at(stream, blocked))
         return result
 
     def ledgers(
@@ -438,27 +438,28 @@ class BackfillService:
             "threshold_bytes": threshold_bytes,
             "threshold_seconds": threshold_seconds,
         }
-        look = partial(_start_of_method, ledgers=ledgers, on_gap=self._tools.settings.on_gap, last=last, limits=limits)
+        begin = partial(_start_of_method, on_gap=self._tools.settings.on_gap, last=last, limits=limits)
         try:
-            plan, gaps, blocked = look(state, _promised(state))
+            plan, gaps, blocked = begin(state, _promised(state), ledgers=ledgers)
         except CorruptError:
             on_plan(ledgers_of_method(state, ledgers, given_up=_promised(state), last=last, **limits))
             raise
         on_plan(plan)
         result = HistoryResult(state=state)
         if plan.segments or gaps or recoverable(state, ledgers):
+
+            def look(state: ManifestState, given_up: Collection[UUID]) -> _Round:
+                nonlocal plan
+                plan, gaps, blocked = begin(state, given_up, ledgers=source.ledgers())
+                return _Round(HistoryPlan(plan.segments), gaps, blocked)
+
             commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
             if log.state.method != "ledger":
                 log.commit([SetMethod("ledger")])
-            plan, gaps, blocked = look(log.state, {edit.uuid for edit in failed})
-            run = BackfillJob(
-                *(self._tools, source, log, HistoryPlan(plan.segments)),
-                commits=commits,
-                first_edits=[*failed_before(blocked, failed, log.state), *gaps],
-                acknowledges=acknowledges,
-                on_progress=on_progress,
+            done, blocked = self._rounds(
+                *(source, log, look, commits, failed), acknowledges=acknowledges, on_progress=on_progress
             )
-            result = self._finished(stream, run)
+            result.add(done)
         result.errors += [
             UnsupportedError(
                 f"stream {stream}: ledger {info.ledger_id} has a gap, which the ledger method can't express",
@@ -662,6 +663,44 @@ class BackfillService:
         owners.take(commits)
         recover_lost(log, source, self._tools, commit=commits.commit, is_stopped=lambda: self._stopped)
         return commits, owners.given_up
+
+    def _rounds(
+        self,
+        source: LedgerSource,
+        log: ManifestLog,
+        look: Callable[[ManifestState, Collection[UUID]], _Round],
+        commits: Commits,
+        failed: list[Failed],
+        *,
+        acknowledges: bool,
+        on_progress: Callable[[SegmentSummary], None],
+    ) -> tuple[HistoryResult, Gap | None]:
+        """Runs until a plan was complete; returns the result, and the gap at which the last plan ended.
+
+        A run may learn that the hot tier has lost entries of its plan, or doesn't deliver them. They are a gap of the
+        next plan, which doesn't affect earlier entries. Each round has fewer of them.
+
+        Args:
+            look: plans the rest, given the manifest and the segments that don't count.
+            failed: edits about segments of earlier epochs.
+        """
+        result = HistoryResult(state=log.state)
+        while True:
+            failed = [*failed, *interrupted(log, failed)]
+            now = look(log.state, {edit.uuid for edit in failed})
+            recorded = failed_before(now.blocked, failed, log.state)
+            run = BackfillJob(
+                *(self._tools, source, log, now.plan),
+                commits=commits,
+                first_edits=[*recorded, *now.edits],
+                acknowledges=acknowledges,
+                on_progress=on_progress,
+            )
+            done = self._finished(log.stream, run)
+            result.add(done)
+            failed = [edit for edit in failed if edit not in recorded]
+            if done.errors or not done.is_outdated:
+                return result, now.blocked
 
     def _finished(self, stream: str, run: BackfillJob) -> HistoryResult:
         with self._changed:
