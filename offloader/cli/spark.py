@@ -28,6 +28,7 @@ from offloader.cli.output import Column, counted, json_line, print_result, print
 from offloader.cli.reading import print_finding, print_totals
 from offloader.errors import ErrorKind, InvalidCallError
 from offloader.manifest.names import stream_name
+from offloader.settings import PulsarSettings
 from offloader.settings.fields import Pairs
 from offloader.settings.layered import SettingsFile
 from offloader.spark.options import AvroValues, JsonValues, Values
@@ -200,6 +201,22 @@ class JobArguments(LedgerArguments):
         """Options of the data source for the streams to read."""
         return _options(self, streams, self.more or [])
 
+    def require_hot_tier(self) -> str | PulsarSettings:
+        """The ledger database of the options, or the hot tier of the settings file.
+
+        Raises:
+            InvalidCallError: none was given, or the settings file has a ledger database and a Pulsar cluster.
+        """
+        pulsar, url = self.settings().pulsar, self.ledgers_url()
+        if self.ledgers or not pulsar.service_url:
+            return self.require_ledgers()
+        if url:
+            raise InvalidCallError(
+                f"the settings file {self.config} has a ledger database and a Pulsar cluster",
+                hint=f"give --ledgers {url}, or a settings file with only pulsar.service_url",
+            )
+        return pulsar
+
     def settings_file(self) -> SettingsFile | None:
         """The settings file; None: none was given."""
         return self.file() if self.config else None
@@ -240,12 +257,16 @@ def backfill(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:
-    """Offload entries that only a ledger database has, with Spark; see docs/how-to/spark-backfill.md.
+    """Offload entries that only a ledger database or a Pulsar has, with Spark; see docs/how-to/spark-backfill.md.
+
+    Topics of the cluster in the section [pulsar] of --config are selected as by pulsar.topics. The job acknowledges
+    nothing to the broker.
 
     Examples:
         offloader spark backfill 'public/default/*' --ledgers sqlite:///ledgers.db --dry-run
+        offloader spark backfill 'persistent://public/default/*' --config offloader.toml
     """
-    options, ledgers, opened = given.options(()), given.require_ledgers(), given.open()
+    options, ledgers, opened = given.options(()), given.require_hot_tier(), given.open()
     how: dict[str, Any] = {
         "take_over": take_over,
         "segments_at_once": segments_at_once,

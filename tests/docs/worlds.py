@@ -36,6 +36,7 @@ from offloader.store.open import open_store
 from services.pulsar.broker import start_broker
 from services.servers import RunningServer, free_port, make_bucket, start
 from tests.formats.pulsar_entries import Sent, batch_entry, recorded
+from tests.ledgers.pulsar_bench import PulsarBench
 from tests.support.flight_door import flight_door
 from tests.support.golden_bucket import golden_cases, put_golden
 from tests.support.http_process import http_process
@@ -394,6 +395,23 @@ def _spark(folder: Path, request: pytest.FixtureRequest) -> _Made:
     finally:  # other tests have this session too
         for kind, name in (("VIEW", "orders"), ("VIEW", "prices"), ("TABLE", "offloader")):
             spark.sql(f"DROP {kind} IF EXISTS {name}")
+
+
+@world("docs/how-to/spark-backfill.md", "java", begins="Backfill Pulsar topics")
+def _backfill_topics(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    (folder / "topics").mkdir()
+    counts = {"clicks-partition-0": (100, 50), "clicks-partition-1": (100, 50), "orders": (700, 300)}
+    bench = PulsarBench(*(f"persistent://public/default/{name}" for name in counts))
+    try:
+        for topic, (first, second) in zip(bench.topics.values(), counts.values(), strict=True):
+            bench.fill(first, topic)
+            topic.roll()
+            bench.fill(second, topic)
+        urls = {"pulsar://127.0.0.1:6650": bench.broker.url, "http://127.0.0.1:8080": bench.admin.url}
+        request.getfixturevalue("spark")
+        yield World({"/srv/orders": str(folder), **urls})
+    finally:
+        bench.close()
 
 
 @world("docs/how-to/streaming-queries.md", "java")

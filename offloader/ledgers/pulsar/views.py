@@ -159,9 +159,9 @@ class PulsarTopics:
         found = self._cluster.admin.stats(topic).subscriptions.get(name)
         if found is not None and found.consumers:
             raise FencedError(
-                f"{topic}: a process is connected to its subscription {name} and offloads it",
-                hint="it also offloads the history; or stop it, or exclude the topic from it (pulsar.exclude); "
-                "--take-over fences it until it takes the stream back",
+                f"{topic}: a process is connected to its subscription {name} and offloads it, with its history",
+                hint="wait for that process; or stop it, or exclude the topic there (pulsar.exclude); --take-over "
+                "fences it until it takes the topic back",
             )
 
 

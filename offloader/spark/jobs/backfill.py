@@ -1,4 +1,18 @@
-"""The job ``backfill``: executors upload the history of many streams, the driver commits."""
+"""The job ``backfill``: executors upload the history of many streams, the driver commits.
+
+The driver opens each stream's epoch, lists its ledgers, and plans, assigns and commits segments, with the code of a
+backfill on one machine. A task reads one assigned segment from the hot tier and uploads it. It opens the hot tier by
+itself, read-only: a ledger database, or a Pulsar topic through a broker's reader, without a subscription and without an
+acknowledgement. The driver acknowledges nothing either; the process that offloads the topic does that.
+
+A task records nothing, and Spark's second attempt at a task does nothing, so neither a lost executor nor a copy of a
+task changes the result: the manifest has a segment only after the driver got its summary from the first attempt.
+
+A topic has entries that no reader receives (markers of transactions, entries that the bookies lost). Only reading shows
+them, and executors read. A task that meets one reads on to the end of its segment and returns where such entries are.
+The driver reads there itself, so that its list of ledgers has them with the reason, and plans again around them. Doubt
+about an entry is thus decided in one place, before its gap is recorded.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +22,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +32,7 @@ from uuid import UUID
 from formats.entries import Position
 from formats.summary import SegmentSummary
 from offloader.errors import (
+    AccessDeniedError,
     ClosedError,
     CorruptError,
     ExecutorLostError,
@@ -25,15 +40,17 @@ from offloader.errors import (
     NotFoundError,
     ObjectMissingError,
     OffloaderError,
+    UnsupportedError,
 )
 from offloader.ledgers.base import LedgerInfo, Ledgers, LedgerSource
+from offloader.ledgers.pulsar.views import PulsarTopics, matching_topics, topic_pattern
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.names import matching_streams, resolve_name
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.workers import Workers
-from offloader.settings import LimitSettings, OffloadSettings, Settings, StoreSettings
+from offloader.settings import LimitSettings, OffloadSettings, PulsarSettings, Settings, StoreSettings
 from offloader.settings.layered import SettingsFile
 from offloader.spark.jobs.verify import STORE_OPTIONS, require_known
 from offloader.spark.options import SourceOptions
@@ -43,7 +60,7 @@ from offloader.store.probe import require_conditional_puts
 from offloader.write.backfill import HistoryTools, PlannedSegment, SegmentJob, upload_order
 from offloader.write.backfill_service import BackfillService
 from offloader.write.offloader import manual_method, offload_manually
-from offloader.write.upload import verify_objects
+from offloader.write.upload import READ_BYTES, verify_objects
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -66,7 +83,19 @@ class UploadTask:
     offload: OffloadSettings
 
 
-def carry_out(task: UploadTask) -> SegmentSummary | OffloaderError | None:
+@dataclass(frozen=True, slots=True)
+class NotAsListed:
+    """Why a segment couldn't be uploaded: the hot tier doesn't deliver the entries that the driver sees.
+
+    Attributes:
+        at: where each run of undelivered entries begins, as the executor found them.
+    """
+
+    error: OffloaderError
+    at: tuple[Position, ...]
+
+
+def carry_out(task: UploadTask) -> SegmentSummary | NotAsListed | OffloaderError | None:
     """Uploads the segment; ``None`` if this is a retry by Spark: the earlier attempt may still be writing.
 
     Runs on an executor. Returns an error as a result: if it were raised, Spark would retry and hide it.
@@ -80,9 +109,14 @@ def carry_out(task: UploadTask) -> SegmentSummary | OffloaderError | None:
     try:
         with closing(task.open_hot(task.hot_url)) as hot:
             source = hot.view_stream(order.stream)
-            _require_same(order, task.ledgers, source.ledgers())
             store = task.place.open_store(read_only=False, settings=task.store, limits=task.limits)
-            return upload_order(store, source, order, settings=task.offload)
+            try:
+                _require_same(order, task.ledgers, source.ledgers())
+                return upload_order(store, source, order, settings=task.offload)
+            except (CorruptError, UnsupportedError) as error:
+                return NotAsListed(error, _not_delivered(source, order.planned))
+    except AccessDeniedError as error:
+        return AccessDeniedError(f"on executor {socket.gethostname()}: {error.message}", hint=error.hint)
     except NotFoundError as error:
         return NotFoundError(f"on executor {socket.gethostname()}: {error.message}", hint=_SHARED)
     except OffloaderError as error:
@@ -90,6 +124,17 @@ def carry_out(task: UploadTask) -> SegmentSummary | OffloaderError | None:
     except Exception as error:
         _log.exception("stream %s: a task failed", order.stream)
         return OffloaderError(f"on executor {socket.gethostname()}: {type(error).__name__}: {error}")
+
+
+def _not_delivered(source: LedgerSource, planned: PlannedSegment) -> tuple[Position, ...]:
+    """The first entry of each run in the segment that the source doesn't deliver, as reading it to its end shows."""
+    at = planned.begin
+    with suppress(OffloaderError):
+        while at <= planned.end and (batch := source.read(at, READ_BYTES)) is not None:
+            at = batch.last.next()
+        runs = (Position(info.ledger_id, first) for info in source.ledgers() for first, _ in info.not_given)
+        return tuple(each for each in runs if planned.begin <= each <= planned.end)
+    return ()
 
 
 _SHARED = "the driver and all executors must see the same ledgers under this URL"
@@ -144,12 +189,16 @@ def _embedded(url: str) -> Ledgers:
     return EmbeddedLedgers(url, create=False)
 
 
+def _topics(_url: str, *, settings: PulsarSettings, take_over: bool) -> Ledgers:
+    return PulsarTopics(settings, take_over=take_over)
+
+
 def backfill(
     spark: SparkSession,
     streams: Sequence[str],
     options: Mapping[str, str],
     *,
-    ledgers: str,
+    ledgers: str | PulsarSettings,
     config: SettingsFile | None = None,
     take_over: bool = False,
     dry_run: bool = False,
@@ -162,9 +211,12 @@ def backfill(
         spark: a classic session (not Spark Connect).
         streams: names or patterns, of streams in the hot tier.
         options: ``STORE_OPTIONS`` of the data source; ``store`` is required.
-        ledgers: URL of the hot tier, the same for the driver and all executors: ``sqlite:////absolute/file.db``.
+        ledgers: URL of the hot tier, the same for the driver and all executors: ``sqlite:////absolute/file.db``. Or
+            the cluster of Pulsar topics; ``streams`` then select topics as ``pulsar.topics`` does, and its ``exclude``
+            applies.
         config: settings, by stream.
-        take_over: take over streams from active writers.
+        take_over: take over streams from active writers, also topics from a process that is connected to the
+            offloader's subscription.
         dry_run: only plan.
         segments_at_once: default: the number of parallel tasks of the cluster (``defaultParallelism``).
         open_hot: opens ``ledgers``, here and on executors; picklable.
@@ -175,24 +227,31 @@ def backfill(
     Raises:
         InvalidCallError: an option, or Spark's speculation is on (it runs copies of slow tasks).
         NotFoundError: no such stream in the hot tier, or no such hot tier.
+        AccessDeniedError, StoreUnavailableError: Pulsar's admin interface doesn't list the topics.
         UnsupportedError: the store lets two writers create one object.
     """
     require_known(streams, options, STORE_OPTIONS, job="backfill")
     if segments_at_once is not None and not 1 <= segments_at_once <= SEGMENTS_AT_ONCE_MAX:
         raise InvalidCallError(f"segments_at_once is {segments_at_once}, use 1 to {SEGMENTS_AT_ONCE_MAX}")
     require_single_copies(spark, "a segment is uploaded once")
-    if open_hot is _embedded:
-        ledgers = _absolute(ledgers)
+    matching: Callable[[str, Collection[str]], list[str]] = matching_streams
+    on_gap = ""
+    if isinstance(ledgers, PulsarSettings):
+        wanted = replace(ledgers, topics=tuple(map(topic_pattern, streams)))
+        open_hot, matching = partial(_topics, settings=wanted, take_over=take_over), matching_topics
+        url, on_gap = ledgers.service_url, ledgers.on_gap
+    else:
+        url = _absolute(ledgers) if open_hot is _embedded else ledgers
     place = SourceOptions.of({**options, "stream": "*"})
     settings = Settings() if config is None else config.settings_of("")
-    with closing(open_hot(ledgers)) as hot:
-        names = _named(streams, hot.streams(), ledgers)
+    with closing(open_hot(url)) as hot:
+        names = _named(streams, hot.streams(), url, matching)
         store = place.open_store(read_only=dry_run, settings=settings.store, limits=settings.limits)
         if not dry_run:
             require_conditional_puts(store, single_writer=settings.store.single_writer)
         return _Run(
             context=spark.sparkContext,
-            hot_url=ledgers,
+            hot_url=url,
             open_hot=open_hot,
             hot=hot,
             place=place,
@@ -202,6 +261,7 @@ def backfill(
             slots=segments_at_once or max(1, min(spark.sparkContext.defaultParallelism, SEGMENTS_AT_ONCE_MAX)),
             take_over=take_over,
             dry_run=dry_run,
+            on_gap=on_gap,
         ).all(names)
 
 
@@ -214,10 +274,15 @@ def _absolute(url: str) -> str:
     return f"sqlite:///{Path(path).absolute()}"
 
 
-def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[str]:
+def _named(
+    wanted: Sequence[str],
+    known: Sequence[str],
+    ledgers: str,
+    matching: Callable[[str, Collection[str]], Collection[str]],
+) -> list[str]:
     found: set[str] = set()
     for each in wanted:
-        fitting = matching_streams(each, known)
+        fitting = matching(each, known)
         if not fitting:
             some = ", ".join(known[:5]) or "nothing"
             raise NotFoundError(
@@ -254,6 +319,8 @@ class _Run:
     slots: int
     take_over: bool
     dry_run: bool
+    #: The policy of the hot tier, instead of that of the stream's settings; empty: it has none.
+    on_gap: str
 
     def __post_init__(self) -> None:
         self._group = f"offloader-backfill-{os.urandom(4).hex()}"
@@ -291,6 +358,8 @@ class _Run:
 
     def _offloaded(self, stream: str) -> Backfilled:
         settings = Settings() if self.config is None else self.config.settings_of(stream)
+        if self.on_gap:
+            settings = replace(settings, offload=replace(settings.offload, on_gap=self.on_gap))
         source = self.hot.view_stream(stream, may_delete=not self.dry_run)
         state = load_stream(self.store, stream, may_be_absent=True)
         try:
@@ -363,6 +432,12 @@ class _Run:
             raise ExecutorLostError(
                 f"{what}: the first attempt was lost", hint="the segment is uploaded again under another uuid"
             )
+        if isinstance(answer, NotAsListed):
+            # At the begin too: its ledger may be gone since it was listed.
+            for at in (planned.begin, *answer.at):
+                with suppress(OffloaderError):  # the task's error is raised in any case
+                    source.read(at, 1)
+            raise answer.error
         if isinstance(answer, OffloaderError):
             raise answer
         summary: SegmentSummary = answer
