@@ -6,13 +6,13 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats.entries import EntryBatch, Position
 from formats.manifest import Edit, decode_record
-from offloader.ledgers.base import ClosedListener, LedgerInfo, Ledgers, Listener, Subscription
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Ledgers, LedgerSource, Listener, Subscription
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.settings import LedgerSettings
 from offloader.settings.layered import SettingsFile
@@ -63,7 +63,7 @@ def edits_of(store: ObjectStore, stream: str) -> list[Edit]:
 class Around:
     """A stream that is read through here."""
 
-    def __init__(self, inner: EmbeddedStream, before_read: object = None) -> None:
+    def __init__(self, inner: LedgerSource, before_read: object = None) -> None:
         self._inner = inner
         self._before_read = before_read
 
@@ -95,6 +95,7 @@ class MisbehavingLedgers:
         die_done: that do so when their segment is uploaded.
         hang_reading: that wait for ever before their first read.
         hang_done: that wait for ever when their segment is uploaded.
+        opened: opens the hot tier itself; default: the database.
     """
 
     def __init__(
@@ -106,10 +107,11 @@ class MisbehavingLedgers:
         die_done: Iterable[int] = (),
         hang_reading: Iterable[int] = (),
         hang_done: Iterable[int] = (),
+        opened: Callable[[], Ledgers] | None = None,
     ) -> None:
         from pyspark import TaskContext
 
-        self._inner = EmbeddedLedgers(url, create=False)
+        self._inner: Ledgers = EmbeddedLedgers(url, create=False) if opened is None else opened()
         self._number = _next_number(folder) if TaskContext.get() is not None else -1
         self._die_reading, self._die_done = set(die_reading), set(die_done)
         self._hang_reading, self._hang_done = set(hang_reading), set(hang_done)
