@@ -128,13 +128,13 @@ def carry_out(task: UploadTask) -> SegmentSummary | NotAsListed | OffloaderError
 
 def _not_delivered(source: LedgerSource, planned: PlannedSegment) -> tuple[Position, ...]:
     """The first entry of each run in the segment that the source doesn't deliver, as reading it to its end shows."""
-    at = planned.begin
-    with suppress(OffloaderError):
+    at, runs = planned.begin, list[Position]()
+    with suppress(OffloaderError):  # a read that fails leaves the runs before it
         while at <= planned.end and (batch := source.read(at, READ_BYTES)) is not None:
             at = batch.last.next()
-        runs = (Position(info.ledger_id, first) for info in source.ledgers() for first, _ in info.not_given)
-        return tuple(each for each in runs if planned.begin <= each <= planned.end)
-    return ()
+    with suppress(OffloaderError):
+        runs = [Position(info.ledger_id, first) for info in source.ledgers() for first, _ in info.not_given]
+    return tuple(each for each in runs if planned.begin <= each <= planned.end)
 
 
 _SHARED = "the driver and all executors must see the same ledgers under this URL"
