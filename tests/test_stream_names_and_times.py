@@ -67,6 +67,13 @@ def _written(store: ObjectStore, folder: Path) -> object:
         return reader.count() * 20
 
 
+def _written_to_partitions(store: ObjectStore, folder: Path) -> object:
+    with Store(store).stream(NEW_TOPIC).open_partitions(str(folder / "new.db"), 2) as ledger:
+        ledger.append_batch([b"x"] * 20, [f"key {number}" for number in range(20)])
+        ledger.offload(timeout_s=PATIENCE_S)
+    return Store(store).stream(NEW).scan().count()
+
+
 #: Method of ``Stream`` -> 20, the entries of both partitions, for the topic's name.
 FUNCTIONS: Mapping[str, Callable[[ObjectStore, Path], object]] = {
     "open_reader": _read,
@@ -76,6 +83,7 @@ FUNCTIONS: Mapping[str, Callable[[ObjectStore, Path], object]] = {
     "partitions": lambda store, _: 10 * len(Store(store).stream(TOPIC).partitions()),
     "retention": lambda store, _: 10 * len(Store(store).stream(TOPIC).retention().scope().partitions),
     "open_ledger": _written,
+    "open_partitions": _written_to_partitions,
     "pause": lambda store, _: 20 * Store(store).stream(TOPIC).pause(),
     "resume": lambda store, _: 20 * (Store(store).stream(TOPIC).pause() and Store(store).stream(TOPIC).resume()),
     "compact": lambda store, _: 20 + Store(store).stream(TOPIC).compact(),

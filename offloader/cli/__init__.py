@@ -17,3 +17,5 @@ with needs_extra("cli", "the command line"):
 
 #: Whether tables show all columns, however wide they are (``--wide``).
 all_columns: ContextVar[bool] = ContextVar("all_columns", default=False)
+#: Result of a command with ``--apply`` that found nothing to do: there is no plan to carry out. The exit code is 0.
+NOTHING_PLANNED = -1

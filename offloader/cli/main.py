@@ -23,10 +23,9 @@ import typer
 from typer.main import get_command
 
 import offloader
-from offloader.cli import all_columns
+from offloader.cli import NOTHING_PLANNED, all_columns
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 from offloader.cli.help import Group, Leaf, with_examples
-from offloader.cli.options import NOTHING_PLANNED
 from offloader.cli.tree import TREE, Tree
 from offloader.errors import InvalidCallError
 from offloader.runtime import system as own_process

@@ -19,10 +19,10 @@ from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import data_key
 from formats.summary import Layout, SegmentSummary
+from offloader.cli import NOTHING_PLANNED
 from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import HotTiers, LedgerArguments
 from offloader.cli.options import (
-    NOTHING_PLANNED,
     Apply,
     DryRun,
     Json,

@@ -111,8 +111,6 @@ Apply = Annotated[
     bool,
     typer.Option("--apply", help="Carry out the plan. Without this option, the command only prints the plan."),
 ]
-#: Result of a command with ``--apply`` that found nothing to do: there is no plan to carry out. The exit code is 0.
-NOTHING_PLANNED = -1
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take ownership even if another writer appears active.")]
 ShowProgress = Annotated[
     bool, typer.Option("--progress", help="Report each segment on standard error, also without a terminal.")

@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 
 from formats.entries import TIME_UNKNOWN_MS, Position
+from offloader.cli import NOTHING_PLANNED
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import (
-    NOTHING_PLANNED,
     Apply,
     Json,
     StoreArguments,
