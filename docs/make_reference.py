@@ -89,6 +89,9 @@ def _errors() -> Iterator[str]:
     )
     yield "\nA command that is interrupted ends with 130, one whose reader went away with 141. Bytes that"
     yield "can't be decoded (`formats.errors`) are `data_corruption` too.\n"
+    yield "In Python, the errors are in `offloader.errors`, with `OffloaderError` as their base. An error also derives"
+    yield "from the builtin class in its row: `except LookupError` catches `TrimmedError` too. The attributes `errno`,"
+    yield "`strerror` and `filename` of an `AccessDeniedError` are `None`; use `message` and `hint`.\n"
     found = [OffloaderError]
     for kind in found:
         found += [each for each in kind.__subclasses__() if each not in found]
@@ -97,12 +100,24 @@ def _errors() -> Iterator[str]:
     shown = [each for each in shipped if not each.__name__.startswith("_")]
     shown.sort(key=lambda each: (each.kind.value, each.__name__))
     yield from _table(
-        ("error", "kind", "exit code", "what it says"),
+        ("error", "kind", "exit code", "builtin class", "what it says"),
         (
-            (f"`{each.__name__}`", f"`{each.kind.name.lower()}`", str(each.kind.value), _first_paragraph(each.__doc__))
+            (
+                f"`{each.__name__}`",
+                f"`{each.kind.name.lower()}`",
+                str(each.kind.value),
+                _builtin_of(each),
+                _first_paragraph(each.__doc__),
+            )
             for each in shown
         ),
     )
+
+
+def _builtin_of(error: type[OffloaderError]) -> str:
+    """The builtin class that an error also derives from; empty: only ``Exception``."""
+    found = next(each for each in error.__mro__ if each.__module__ == "builtins")
+    return "" if found is Exception else f"`{found.__name__}`"
 
 
 def _alerts_by_metric() -> dict[str, list[str]]:

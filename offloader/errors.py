@@ -2,6 +2,11 @@
 
 Every intended error of the package is in this tree, except ``formats.errors``, which callers translate. An error keeps
 its cause (``raise ... from``).
+
+Where one fits, a class is also one of Python's own kinds: a caller's mistake is a ``ValueError``, an absent object or
+position a ``LookupError``, denied access a ``PermissionError``. So ``except ValueError`` and ``except OSError`` catch
+them: around a call that may raise one, such a clause comes after ``except OffloaderError: raise``. Damage, fencing and
+an unavailable store are none of Python's kinds, so that no handler of another problem catches them.
 """
 
 from __future__ import annotations
@@ -147,7 +152,7 @@ class OffloaderError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self).__new__, (type(self), self.message), self.__dict__
+        return _unpickled, (type(self), self.message), self.__dict__
 
     @property
     def retryable(self) -> bool:
@@ -164,7 +169,14 @@ class OffloaderError(Exception):
         return type(self).__name__.removesuffix("Error")
 
 
-class InvalidCallError(OffloaderError):
+def _unpickled(kind: type[OffloaderError], message: str) -> OffloaderError:
+    """An error without a call of its constructor, whose arguments differ between classes."""
+    error = kind.__new__(kind, message)
+    error.args = (message,)  # ``OSError`` leaves this to its constructor
+    return error
+
+
+class InvalidCallError(OffloaderError, ValueError):
     """The call, setting or input is wrong; nothing was changed."""
 
     kind = ErrorKind.INVALID_REQUEST
@@ -201,6 +213,8 @@ def parsing(message: str, hint: str = "") -> Iterator[None]:
     """
     try:
         yield
+    except OffloaderError:
+        raise
     except ValueError as error:
         raise InvalidCallError(message, hint=hint) from error
 
@@ -225,7 +239,7 @@ class BucketMissingError(OffloaderError, LookupError):
     kind = ErrorKind.NOT_FOUND
 
 
-class AccessDeniedError(OffloaderError):
+class AccessDeniedError(OffloaderError, PermissionError):
     """Credentials or permissions are wrong."""
 
     kind = ErrorKind.DENIED
@@ -301,7 +315,7 @@ class ObjectChangedError(OffloaderError):
     kind = ErrorKind.DATA_CORRUPTION
 
 
-class TrimmedError(OffloaderError):
+class TrimmedError(OffloaderError, LookupError):
     """Retention deleted the position; the stream begins at ``first_available``."""
 
     kind = ErrorKind.NOT_FOUND
@@ -311,7 +325,7 @@ class TrimmedError(OffloaderError):
         self.first_available = first_available
 
 
-class BeyondEndError(OffloaderError):
+class BeyondEndError(OffloaderError, LookupError):
     """The position is after the last readable entry, ``last_available``."""
 
     kind = ErrorKind.NOT_FOUND

@@ -27,7 +27,7 @@ from offloader.cli import NOTHING_PLANNED, all_columns
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 from offloader.cli.help import Group, Leaf, with_examples
 from offloader.cli.tree import TREE, Tree
-from offloader.errors import InvalidCallError
+from offloader.errors import InvalidCallError, OffloaderError
 from offloader.runtime import system as own_process
 
 #: Commands whose own process has no memory budget for entries: they read from the store, or Spark's workers do, which
@@ -152,19 +152,21 @@ def _metavar(parameter: Any) -> str | None:
 def _value_of(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
     """The value of an option or argument; ``convert`` is typer's own conversion, for all but the plain cases.
 
-    Plain cases: a text for a text option, a default of the option's own type, no value, and a text for the command's
+    Plain cases: a text for a text option, a default of the option's own type, no value, and texts for the command's
     own parser.
     """
     described = getattr(parameter, "type_descriptor", None)
-    if described is None or parameter.multiple or parameter.nargs != 1 or (value is None and parameter.required):
+    if described is None:
         return convert(context, value)
-    parse = described.parameter_info.parser
-    if parse is not None and value is not None:
+    parse, is_list = described.parameter_info.parser, parameter.multiple or parameter.nargs != 1
+    if parse is not None and value not in (None, (), []):
         try:
-            value = parse(value)
+            value = [parse(each) for each in value] if is_list else parse(value)
+        except OffloaderError:  # a ``ValueError`` too, but it has its own words
+            raise
         except (ValueError, AssertionError):
             return convert(context, value)  # typer words the error
-    elif value is not None and type(value) is not described.annotation:
+    elif is_list or (parameter.required if value is None else type(value) is not described.annotation):
         return convert(context, value)
     return value if parameter.callback is None else parameter.callback(context, parameter, value)
 

@@ -19,7 +19,7 @@ from formats.entries import EntryBatch
 from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder, MessageOptions
 from offloader.cli.options import ADMIN_TOKEN_VARIABLE, named_file, number_of, option
 from offloader.cli.output import base64_text, counted, json_line, utf8_text
-from offloader.errors import CorruptError, InvalidCallError, NotFoundError
+from offloader.errors import CorruptError, InvalidCallError, NotFoundError, OffloaderError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import open_security
@@ -205,6 +205,8 @@ class MessageReader:
             # A message without a value may be a key-value pair that has only the message's key.
             if row["value"] is not None or self._values.is_of_pairs(row["schema_version"]):
                 row[DECODED] = plain_value(self._values.decode(row["value"], row["schema_version"], _key_bytes(row)))
+        except OffloaderError:  # the schema can't be used, for any value
+            raise
         except ValueError as error:
             why = f"the value can't be decoded: {error}"
             if self._bad is BadEntry.ERROR:

@@ -27,7 +27,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS
-from offloader.errors import AccessDeniedError, InvalidCallError, NotFoundError, UnsupportedError, install_hint
+from offloader.errors import (
+    AccessDeniedError,
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    UnsupportedError,
+    install_hint,
+)
 from offloader.read.ranges import grouped
 
 #: Events per batch.
@@ -319,6 +326,8 @@ class EventFile:
             for value, source in array:
                 payload = _json(value) if "\n" in source else source
                 yield payload.encode(), self._time_of(value, array.number, unit="element")
+        except OffloaderError:
+            raise
         except ValueError as error:
             self._broken(array.number, str(error), unit="element", cause=error)
 
@@ -392,6 +401,8 @@ class EventFile:
                 for batch in file.iter_batches(batch_size=EVENTS_PER_BATCH):
                     yield Events(table_to_json(batch), self._column_times(batch, done))
                     done += batch.num_rows
+        except OffloaderError:
+            raise
         except (pa.ArrowException, OSError) as error:
             text = f"{self.name} is not readable Parquet after row {done}: {error}".splitlines()[0]
             raise InvalidCallError(text, hint=_UNCHANGED) from error

@@ -128,6 +128,8 @@ class Imported:
                 return cls(recorded["sha256"], recorded["name"], int(events), newest, ledgers)
         except NotFoundError:
             return cls()
+        except OffloaderError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptError(f"{path}: the demo's notes can't be read", hint=_CLEAN_HINT) from error
 

@@ -40,6 +40,7 @@ from offloader.errors import (
     CorruptError,
     InvalidCallError,
     NotFoundError,
+    OffloaderError,
     OutcomeUnknownError,
     StoreUnavailableError,
     UnsupportedError,
@@ -150,6 +151,8 @@ def open_table(
             try:
                 table = _opened(_catalog(catalog, warehouse, options or {}), name, content, create=create)
                 break
+            except OffloaderError:
+                raise
             except (ArgumentError, ValueError) as error:
                 raise InvalidCallError(
                     f"table {name}: catalogue {catalog} or its warehouse can't be opened: {one_line(str(error))}",
@@ -246,6 +249,8 @@ def translated(what: str, *, hint: str) -> Iterator[None]:
     """
     try:
         yield
+    except OffloaderError:  # also of the store from which the rows are read
+        raise
     except (OSError, SQLAlchemyError, RESTError, ValidationError) as error:
         raise StoreUnavailableError(
             f"{what} can't be used: {plain_reason(error).partition('[SQL')[0].rstrip()}", hint=hint

@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from formats.entries import EntryBatch, repeated_text
 from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
 from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
-from offloader.errors import CorruptError, InvalidCallError, StoreUnavailableError
+from offloader.errors import CorruptError, InvalidCallError, OffloaderError, StoreUnavailableError
 from offloader.read.messages import decode_messages
 from offloader.read.typed_values import TypedDecoder, fitting_column, merged_type, plain_type
 from offloader.read.values import VersionedDecoders
@@ -195,6 +195,8 @@ class RowMaker:
                     decoder = values.of(row["schema_version"])
                     self._require_fitting(decoder, values)
                     record = decoder.decode(row["value"], _key_bytes(row))
+                except OffloaderError:  # the schema can't be used, for any value
+                    raise
                 except ValueError as cause:
                     error = self._refused(row, f"the value can't be decoded: {cause}", cause)
             records.append(record)

@@ -67,6 +67,22 @@ def test_topic_without_partitions_is_its_stream(offloader: Offloader) -> None:
     assert offloader.refuses("read", "persistent://plain")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ls", "persistent://plain"],  # one name, several, and those of a repeated option
+        ["retention", "plan", STREAM, "persistent://plain"],
+        ["group", "set", "readers", "--stream", STREAM, "--stream", "persistent://plain"],
+    ],
+)
+def test_wrong_topic_is_refused_in_its_own_words(offloader: Offloader, command: list[str]) -> None:
+    assert offloader.refuses(*command) == (
+        2,
+        "persistent://plain is no persistent topic",
+        "names look like persistent://tenant/namespace/topic",
+    )
+
+
 @pytest.mark.slow
 def test_other_verbs_take_topics_and_their_partitions(offloader: Offloader) -> None:
     segments = offloader("ls", TOPIC, "--json").rows

@@ -414,6 +414,19 @@ def test_contradicting_options_of_messages_are_refused(
     assert (code, said in line, bool(hint)) == (2, True, True)
 
 
+def test_schema_that_the_reader_cannot_use_is_no_bad_message(
+    offloader: Offloader, writer: StreamWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    topic = StreamWriter(open_store(f"file://{tmp_path}/topics"), "shop/eu/persistent/orders")
+    topic.add([EntryBatch.build(7, 0, [single_entry(Sent(value=b"x"), schema_version=bytes(8))])])
+    monkeypatch.setenv("OFFLOADER_STORE", topic.store.url)
+    with schema_registry("shop/eu/orders", {0: {"type": "unknown"}}) as registry:
+        given = ("--messages", "--on-bad-message", "null", "--admin-url", registry.url)
+        done = offloader("read", "persistent://shop/eu/orders", *given)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("offloader: the Avro schema is invalid")
+
+
 def test_the_broker_gives_schemas_by_version(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import formats
 import offloader
@@ -13,22 +14,29 @@ from formats.errors import FormatError
 from offloader.errors import ErrorKind, OffloaderError
 from offloader.service.http.middleware import problem_of
 
-__all__ = ["error_kinds"]
+__all__ = ["all_errors", "error_kinds"]
 
 _CLASS = re.compile(r"^class (\w+)\(([^)]*)\)", re.M)
+_Error = TypeVar("_Error", bound=Exception)
 #: Not part of what runs.
 _LEFT_OUT = ("offloader.testing", "formats.metadata")
 
 
 def error_kinds() -> str:
-    _import_errors()
+    found = all_errors()
     lines = ["# kinds: exit code"]
     lines += [f"{kind.name.lower()}: {kind.value}" for kind in ErrorKind]
     lines.append("\n# errors: kind, exit code, HTTP status")
-    lines += sorted(map(_line, _all(OffloaderError)))
+    lines += sorted(map(_line, found))
     lines.append("\n# errors of bytes: what they derive from")
     lines += sorted(f"{each.__name__}: {', '.join(b.__name__ for b in each.__bases__)}" for each in _all(FormatError))
     return "\n".join(lines) + "\n"
+
+
+def all_errors() -> list[type[OffloaderError]]:
+    """Every error class of the package."""
+    _import_errors()
+    return sorted(_all(OffloaderError), key=lambda each: each.__name__)
 
 
 def _import_errors() -> None:
@@ -50,7 +58,7 @@ def _import_errors() -> None:
                 known, is_new = known | derived, True
 
 
-def _all(kind: type[Exception]) -> Iterator[type[Exception]]:
+def _all(kind: type[_Error]) -> Iterator[type[_Error]]:
     module = kind.__module__
     is_ours = module.split(".")[0] in ("offloader", "formats") and not module.startswith(_LEFT_OUT)
     if is_ours and not kind.__name__.startswith("_"):
@@ -59,8 +67,7 @@ def _all(kind: type[Exception]) -> Iterator[type[Exception]]:
         yield from _all(each)
 
 
-def _line(error: type[Exception]) -> str:
-    assert issubclass(error, OffloaderError)
+def _line(error: type[OffloaderError]) -> str:
     made = error.__new__(error)
     OffloaderError.__init__(made, "message")
     document = problem_of(made)

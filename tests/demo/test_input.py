@@ -339,6 +339,7 @@ def test_a_broken_file_is_refused_with_the_line(tmp_path: Path, name: str, conte
         ("e.csv", b"t,u\n1,2\n,2\n", "line 3: no field 't'"),
         ("e.csv", b"u\n1\n", "line 1: no field 't'; the fields are u"),
         ("e.txt", b"x\n", "is read as lines"),
+        ("e.json", b'[{"t":1},{"u":1}]', "element 2: no field 't'"),
     ],
 )
 def test_a_missing_or_odd_time_is_refused_with_the_line(
@@ -346,14 +347,16 @@ def test_a_missing_or_odd_time_is_refused_with_the_line(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert problem in refused(path, time_field="t")
+    found = refused(path, time_field="t")
+    assert problem in found
+    assert found.count(str(path)) == 1
 
 
 def test_a_parquet_row_without_time_is_named(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
     pyarrow.parquet.write_table(pa.table({"t": [1, None]}), path)
-    assert "row 2: no field 't'" in refused(path, time_field="t")
-    assert "no column 'u'" in refused(path, time_field="u")
+    assert refused(path, time_field="t").startswith(f"{path} row 2: no field 't'")
+    assert refused(path, time_field="u").startswith(f"{path} has no column 'u'")
 
 
 def test_parquet_value_without_a_json_form_is_reported(tmp_path: Path) -> None:

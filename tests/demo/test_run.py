@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from offloader.errors import (
     InvalidCallError,
     ObjectMissingError,
     OffloaderError,
+    UnsupportedError,
 )
 from offloader.inspect.saving import READERS
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
@@ -170,6 +173,15 @@ def test_foreign_notes_are_refused(tmp_path: Path, input_file: Path) -> None:
     ledgers.open_stream(STREAM).append([b"x"], notes={"demo.input": b"{}", "demo.events": b"1"})
     ledgers.close()
     with pytest.raises(CorruptError, match="notes can't be read"):
+        run(tmp_path, input_path=str(input_file))
+
+
+def test_ledgers_of_a_newer_release_are_not_damaged(tmp_path: Path, input_file: Path) -> None:
+    path = str(DemoRequest(directory=str(tmp_path)).ledgers_path)
+    EmbeddedLedgers(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(UnsupportedError, match="schema version 99"):
         run(tmp_path, input_path=str(input_file))
 
 

@@ -25,6 +25,7 @@ from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.manifest import Retire, Truncate
 from offloader import iceberg
 from offloader.errors import (
+    AccessDeniedError,
     CorruptError,
     InvalidCallError,
     NotFoundError,
@@ -39,6 +40,7 @@ from offloader.iceberg.columns import COLUMNS
 from offloader.iceberg.commits import EXPIRED_SNAPSHOTS
 from offloader.iceberg.history import EXPIRED, ExportedRange, exported_ranges, newest_range
 from offloader.iceberg.upkeep import JOINED_FILES
+from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.iceberg.lake import Lake, named_files, rows_by_duckdb, rows_by_polars, rows_by_pyiceberg, rows_of, sent
 from tests.support.streams import StreamWriter, batch_of, random_batch
 
@@ -439,6 +441,14 @@ def test_damaged_stream_commits_nothing(lake: Lake, writer: StreamWriter) -> Non
         lake.export(writer)
     assert history(lake.foreign_table()) == []
     assert lake.data_files() == []
+
+
+def test_store_that_denies_reading_is_not_an_unavailable_table(lake: Lake, writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 10)])
+    denying = FaultyStore(writer.store, [Fault(call=1, key_part=str(writer.uuids[0]), error=AccessDeniedError)])
+    with pytest.raises(AccessDeniedError) as caught:
+        iceberg.export(denying, writer.stream, lake.table())
+    assert "lake.entries" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

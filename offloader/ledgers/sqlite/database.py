@@ -372,6 +372,8 @@ class Database:
         """Translates SQLite's and the file system's errors to this project's."""
         try:
             yield
+        except OffloaderError:
+            raise
         except sqlite3.Error as error:
             raise _translate(error, self.path, doing) from error
         except OSError as error:

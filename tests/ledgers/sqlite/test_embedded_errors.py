@@ -129,6 +129,12 @@ def test_a_newer_layout_is_refused(ledgers: EmbeddedLedgers, path: str) -> None:
         EmbeddedLedgers(path)
 
 
+def test_denied_access_inside_of_a_transaction_has_its_own_words(ledgers: EmbeddedLedgers) -> None:
+    with pytest.raises(AccessDeniedError) as caught, ledgers._database.writing():
+        raise AccessDeniedError("the store denied it")
+    assert str(caught.value) == "the store denied it"
+
+
 def test_a_full_disk_changes_nothing_and_can_be_retried(ledgers: EmbeddedLedgers, path: str) -> None:
     stream = ledgers.open_stream("s")
     stream.append([b"kept"], notes={"k": b"1"})
