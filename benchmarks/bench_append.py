@@ -86,8 +86,8 @@ class Target:
 def settings(method: str, segment_mib: float) -> Settings:
     return Settings.of(
         {
-            "offload": {"method": method, "max_size_per_offload_segment_mbytes": segment_mib},
-            "ledgers": {"ledger_bytes_max": 256 * MIB},
+            "offload": {"method": method, "segment_size_max": round(segment_mib * 2**20)},
+            "ledgers": {"ledger_size_max": 256 * MIB},
         }
     )
 

@@ -46,11 +46,11 @@ def settings_for(segment_mb: float, ledger_mb: float, segments_in_flight: int) -
     return Settings.of(
         {
             "offload": {
-                "max_size_per_offload_segment_mbytes": segment_mb,
+                "segment_size_max": round(segment_mb * 2**20),
                 "backfill_segments_in_flight_max": segments_in_flight,
-                "takeover_after_seconds": 0.01,
+                "takeover_after": 0.01,
             },
-            "ledgers": {"ledger_bytes_max": int(ledger_mb * MIB)},
+            "ledgers": {"ledger_size_max": int(ledger_mb * MIB)},
         }
     )
 
@@ -155,7 +155,7 @@ def compare(store: ObjectStore, source: EmbeddedStream, given: argparse.Namespac
     plain: list[float] = []
     for _ in range(ROUNDS):
         ours.append(backfill(store, source, settings))
-        plain.append(bare(store, ours[-1]["object_sizes"], settings.offload.part_bytes, workers))  # type: ignore[arg-type]
+        plain.append(bare(store, ours[-1]["object_sizes"], settings.offload.part_size, workers))  # type: ignore[arg-type]
     row = sorted(ours, key=lambda each: float(str(each["seconds"])))[ROUNDS // 2]
     bare_s = sorted(plain)[ROUNDS // 2]
     sizes = row.pop("object_sizes")

@@ -32,7 +32,7 @@ from offloader.gc.orphans import Place
 from offloader.gc.reconcile import Reconciliation
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.settings import ManifestSettings
+from offloader.settings import Duration, ManifestSettings
 from offloader.store.base import ListPage, ObjectInfo, ObjectStore
 from offloader.store.open import open_store
 from offloader.store.wrappers import StoreWrapper
@@ -92,7 +92,7 @@ def peak_mb() -> float:
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     """In a process of its own."""
     inner = open_store(options["url"])
-    settings = ManifestSettings(orphan_age_hours_min=1)
+    settings = ManifestSettings(orphan_age_min=Duration("1h"))
 
     def reconcile(store: ObjectStore, stream: str) -> tuple[Reconciliation, Counter[str]]:
         run = Reconciliation(store, stream, clock=SystemClock(), settings=settings, delete=True)

@@ -103,7 +103,7 @@ def serve(kind: str) -> None:
         values = {
             "flight.listen": "127.0.0.1:0",
             "offload.method": "streaming",
-            "offload.max_size_per_offload_segment_mbytes": 64.0,
+            "offload.segment_size_max": "64.0MiB",
             "serve.maintenance": False,
         }
         process = assemble(

@@ -50,11 +50,11 @@ def offload(
     settings = Settings.of(
         {
             "offload": {
-                "offload_memory_bytes_max": budget_mib * MIB,
-                "offload_buffer_bytes_max": budget_mib * MIB,
+                "offload_memory_size_max": budget_mib * MIB,
+                "offload_buffer_size_max": budget_mib * MIB,
                 "parts_in_flight_max": 8,
                 "workers_max": 12,
-                "max_size_per_offload_segment_mbytes": segment_mib,
+                "segment_size_max": round(segment_mib * 2**20),
             }
         }
     )

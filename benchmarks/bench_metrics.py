@@ -56,7 +56,7 @@ def measure(count: int, labels: str, topics_max: int, *, counted: bool) -> dict[
     clock = SystemClock()
     metrics = Metrics(TelemetrySettings(labels=labels, topic_labels_max=topics_max))
     store = open_store("memory://bench-metrics", recorder=metrics)
-    offloader = LedgerOffloader(store, Settings.of({"telemetry": {"status_interval_s": 3600.0}}))
+    offloader = LedgerOffloader(store, Settings.of({"telemetry": {"status_interval": 3600.0}}))
     names = [f"bench/n{number % 10}/persistent/s{number}" for number in range(count)]
     sources = [MemoryLedgers(name, clock) for name in names]
     gc.collect()

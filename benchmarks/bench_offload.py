@@ -68,12 +68,12 @@ class Case:
         return Settings.of(
             {
                 "offload": {
-                    "part_bytes": self.part_bytes,
+                    "part_size": self.part_bytes,
                     "parts_in_flight_max": self.in_flight,
                     "workers_max": self.in_flight + 4,
-                    "max_size_per_offload_segment_mbytes": self.segment_mib,
-                    "offload_buffer_bytes_max": 2 * self.in_flight * self.part_bytes,
-                    "offload_memory_bytes_max": 2 * self.in_flight * self.part_bytes,
+                    "segment_size_max": round((self.segment_mib) * 2**20),
+                    "offload_buffer_size_max": 2 * self.in_flight * self.part_bytes,
+                    "offload_memory_size_max": 2 * self.in_flight * self.part_bytes,
                 },
                 "store": {"connections_max": 64},
             }

@@ -112,7 +112,7 @@ def dropped(broker: Any, topic: str, last: Position) -> float:
 
 def offloaded(broker: Any, topic: str, last: Position, entries: int, number: int) -> tuple[float, dict[str, float]]:
     """Entries a second into committed segments."""
-    settings = Settings.of({"offload": {"on_gap": "record", "max_size_per_offload_segment_mbytes": 16}})
+    settings = Settings.of({"offload": {"on_gap": "record", "segment_size_max": "16MiB"}})
     offloader = LedgerOffloader(MemoryStore(f"bench-pulsar-{number}", "", SystemClock()), settings)
     with cluster_of(broker, f"bench-{number}") as cluster:
         source = cluster.open_topic(topic)
@@ -227,7 +227,7 @@ def late() -> dict[str, float]:
         topic = f"{NAMESPACE}/late"
         client, producer = producer_of(broker, topic, batching_enabled=False)
         producer.send(b"first")
-        settings = Settings.of({"offload": {"max_offload_segment_rollover_time_minutes": AGE_S / 60}})
+        settings = Settings.of({"offload": {"segment_age_max": AGE_S}})
         offloader = LedgerOffloader(MemoryStore("bench-late", "", SystemClock()), settings)
         source = cluster.open_topic(topic)
         wait_for(lambda: source.active)
@@ -299,7 +299,7 @@ def many(topics: int) -> dict[str, float]:
 
 def child(service_url: str, admin_url: str, topics: int) -> None:
     """What ``many`` measures: says its memory when all topics are live, and when all their entries are committed."""
-    settings = Settings.of({"offload": {"max_offload_segment_rollover_time_minutes": 0.1}})
+    settings = Settings.of({"offload": {"segment_age_max": "0.1m"}})
     offloader = LedgerOffloader(ForgetfulStore("bench-many", "", SystemClock()), settings)
     started = time.perf_counter()
     with PulsarCluster(PulsarSettings(service_url=service_url, admin_url=admin_url)) as cluster:

@@ -148,7 +148,7 @@ def all_runs(store: ObjectStore, stream: str, settings: ReadSettings) -> list[Bl
     for record in open_stream_reader(store, stream, settings=settings).segments():
         objects = SegmentObjects.of_record(stream, record)
         found = fetcher.index(objects)
-        runs += block_runs(objects, found, np.arange(len(found.blocks)), settings.request_bytes)
+        runs += block_runs(objects, found, np.arange(len(found.blocks)), settings.request_size)
     return runs
 
 
@@ -239,7 +239,7 @@ def scan_memory(url: str, given: dict[str, str], stream: str) -> dict[str, float
     answer = subprocess.run([sys.executable, __file__, "--child", child], stdout=subprocess.PIPE, text=True, check=True)
     grown_mib = float(answer.stdout)
     settings = ReadSettings()
-    ahead_mib = settings.request_bytes * (settings.requests_in_flight_max + 1) / (1 << 20)
+    ahead_mib = settings.request_size * (settings.requests_in_flight_max + 1) / (1 << 20)
     return {
         "scan_memory_mib": round(grown_mib, 1),
         "read_ahead_mib": round(ahead_mib, 1),

@@ -57,7 +57,7 @@ class ForgetfulStore(MemoryStore):
 def streams(count: int, memory_mb: int, entry_bytes: int) -> dict[str, float]:
     clock = SystemClock()
     store = FaultyStore(ForgetfulStore("bench-streams", "", clock))
-    settings = Settings.of({"offload": {"offload_memory_bytes_max": memory_mb * MIB, "offload_buffer_bytes_max": MIB}})
+    settings = Settings.of({"offload": {"offload_memory_size_max": memory_mb * MIB, "offload_buffer_size_max": MIB}})
     offloader = LedgerOffloader(store, settings)
     pool = EndlessLedger(entry_bytes, 0, pool_bytes=4 * MIB)
     sources = [pool.another() for _ in range(count)]
@@ -111,7 +111,7 @@ def single_entries(count: int = 400_000, size: int = 100) -> float:
     """Entries through ``offer_entry`` per second of the offering thread's processor; the entries are made before."""
     offloader = LedgerOffloader(
         MemoryStore("bench-single", "", SystemClock()),
-        Settings.of({"offload": {"offload_buffer_bytes_max": 1024 * MIB, "workers_max": 1}}),
+        Settings.of({"offload": {"offload_buffer_size_max": 1024 * MIB, "workers_max": 1}}),
     )
     handle = offloader.streaming_offload(UUID(int=1), {}, stream="bench/single")
     payload = os.urandom(size)

@@ -303,7 +303,7 @@ def count_requests(url: str, part: str, mib: int) -> None:
         return
     store = ChainStore(open_store(f"s3://{BUCKET}/{uuid4().hex}", endpoint_url=url, **keys))
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings.of({"offload": {"max_size_per_offload_segment_mbytes": 1}})
+        settings = Settings.of({"offload": {"segment_size_max": "1MiB"}})
         with open_managed_ledger(
             "new/one", ledgers=f"sqlite:///{folder}/l.db", store=store, settings=settings
         ) as ledger:

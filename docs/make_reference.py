@@ -24,8 +24,8 @@ from offloader.cli.options import COMMON
 from offloader.cli.tree import TREE, Command
 from offloader.errors import ErrorKind, OffloaderError
 from offloader.settings import Settings
-from offloader.settings.fields import allowed
-from offloader.settings.layered import ALIASES, is_of_process, key_of, sample_settings, shown
+from offloader.settings.fields import allowed, in_file
+from offloader.settings.layered import ALIASES, is_of_process, sample_settings
 from offloader.settings.pulsar_names import TRANSLATED
 from offloader.telemetry.recorder import METRICS
 
@@ -151,9 +151,10 @@ def _metrics() -> Iterator[str]:
 def _settings() -> Iterator[str]:
     yield f"# Settings\n\n{GENERATED} [offloader.toml](../../deploy/offloader.toml) has them as a file to begin with.\n"
     yield "`offloader config explain` says where values come from. A setting of a process can't differ between streams."
-    yield "A duration is a number and its unit, ms, s, m, h or d; a size likewise, B, KiB, MiB, GiB or TiB. An"
-    yield "attribute of `offloader.Settings` with another name is a number in the unit that this name ends in. PIP-76's"
-    yield f"and Pulsar's names are aliases, with such numbers: {', '.join(f'`{name}`' for name in sorted(ALIASES))};"
+    yield "A duration is a number and its unit, ms, s, m, h or d; a size likewise, B, KiB, MiB, GiB or TiB. In Python,"
+    yield "`offloader.Settings.of` takes the same names and values; an amount may also be a number of seconds or bytes."
+    yield "Names of PIP-76 are aliases, with numbers in the unit that the name ends in:"
+    yield f"{', '.join(f'`{name}`' for name in sorted(ALIASES))}."
     yield "`streaming_offload` (true or false) is one of `offload.method`. Their names in camel case are aliases too,"
     yield "at the top of a table or in the setting's section, with Pulsar's numbers and units:"
     yield f"{', '.join(f'`{name}`' for name in (*TRANSLATED, 'streamingOffload'))}. Pulsar's other offload settings are"
@@ -165,20 +166,19 @@ def _settings() -> Iterator[str]:
         rows = []
         for field in fields(values):
             name = f"{section.name}.{field.name}"
-            shown_default = shown(name, field.default)
+            shown_default = in_file(field.default)
             default = str(shown_default).lower() if isinstance(shown_default, bool) else str(shown_default)
             rows.append(
                 (
-                    f"`{key_of(name)}`",
+                    f"`{name}`",
                     type_of(field.metadata, field.default),
                     "(empty)" if default in ("", "()") else default,
                     allowed(field.metadata),
                     "process" if is_of_process(name) else "stream",
                     field.metadata["doc"],
-                    f"`{field.name}`" if key_of(name) != name else "",
                 )
             )
-        yield from _table(("setting", "type", "default", "allowed", "of", "what", "Python attribute"), rows)
+        yield from _table(("setting", "type", "default", "allowed", "of", "what"), rows)
 
 
 def _named_limits(path: Path) -> Iterator[tuple[str, str]]:

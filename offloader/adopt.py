@@ -115,7 +115,7 @@ def read_attempt(store: ObjectStore, pair: ObjectPair, *, deep: bool) -> Attempt
             found=pair.data.size_bytes,
         )
     if deep or not _says_enough(segment_map):
-        segment = read_segment(store, "", uuid, ledger_id, has_index=True, part_bytes=OffloadSettings().part_bytes)
+        segment = read_segment(store, "", uuid, ledger_id, has_index=True, part_bytes=OffloadSettings().part_size)
     else:
         summary = _summary(store, pair, segment_map)
         summary = replace(summary, index_bytes=len(index), index_crc32c=crc32c(index))

@@ -44,7 +44,7 @@ from offloader.manifest.store_identity import IDENTITY_HINT, other_identity, rea
 from offloader.manifest.unlisted import unlisted_streams
 from offloader.read.reader import load_of_source, load_stream
 from offloader.runtime.clock import Clock
-from offloader.settings import PulsarSettings, Settings
+from offloader.settings import Duration, PulsarSettings, Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import PROBE_PREFIX, ByteRange, ObjectStore
 from offloader.store.bucket_rules import (
@@ -304,7 +304,7 @@ def check_machine(settings: Settings) -> Iterator[Finding]:
             if folder.is_dir() and os.access(folder, os.W_OK)
             else problem("status file", denied, "create the folder, or set another telemetry.status_file")
         )
-    wanted_bytes = settings.offload.offload_memory_bytes_max
+    wanted_bytes = settings.offload.offload_memory_size_max
     there_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = f"buffers may take {wanted_bytes / 1024**2:.0f} of {there_bytes / 1024**2:.0f} MiB"
     hint = "lower offload.offload_memory_size_max, or use a larger machine"
@@ -352,7 +352,7 @@ def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
         settings: the section ``[pulsar]``.
     """
     # The operator waits for the report: cap the retries.
-    settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
+    settings = replace(settings, retry_delay_max=Duration(min(settings.retry_delay_max, 1.0)))
     patterns = TopicPatterns.of(settings.topics, settings.exclude)
     with PulsarCluster(settings, clock=clock) as cluster:
         try:
@@ -509,7 +509,7 @@ def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterato
     else:
         hint = "use another store, or set store.single_writer if no other process ever writes to it"
         yield problem(name, UnsupportedError(broken), hint)
-    limit_s = settings.manifest.clock_skew_seconds_max
+    limit_s = settings.manifest.clock_skew_max
     time_for_deletion_ms(store, clock, skew_ms_max=limit_s * 1000)
     yield fine("store clock", f"within {limit_s:g} s of this machine's")
     stop = global_hold(store)
@@ -645,7 +645,7 @@ def check_compression_ahead(store: ObjectStore, file: SettingsFile, clock: Clock
                 largest.append((sum(info.size_bytes for info in infos), name, ledger))
         for _, name, ledger in sorted(largest, key=lambda each: -each[0])[:SAMPLES_MAX]:
             sample = database.view_stream(name).read(Position(ledger.ledger_id, 0), SAMPLE_BYTES_MAX)
-            block_bytes = file.settings_of(name).offload.block_bytes
+            block_bytes = file.settings_of(name).offload.block_size
             found = None if sample is None else saving_of([sample], block_bytes=block_bytes, clock=clock)
             if found is not None:
                 yield _compression(name, found)
@@ -661,7 +661,7 @@ def check_compression_of_topics(store: ObjectStore, file: SettingsFile, clock: C
     Topics that can't be read are skipped: ``check_pulsar`` reports their problems.
     """
     settings = file.settings_of("").pulsar
-    settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
+    settings = replace(settings, retry_delay_max=Duration(min(settings.retry_delay_max, 1.0)))
     with PulsarCluster(settings, clock=clock) as cluster:
         look, _ = survey(cluster.admin, TopicPatterns.of(settings.topics, settings.exclude))
         stored = set(list_streams(store))
@@ -679,7 +679,7 @@ def check_compression_of_topics(store: ObjectStore, file: SettingsFile, clock: C
                 sample = first_entries(
                     cluster.client, topic, bytes_max=SAMPLE_BYTES_MAX, wait_s=SAMPLE_WAIT_S_MAX, clock=clock
                 )
-                block_bytes = file.settings_of(streams[topic]).offload.block_bytes
+                block_bytes = file.settings_of(streams[topic]).offload.block_size
                 saving = saving_of(sample, block_bytes=block_bytes, clock=clock)
                 if saving is not None:
                     yield _compression(streams[topic], saving)
@@ -771,7 +771,7 @@ def _stream(
 
 def _late(check: str, state: ManifestState, settings: Settings, now_ms: int, waiting: int) -> Iterator[Finding]:
     offload = settings.offload
-    patience_s = offload.takeover_after_seconds + segment_age_s_max(offload)
+    patience_s = offload.takeover_after + segment_age_s_max(offload)
     if not state.record_id:
         yield warning(check, f"never offloaded{_waits(waiting)}", _START)
         return

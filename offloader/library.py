@@ -429,7 +429,7 @@ class Stream:
             source = None if database is None else database.view_stream(self.name, may_delete=not dry_run)
             log = ManifestLog(self.store.objects, self.name, clock=clock, settings=chosen.manifest)
             how: Any = {"force": force, "dry_run": dry_run, "method": chosen.offload.method}
-            after_s = chosen.offload.takeover_after_seconds
+            after_s = chosen.offload.takeover_after
             return truncate_stream(log, before, clock=clock, source=source, takeover_after_s=after_s, **how)
 
     def compact(self, *, recode: bool = False, settings: Settings | None = None) -> int:

@@ -137,16 +137,16 @@ class Maintenance:
         self.retention = RetentionService(
             cycle,
             clock=clock,
-            period_s=settings.retention.cycle_minutes * 60,
+            period_s=settings.retention.cycle_interval,
             recorder=recorder,
             hot_streams=HotStreams(store, clock=clock, settings_of=settings_of, names=hot_streams),
         )
-        self._times = DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
+        self._times = DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_max * 1000)
         self._jobs = [
             _Job(name, period_s, run, due_s=clock.monotonic_s() + min(period_s, FIRST_S_MAX) * phase(self._seed(name)))
             for name, period_s, run in (
-                (CLEANUP, settings.cleanup.cycle_minutes * 60, self._clean),
-                (ORPHANS, settings.cleanup.orphans_hours * 3600, self._find_orphans),
+                (CLEANUP, settings.cleanup.cycle_interval, self._clean),
+                (ORPHANS, settings.cleanup.orphans_interval, self._find_orphans),
             )
         ]
         # Guards the start flags and the values of the gauges.

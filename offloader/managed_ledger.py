@@ -99,7 +99,7 @@ def open_managed_ledger(
         log = offloader.history.owners_log(stream)
         source = open_source(database, log, settings=settings.offload, clock=clock, new_source=new_source)
         # Before the offload: the cache must have an entry before its notification arrives.
-        tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
+        tail = TailingSource(source, settings.offload.tail_cache_size_max)
         offload = MethodOffload(offloader, tail, stream, settings.offload.method)
         offload.begin(log)
         opened.pop_all()  # the managed ledger closes them
@@ -170,10 +170,10 @@ class ManagedLedger:
         Raises:
             FencedError: another process opened the stream since.
             InvalidCallError: not byte strings, a wrong number of times, or times out of range.
-            LimitReachedError: an entry is above ``entry_bytes_max``.
+            LimitReachedError: an entry is above ``entry_size_max``.
             StoreUnavailableError: the disk is full or the database is locked; nothing was written.
         """
-        limit = min(self._parts.settings.offload.entry_bytes_max, self._parts.settings.offload.offload_buffer_bytes_max)
+        limit = min(self._parts.settings.offload.entry_size_max, self._parts.settings.offload.offload_buffer_size_max)
         require_small(payloads, limit, where=f"append to stream {self.stream!r}")
         return self._parts.source.append(payloads, publish_times_ms, notes=notes)
 
@@ -325,7 +325,7 @@ class ManagedLedger:
         """Ends offloading and closes everything opened here. Idempotent.
 
         Args:
-            drain: first complete the current segment, for at most ``drain_seconds_max``; else the next start completes
+            drain: first complete the current segment, for at most ``drain_timeout``; else the next start completes
                 it.
 
         Raises:
@@ -356,7 +356,7 @@ class ManagedLedger:
 
 def _require_ledger_settings(database: EmbeddedLedgers, settings: LedgerSettings) -> None:
     # An open database doesn't poll.
-    others = (replace(each, poll_interval_s=settings.poll_interval_s) for each in (LedgerSettings(), database.settings))
+    others = (replace(each, poll_interval=settings.poll_interval) for each in (LedgerSettings(), database.settings))
     if settings not in others:
         raise InvalidCallError(
             f"the settings ledgers have no effect on {database.path}: it was opened with other settings",

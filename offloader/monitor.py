@@ -436,7 +436,7 @@ class Observation:
     ) -> None:
         self._settings, self._clock = settings, clock
         self._store, self._store_problems = store, store_problems
-        self._watchdog = Watchdog(settings.telemetry.watchdog_no_progress_s, segment_age_s_max(settings.offload))
+        self._watchdog = Watchdog(settings.telemetry.watchdog_no_progress, segment_age_s_max(settings.offload))
         # Guards the streams; one thread at a time observes.
         self._lock, self._looking, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()
@@ -474,7 +474,7 @@ class Observation:
         return dict(self._reasons)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """Observes every ``status_interval_s``, less often if that takes long. A second call has no effect.
+        """Observes every ``status_interval``, less often if that takes long. A second call has no effect.
 
         Args:
             call_after: runs a call after a number of seconds, on another thread.
@@ -495,7 +495,7 @@ class Observation:
                     # An error of one stream must not stop the watchdog.
                     _log.exception("the observation of the streams failed; it is repeated")
                 took_s = self._clock.monotonic_s() - started_s
-                call_after(max(self._settings.telemetry.status_interval_s, took_s * _IDLE_FACTOR), turn)
+                call_after(max(self._settings.telemetry.status_interval, took_s * _IDLE_FACTOR), turn)
 
         call_after(0.0, turn)
 
@@ -565,7 +565,7 @@ class Observation:
         return {
             stream_of(each.key): f"{each.verb} of {each.key} has had no answer for {each.seconds:.0f} s"
             for each in reversed(requests)  # the oldest is the first one
-            if each.seconds > self._settings.store.read_timeout_s
+            if each.seconds > self._settings.store.read_timeout
         }
 
     def _see(self) -> list[_Seen]:

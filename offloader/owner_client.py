@@ -353,7 +353,7 @@ def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, 
         OffloaderError: as ``OwnerClient.offload``.
     """
     owner = OwnerClient(state.owner.url, clock=SystemClock(), hosts=settings.access.owner_hosts)
-    said = owner.offload(state.stream, until, within_s=settings.offload.drain_seconds_max)
+    said = owner.offload(state.stream, until, within_s=settings.offload.drain_timeout)
     after = load_stream(store, state.stream)
     shown = after.committed_end()
     if after.incarnation != state.incarnation:

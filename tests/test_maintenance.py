@@ -88,7 +88,7 @@ class Bench:
         self.store = Refusing(self.memory)
         self.settings = Settings.of(
             {
-                "retention": {"policy": "consumption", "record_minutes": 1},
+                "retention": {"policy": "consumption", "record_interval": "1m"},
                 **sections,
                 "cleanup": {
                     **({"delete": True} if deletes else {}),
@@ -174,7 +174,7 @@ def test_consumed_segments_are_retired_purged_and_deleted_automatically() -> Non
 
 @pytest.mark.slow
 def test_cleanup_delete_of_one_stream_applies_to_that_stream_only() -> None:
-    bench = Bench(cleanup={"grace_hours": 0, "allow_large_delete": True})
+    bench = Bench(cleanup={"grace_period": "0h", "allow_large_delete": True})
     chosen, bench.settings = bench.settings, Bench(deletes=False).settings
     other = StreamWriter(bench.memory, "a/b/persistent/zz", clock=bench.clock)
     other_orphan = data_key(other.stream, new_segment_uuid(other.log.state.incarnation, 1))
@@ -190,7 +190,7 @@ def test_cleanup_delete_of_one_stream_applies_to_that_stream_only() -> None:
 
 @pytest.mark.slow
 def test_running_process_follows_changes_of_its_deletion_settings() -> None:
-    bench = Bench(deletes=False, cleanup={"grace_hours": 0, "allow_large_delete": True})
+    bench = Bench(deletes=False, cleanup={"grace_period": "0h", "allow_large_delete": True})
     bench.pass_time(4 * DAY_S)
     assert len(bench.segment_keys()) == 8
     bench.settings = replace(bench.settings, cleanup=replace(bench.settings.cleanup, delete=True))
@@ -201,7 +201,9 @@ def test_running_process_follows_changes_of_its_deletion_settings() -> None:
 
 @pytest.mark.slow
 def test_maintenance_jobs_run_once_a_period_with_jitter() -> None:
-    bench = Bench(retention={"cycle_minutes": 10**6}, cleanup={"cycle_minutes": 60, "orphans_hours": 6})
+    bench = Bench(
+        retention={"cycle_interval": 60 * (10**6)}, cleanup={"cycle_interval": "60m", "orphans_interval": "6h"}
+    )
     runs: dict[str, list[float]] = {CLEANUP: [], ORPHANS: []}
     latest: dict[str, Any] = {}
     for _ in range(24 * 60):
@@ -223,7 +225,7 @@ def test_maintenance_jobs_run_once_a_period_with_jitter() -> None:
 
 @pytest.mark.slow
 def test_old_orphans_are_deleted_and_remaining_ones_counted() -> None:
-    bench = Bench(cleanup={"grace_hours": 10**4, "orphans_hours": 12})
+    bench = Bench(cleanup={"grace_period": 3600 * (10**4), "orphans_interval": "12h"})
     old = bench.orphan(1)
     # Turns come at any time within a period: this one is old enough for whichever comes next, the other one isn't.
     bench.pass_time(DAY_S + 8 * HOUR_S)
@@ -245,7 +247,7 @@ def test_old_orphans_are_deleted_and_remaining_ones_counted() -> None:
 
 @pytest.mark.slow
 def test_refused_deletions_are_reported_until_they_succeed(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(cleanup={"grace_hours": 1, "allow_large_delete": True})
+    bench = Bench(cleanup={"grace_period": "1h", "allow_large_delete": True})
     bench.store.refused = "-index"
     with caplog.at_level(logging.WARNING, "offloader.maintenance"):
         bench.pass_time(5 * HOUR_S)
@@ -263,7 +265,7 @@ def test_refused_deletions_are_reported_until_they_succeed(caplog: pytest.LogCap
 
 @pytest.mark.slow
 def test_global_hold_is_reported_and_stops_all_deletion(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(cleanup={"grace_hours": 0, "allow_large_delete": True})
+    bench = Bench(cleanup={"grace_period": "0h", "allow_large_delete": True})
     orphan = bench.orphan(1)
     set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
     before = bench.segment_keys()
@@ -283,7 +285,7 @@ def test_global_hold_is_reported_and_stops_all_deletion(caplog: pytest.LogCaptur
 
 @pytest.mark.slow
 def test_jobs_that_an_outage_failed_are_done_soon_after_it(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(retention={"cycle_minutes": 10**6})
+    bench = Bench(retention={"cycle_interval": 60 * (10**6)})
     away = [Fault(call=1, calls=10**9, verb=verb, error=StoreUnavailableError) for verb in ("get", "list")]
     bench.store.set_faults(away[1:])  # it began, and couldn't go on
     bench.pass_time(FIRST_S_MAX)
@@ -300,7 +302,7 @@ def test_jobs_that_an_outage_failed_are_done_soon_after_it(caplog: pytest.LogCap
 
 @pytest.mark.slow
 def test_job_that_fails_while_the_store_answers_is_tried_less_and_less() -> None:
-    bench = Bench(retention={"cycle_minutes": 10**6}, cleanup={"cycle_minutes": 10**6})
+    bench = Bench(retention={"cycle_interval": 60 * (10**6)}, cleanup={"cycle_interval": 60 * (10**6)})
     bench.store.set_faults([Fault(call=1, calls=10**9, verb="list", error=StoreUnavailableError)])
     bench.pass_time(DAY_S)
     assert bench.upkeep._jobs[1].runs < 30
@@ -323,7 +325,7 @@ def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
 
 @pytest.mark.slow
 def test_cleanup_runs_during_a_long_orphan_search_and_no_second_search_starts() -> None:
-    bench = Bench(clock=ManualClock(waits_pass=False), cleanup={"cycle_minutes": 60, "orphans_hours": 2})
+    bench = Bench(clock=ManualClock(waits_pass=False), cleanup={"cycle_interval": "60m", "orphans_interval": "2h"})
     store, upkeep, clock = bench.store, bench.upkeep, bench.clock
     store.may_list.clear()
     workers = Workers(JOBS_AT_ONCE_MAX, clock)

@@ -39,8 +39,8 @@ _names = count()
 
 
 def settings(**changes: object) -> Settings:
-    offload = {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64, **changes}
-    return Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 25_000}})
+    offload = {"block_size": 1024, "segment_size_max": "16KiB", **changes}
+    return Settings.of({"offload": offload, "ledgers": {"ledger_size_max": 25_000}})
 
 
 class Bench:
@@ -161,7 +161,7 @@ def test_without_a_method_nothing_is_offloaded(bench: Bench) -> None:
 
 
 def test_before_anything_is_offloaded_no_hot_copy_is_deleted(bench: Bench) -> None:
-    topic = bench.open(method="none", deletion_lag_minutes=0)
+    topic = bench.open(method="none", deletion_lag="0m")
     bench.append(topic, 3)
     topic.close_ledger()
 
@@ -183,7 +183,7 @@ def test_a_second_opening_fences_the_first(bench: Bench) -> None:
 
 
 def test_entry_too_large_to_offload_is_refused_before_it_is_written(bench: Bench) -> None:
-    topic = bench.open(entry_bytes_max=1000)
+    topic = bench.open(entry_size_max=1000)
     for payloads in ([b"small", bytes(1001)], pa.array([b"small", bytes(1001)])):
         with pytest.raises(LimitReachedError, match="nothing of the batch was appended"):
             topic.append_batch(payloads)
@@ -248,7 +248,7 @@ CACHES = [pytest.param(512 * KIB, id="all kept"), pytest.param(80 * KIB, id="som
 def test_a_refused_stream_reads_the_hot_tier_only_for_what_the_cache_gave_up(
     bench: Bench, hot_reads: list[Position], cache_bytes: int
 ) -> None:
-    topic = bench.open(offload_buffer_bytes_max=64 * KIB, tail_cache_bytes_max=cache_bytes)
+    topic = bench.open(offload_buffer_size_max=64 * KIB, tail_cache_size_max=cache_bytes)
     bench.append(topic, 1)
     topic.offload()
     hot_reads.clear()
@@ -270,7 +270,7 @@ def test_a_refused_stream_reads_the_hot_tier_only_for_what_the_cache_gave_up(
 def test_restarted_stream_reads_from_the_hot_tier_only_evicted_entries(
     bench: Bench, hot_reads: list[Position], cache_bytes: int
 ) -> None:
-    topic = bench.open(tail_cache_bytes_max=cache_bytes)
+    topic = bench.open(tail_cache_size_max=cache_bytes)
     bench.append(topic, 1)
     topic.set_method("none")
     hot_reads.clear()

@@ -43,7 +43,7 @@ def store() -> ObjectStore:
 
 @pytest.fixture
 def topic(store: ObjectStore) -> Iterator[ManagedLedger]:
-    settings = offloader.Settings.of({"offload": {"drain_seconds_max": 1}})
+    settings = offloader.Settings.of({"offload": {"drain_timeout": 1}})
     made = open_managed_ledger("orders", ledgers="sqlite://:memory:", store=store, settings=settings)
     yield made
     made.close(drain=False)
@@ -73,7 +73,7 @@ def test_payloads_other_than_byte_strings_are_refused(topic: ManagedLedger, payl
 
 
 def test_a_view_of_larger_items_does_not_pass_the_limit_of_an_entry(topic: ManagedLedger) -> None:
-    limit = offloader.Settings().offload.entry_bytes_max
+    limit = offloader.Settings().offload.entry_size_max
     wide = memoryview(bytes(limit + 8)).cast("q")
     assert answer(topic.append, wide) is InvalidCallError
     assert topic.ledgers()[-1].entries == 0

@@ -27,8 +27,8 @@ MIB = 1024 * 1024
 #: Segments of 6 MiB in parts of 5 MiB: multipart and single PUTs; ledgers of 4 MiB.
 SETTINGS = Settings.of(
     {
-        "offload": {"part_bytes": 5 * MIB, "max_size_per_offload_segment_mbytes": 6.0, "block_bytes": 256 * 1024},
-        "ledgers": {"ledger_bytes_max": 4 * MIB},
+        "offload": {"part_size": 5 * MIB, "segment_size_max": "6.0MiB", "block_size": 256 * 1024},
+        "ledgers": {"ledger_size_max": 4 * MIB},
     }
 )
 Open = Callable[[], ObjectStore]
@@ -92,7 +92,7 @@ def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_pat
     """Two processes' worth of clients and stores; one hot tier, one manifest: one of them appends and commits."""
     stores = [open_s3(), open_s3()]
     # However slow this machine is now, the fenced one doesn't take the stream back during the test.
-    settings = Settings.of({"offload": {"takeover_after_seconds": 3600}})
+    settings = Settings.of({"offload": {"takeover_after": 3600}})
 
     def opened(store: ObjectStore, name: str) -> ManagedLedger:
         ledgers = f"sqlite:///{tmp_path}/{name}.db"

@@ -77,7 +77,7 @@ def observed(clock: Clock | None = None, **given: Any) -> tuple[Observation, Met
 def streaming(tmp_path: Path, store: ObjectStore) -> Iterator[tuple[Any, LedgerOffloader, StreamOffload]]:
     """A source, an offloader that isn't looking by itself, and its stream."""
     ledgers = EmbeddedLedgers(str(tmp_path / "ledgers.db"))
-    settings = Settings.of({"telemetry": {"status_interval_s": 3600.0}})
+    settings = Settings.of({"telemetry": {"status_interval": 3600.0}})
     offloader = LedgerOffloader(store, settings)
     source = ledgers.open_stream(TOPIC)
     offload = offloader.offload_stream(source, TOPIC)
@@ -208,7 +208,7 @@ def test_unreachable_source_leaves_the_lag_unknown() -> None:
 def test_stall_is_logged_once_at_its_beginning_and_once_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="offloader.monitor")
     clock = ManualClock()
-    observation, metrics = observed(clock, watchdog_no_progress_s=60.0)
+    observation, metrics = observed(clock, watchdog_no_progress=60.0)
     stream = Scripted("a", mode=Mode.CATCH_UP, tail=Position(1, 5), error="the disk is full")
     observation.add(stream)
     for _ in range(5):
@@ -238,7 +238,7 @@ def test_unwritable_status_file_is_logged_once_and_stops_nothing(
 def test_monitor_looks_every_interval_and_once_more_on_close(tmp_path: Path) -> None:
     clock = ManualClock()
     file = tmp_path / "status.json"
-    observation, _ = observed(clock, status_file=str(file), status_interval_s=7.0)
+    observation, _ = observed(clock, status_file=str(file), status_interval=7.0)
     due: list[tuple[float, Any]] = []
     observation.start(lambda delay_s, run: due.append((delay_s, run)))
     observation.start(lambda delay_s, run: due.append((delay_s, run)))
@@ -287,7 +287,7 @@ def test_a_look_that_close_overtakes_does_not_replace_the_final_status(tmp_path:
 
 
 def test_failing_look_is_logged_and_followed_by_more(caplog: pytest.LogCaptureFixture) -> None:
-    observation, _ = observed(watchdog_no_progress_s=60.0)
+    observation, _ = observed(watchdog_no_progress=60.0)
     observation.add(stream := Scripted("a"))
     stream.given["mode"] = "no mode at all"
     due: list[Any] = []
@@ -304,7 +304,7 @@ def test_failing_look_is_logged_and_followed_by_more(caplog: pytest.LogCaptureFi
 @pytest.mark.slow
 def test_offloader_writes_its_status_file_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "status.json"
-    settings = Settings.of({"telemetry": {"status_file": str(file), "status_interval_s": 0.05}})
+    settings = Settings.of({"telemetry": {"status_file": str(file), "status_interval": 0.05}})
     store = open_store(f"file://{tmp_path}/store")
     with open_managed_ledger(TOPIC, ledgers=str(tmp_path / "l.db"), store=store, settings=settings) as ledger:
         ledger.append(b"x")

@@ -70,7 +70,7 @@ class Bench:
 @pytest.fixture
 def hanging(caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
     caplog.set_level(logging.INFO, logger="offloader.monitor")
-    bench = Bench(status_interval_s=60.0)
+    bench = Bench(status_interval=60.0)
     bench.stream.request_offload()
     assert bench.raw.reached.wait(PATIENCE_S)
     yield bench
@@ -116,7 +116,7 @@ class Deadly(MemoryLedgers):
 
 
 def test_dead_worker_is_reported() -> None:
-    bench = Bench(Deadly, status_interval_s=3600.0)
+    bench = Bench(Deadly, status_interval=3600.0)
     try:
         assert bench.stalled() is None
         eventually(lambda: "SystemExit" in bench.stream.status().error)
@@ -144,7 +144,7 @@ class Silent(MemoryLedgers):
 
 def test_hanging_source_does_not_block_the_watchdog(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="offloader.monitor")
-    bench = Bench(Silent, status_interval_s=60.0)
+    bench = Bench(Silent, status_interval=60.0)
     source = bench.source
     assert isinstance(source, Silent)
     looking = threading.Thread(target=bench.offloader.status)

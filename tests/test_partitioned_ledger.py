@@ -97,7 +97,7 @@ def test_fewer_partitions_and_unknown_hashes_are_refused(
 
 @pytest.mark.slow
 def test_refused_batch_names_the_partitions_that_have_their_entries(stream: offloader.Stream, database: str) -> None:
-    settings = Settings.of({"offload": {"entry_bytes_max": 100}})
+    settings = Settings.of({"offload": {"entry_size_max": 100}})
     with stream.open_partitions(database, 2, settings=settings) as topic:
         low, high = (next(key for key in KEYS if topic.partition_of(key) == number) for number in (0, 1))
         with pytest.raises(InvalidCallError, match="2 entries and 1 keys"):

@@ -41,7 +41,7 @@ def store() -> ObjectStore:
 
 def append_once(stream: str, ledgers: str, store: ObjectStore) -> object:
     """What a program hears that appends one entry and goes away."""
-    settings = offloader.Settings.of({"offload": {"drain_seconds_max": 1}})
+    settings = offloader.Settings.of({"offload": {"drain_timeout": 1}})
     try:
         topic = open_managed_ledger(stream, ledgers=ledgers, store=store, settings=settings)
     except OffloaderError as error:

@@ -57,7 +57,7 @@ class _Ours:
                 "peers/readable",
                 ledgers=f"sqlite:///{folder}/ledgers.db",
                 store=self.store,
-                settings=Settings.of({"offload": {"max_offload_segment_rollover_time_minutes": 1 / 60}}),
+                settings=Settings.of({"offload": {"segment_age_max": 1}}),
             )
         )
 

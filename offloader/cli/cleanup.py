@@ -520,7 +520,7 @@ def delete_stream(
         remove_stream(opened, each, clock=clock, settings=settings.manifest, ignore_leases=ignore_leases)
         for each in streams
     ]
-    now_ms = time_for_deletion_ms(opened, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
+    now_ms = time_for_deletion_ms(opened, clock, skew_ms_max=settings.manifest.clock_skew_max * 1000)
     release_topics_of(opened, streams, clock=clock, now_ms=now_ms)
     _print_removed(done, as_json=json)
 

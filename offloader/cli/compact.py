@@ -21,7 +21,7 @@ from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, coun
 from offloader.errors import OffloaderError, UnsupportedError
 from offloader.manifest.state import SegmentRecord
 from offloader.read.reader import existing_streams, load_stream
-from offloader.settings import OffloadSettings
+from offloader.settings import OffloadSettings, Size
 from offloader.store.base import ObjectStore
 from offloader.write.compact import CompactionPlan, CompactionResult, plan_compaction
 from offloader.write.offloader import LedgerOffloader
@@ -75,11 +75,11 @@ class SegmentArguments:
     def over(self, settings: OffloadSettings) -> OffloadSettings:
         """``settings`` with the options that were given."""
         if self.segment_size is not None:
-            settings = replace(settings, max_size_per_offload_segment_mbytes=self.segment_size / _MIB)
+            settings = replace(settings, segment_size_max=Size(self.segment_size))
         if self.codec is not None:
             settings = replace(settings, codec=self.codec)
         if self.block_size is not None:
-            settings = replace(settings, block_bytes=self.block_size)
+            settings = replace(settings, block_size=Size(self.block_size))
         return settings
 
 

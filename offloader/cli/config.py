@@ -9,7 +9,7 @@ import typer
 from offloader.cli.options import Config, Json, name_argument
 from offloader.cli.output import Column, print_result, print_rows
 from offloader.errors import InvalidCallError
-from offloader.settings.layered import SettingsFile, key_of, read_settings_file, sample_settings
+from offloader.settings.layered import SettingsFile, read_settings_file, sample_settings
 
 
 def _value(value: object) -> str:
@@ -41,7 +41,7 @@ def explain(
     found.settings_of(topic)
     rows = [
         each.as_json()
-        for each in sorted(found.values_of(topic).values(), key=lambda each: key_of(each.name))
+        for each in sorted(found.values_of(topic).values(), key=lambda each: each.name)
         if not changed or each.source != "default"
     ]
     print_rows(rows, _COLUMNS, as_json=json, empty="all settings have their defaults")

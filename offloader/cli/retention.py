@@ -48,7 +48,7 @@ from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import StreamRetention, cut_of, open_retention, require_subscriber_name
 from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
 from offloader.runtime.clock import SystemClock
-from offloader.settings import PulsarSettings, RetentionSettings, Settings
+from offloader.settings import Duration, PulsarSettings, RetentionSettings, Settings, Size
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 from offloader.times import time_ms_of, time_text
@@ -104,11 +104,11 @@ class KeepArguments:
         if not self.is_given:
             return settings
         retention = RetentionSettings(
-            keep_seconds=self.keep,
-            keep_bytes=self.keep_size,
-            keep_at_least_seconds=self.keep_at_least or settings.retention.keep_at_least_seconds,
-            keep_at_least_bytes=self.keep_at_least_size or settings.retention.keep_at_least_bytes,
-            record_minutes=settings.retention.record_minutes,
+            keep=Duration(self.keep),
+            keep_size=Size(self.keep_size),
+            keep_at_least=Duration(self.keep_at_least or settings.retention.keep_at_least),
+            keep_at_least_size=Size(self.keep_at_least_size or settings.retention.keep_at_least_size),
+            record_interval=settings.retention.record_interval,
         )
         return replace(settings, retention=retention)
 
@@ -293,7 +293,7 @@ def list_subscribers(
         offloader subscriber list orders
     """
     if timeout is None:
-        timeout = given.settings(stream).retention.subscriber_timeout_minutes * 60
+        timeout = given.settings(stream).retention.subscriber_timeout
     with _retention(stream, given, ledgers=given.ledgers, read_only=True) as retention:
         found = retention.subscribers(timeout_ms=max(1, round(timeout * 1000)) if timeout else None)
     rows = (each.as_json() for each in found)
@@ -559,7 +559,7 @@ def _truncations(
     listed: Mapping[str, int],
 ) -> Iterable[Truncation]:
     """Truncates a stream, or each named partition of a topic."""
-    clock, after_s = SystemClock(), settings.offload.takeover_after_seconds
+    clock, after_s = SystemClock(), settings.offload.takeover_after
     if len(wanted) == 1 and wanted[0][0] is None:
         log = ManifestLog(store, stream, clock=clock, settings=settings.manifest)
         return [

@@ -133,8 +133,8 @@ class _Service:
 
     def _ended(self, process: ServingProcess) -> int:
         """Stops within the limits: an unresponsive store must not delay a machine's shutdown."""
-        drain_s = max((each.settings.offload.drain_seconds_max for each in process.streams.all()), default=0.0)
-        limit_s = drain_s + process.streams.settings_of("").serve.stop_seconds_max
+        drain_s = max((each.settings.offload.drain_timeout for each in process.streams.all()), default=0.0)
+        limit_s = drain_s + process.streams.settings_of("").serve.stop_timeout
         done = threading.Event()
 
         def give_up() -> None:

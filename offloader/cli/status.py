@@ -29,7 +29,7 @@ from offloader.monitor import manifest_document, read_status_file, status_docume
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
-from offloader.settings.layered import key_of, shown
+from offloader.settings.fields import in_file
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
 
@@ -68,12 +68,12 @@ def head_lines(document: Mapping[str, Any], status_file: str, now_ms: int) -> li
         problems = "; missing guarantees: " + "; ".join(store["problems"]) if store["problems"] else ""
         alone = "; single writer: no other process may ever write to it" if store["single_writer"] else ""
         lines.append((f"store: {store['url']}{alone}{problems}", bool(alone or problems)))
-        oldest, allowed_s = store["oldest_request"], (settings.get("store") or {}).get("read_timeout_s", 0)
+        oldest, allowed_s = store["oldest_request"], (settings.get("store") or {}).get("read_timeout", 0)
         if oldest is not None and oldest["seconds"] > allowed_s:
             what = f"{oldest['verb']} of {oldest['key']}"
             lines.append((f"{store['open_requests']} requests are open, {what} for {oldest['seconds']:.0f} s", True))
     changed = [
-        f"{key_of(row['setting'])} = {shown(row['setting'], row['value'])}"
+        f"{row['setting']} = {row['value']}"
         for row in limit_rows(document)
         if row["value"] != row["default"] and row["setting"] != "telemetry.status_file"
     ]
@@ -92,30 +92,26 @@ def head_lines(document: Mapping[str, Any], status_file: str, now_ms: int) -> li
 def _age_line(document: Mapping[str, Any], status_file: str, now_ms: int) -> tuple[str, bool]:
     age_s = max(0, now_ms - document["written_ms"]) / 1000
     telemetry = (document.get("settings") or {}).get("telemetry") or {}
-    interval_s = telemetry.get("status_interval_s", TelemetrySettings().status_interval_s)
+    interval_s = telemetry.get("status_interval", TelemetrySettings().status_interval)
     old = age_s > _INTERVALS_MAX * interval_s
     note = f": OLD, expected every {interval_s:g} s; the process may have stopped" if old else ""
     return f"{status_file} of process {document.get('pid')}, written {duration_text(age_s)} ago{note}", old
 
 
 def limit_rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every limit in force: section and attribute, value in the attribute's unit, default and description."""
+    """Every limit in force, as in a settings file: name, value, default and description."""
     for section in fields(Settings):
         given = (document.get("settings") or {}).get(section.name) or {}
         for setting in fields(getattr(Settings(), section.name)):
             if setting.name in given:
+                default: Any = setting.default
+                is_list = isinstance(default, tuple)
                 yield {
                     "setting": f"{section.name}.{setting.name}",
-                    "value": given[setting.name],
-                    # The JSON form.
-                    "default": list(setting.default) if isinstance(setting.default, tuple) else setting.default,
+                    "value": given[setting.name] if is_list else in_file(type(default)(given[setting.name])),
+                    "default": list(default) if is_list else in_file(default),
                     "what": setting.metadata["doc"],
                 }
-
-
-def _in_file(row: Mapping[str, Any]) -> dict[str, Any]:
-    name = row["setting"]
-    return {"setting": key_of(name), "value": shown(name, row["value"]), "default": shown(name, row["default"])}
 
 
 def limit_lines(document: Mapping[str, Any], width: int) -> list[Text]:
@@ -124,9 +120,8 @@ def limit_lines(document: Mapping[str, Any], width: int) -> list[Text]:
 
     lines = []
     for row in limit_rows(document):
-        found = _in_file(row)
-        note = f" (default {found['default']})" if row["value"] != row["default"] else ""
-        lines += [Text(part, style="bold") for part in _wrapped(f"{found['setting']} = {found['value']}{note}", width)]
+        note = f" (default {row['default']})" if row["value"] != row["default"] else ""
+        lines += [Text(part, style="bold") for part in _wrapped(f"{row['setting']} = {row['value']}{note}", width)]
         lines += [Text(f"{_GAP}{part}") for part in textwrap.wrap(row["what"], width - len(_GAP))]
     return lines
 
@@ -500,8 +495,7 @@ def _show_limits(source: StatusFile | ServingStatus, *, as_json: bool) -> int:
         with _screen(in_place=False) as draw:
             draw(limit_lines(document, shutil.get_terminal_size().columns))
     else:
-        rows = [row if as_json else {**row, **_in_file(row)} for row in limit_rows(document)]
-        print_rows(rows, LIMIT_COLUMNS, as_json=as_json)
+        print_rows(limit_rows(document), LIMIT_COLUMNS, as_json=as_json)
     return 0
 
 

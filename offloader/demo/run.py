@@ -231,8 +231,8 @@ def demo_settings(payload_bytes: int) -> Settings:
     segment_bytes = max(int(payload_bytes * 0.138), 64 * 1024)
     return Settings.of(
         {
-            "ledgers": {"ledger_bytes_max": max(int(payload_bytes * 0.29), 128 * 1024)},
-            "offload": {"max_size_per_offload_segment_mbytes": segment_bytes / mib, "part_bytes": 5 * mib},
+            "ledgers": {"ledger_size_max": max(int(payload_bytes * 0.29), 128 * 1024)},
+            "offload": {"segment_size_max": segment_bytes, "part_size": 5 * mib},
         },
         origin="the demo's settings",
     )

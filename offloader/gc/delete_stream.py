@@ -78,7 +78,7 @@ def remove_stream(
     ignore_leases: bool = False,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> StreamRemoval:
-    """Delete a stream as far as safe now; call again after ``orphan_age_hours_min`` to finish.
+    """Delete a stream as far as safe now; call again after ``orphan_age_min`` to finish.
 
     Args:
         ignore_leases: ignore leases.
@@ -92,7 +92,7 @@ def remove_stream(
         StoreUnavailableError, OutcomeUnknownError: call it again.
     """
     require_no_global_hold(store)
-    times = deletion_clock or DeletionClock(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
+    times = deletion_clock or DeletionClock(store, clock, skew_ms_max=settings.clock_skew_max * 1000)
     now_ms = times.now_ms()
     require_entry(store, stream)
     done = StreamRemoval(stream=stream, readers=sorted(live_readers(store, stream, now_ms).values()))

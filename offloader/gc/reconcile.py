@@ -82,7 +82,7 @@ from offloader.stream_names import require_stream_name
 def uploads_by_key(store: ObjectStore, names: ManifestState) -> Iterator[UploadInfo]:
     """Uploads of every segment that a kept record assigned, except those still promised.
 
-    Records are kept for ``orphan_age_hours_min`` and longer, so a failed attempt's upload is searched once it is old
+    Records are kept for ``orphan_age_min`` and longer, so a failed attempt's upload is searched once it is old
     enough to be aborted. An upload begun under a key long after the attempt failed isn't found.
     """
     with suppress(NotFoundError):  # another process deletes records: their uploads are searched in the next run
@@ -157,7 +157,7 @@ class Reconciliation:
     Attributes:
         store: must be open for writing when ``delete``.
         is_topic: it is the name of a partitioned topic, which only has retention documents.
-        settings: ``orphan_age_hours_min`` and ``clock_skew_seconds_max``.
+        settings: ``orphan_age_min`` and ``clock_skew_max``.
         delete: False: a dry run, which finds the same and writes nothing.
         now_ms: the time, when the caller has read both clocks already.
         finds_by_prefix: whether the store finds uploads by prefix, when the caller has probed it already.
@@ -196,14 +196,14 @@ class Reconciliation:
         prefix = retention_prefix(self.stream) if self.is_topic else stream_prefix(self.stream)
         if self.now_ms is None:
             self.now_ms = time_for_deletion_ms(
-                self.store, self.clock, skew_ms_max=self.settings.clock_skew_seconds_max * 1000, ask_store=self.delete
+                self.store, self.clock, skew_ms_max=self.settings.clock_skew_max * 1000, ask_store=self.delete
             )
         # List first, load after: every listed object that is needed was named before the load.
         uploads = [] if self.is_topic else list(self.store.list_uploads(stream_prefix(self.stream)))
         incarnations = incarnations_in(self.store, self.stream)
         page = self.store.list(prefix)
         self._witnesses = Witnesses(self.store, self.stream)
-        self._known = self._knowledge(incarnations, age_limit_ms(self.now_ms, self.settings.orphan_age_hours_min))
+        self._known = self._knowledge(incarnations, age_limit_ms(self.now_ms, self.settings.orphan_age_min))
         voids = self._voids()
         waiting: list[Garbage] = []
         for leftover in chain(self._judged_uploads(uploads), self._ended_leases(), self._judged_pages(page, prefix)):
@@ -459,7 +459,7 @@ class StoreReconciliation:
             ClockSkewError: the clocks differ too much to judge ages; nothing was deleted.
             OffloaderError: the store is unreachable.
         """
-        skew_ms_max = self.settings_of("").clock_skew_seconds_max * 1000
+        skew_ms_max = self.settings_of("").clock_skew_max * 1000
         streams = list_streams(self.store, released=True)
         deletes = any(map(self._deletes, ["", *streams]))
         now_ms = time_for_deletion_ms(self.store, self.clock, skew_ms_max=skew_ms_max, ask_store=deletes)
@@ -496,7 +496,7 @@ class StoreReconciliation:
     def _outside(self, now_ms: int) -> Iterator[Garbage]:
         # Reload: streams created since the listing have their own prefix now.
         is_below = _folders_below(list_streams(self.store, released=True))
-        old_ms = age_limit_ms(now_ms, self.settings_of("").orphan_age_hours_min)
+        old_ms = age_limit_ms(now_ms, self.settings_of("").orphan_age_min)
         for upload in self.store.list_uploads(""):
             info = ObjectInfo(upload.key, 0, "", upload.started_ms)
             if upload.key.startswith(PROBE_PREFIX):

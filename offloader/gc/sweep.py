@@ -77,7 +77,6 @@ from offloader.manifest.catalog import forget_name, list_streams, release_topics
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import (
-    MS_PER_HOUR,
     DeletionClock,
     DeletionStoppedError,
     age_limit_ms,
@@ -91,7 +90,7 @@ from offloader.settings import CleanupSettings, Settings
 from offloader.store.base import MAY_NOT_DELETE, ObjectStore
 from offloader.store.rate_limit import Priority, working_at
 
-#: Wait before failed deletions are retried; doubles up to ``retry_minutes_max``.
+#: Wait before failed deletions are retried; doubles up to ``retry_delay_max``.
 RETRY_FIRST_MS = 60_000
 
 
@@ -118,7 +117,7 @@ def retry_at_ms(record: DeletionRecord, settings: CleanupSettings) -> int:
     if not record.attempts:
         return 0
     wait_ms = RETRY_FIRST_MS << min(record.attempts - 1, 30)
-    return record.tried_ms + min(wait_ms, int(settings.retry_minutes_max * 60_000))
+    return record.tried_ms + min(wait_ms, int(settings.retry_delay_max * 1000))
 
 
 def read_batches(store: ObjectStore, stream: str, *, done: bool) -> Iterator[DeletionRecord]:
@@ -137,7 +136,7 @@ def read_batches(store: ObjectStore, stream: str, *, done: bool) -> Iterator[Del
 def expire_audit(store: ObjectStore, stream: str, settings: CleanupSettings, *, now_ms: int) -> int:
     """Remove old batches, and the oldest above the limit. Returns their number."""
     names = _names(store, stream, done=True)
-    old_ms = age_limit_ms(now_ms, settings.audit_days * 24)
+    old_ms = age_limit_ms(now_ms, settings.audit_period)
     over = max(len(names) - settings.audit_records_max, 0)
     gone = [name for number, name in enumerate(names) if number < over or int(name[:16]) < old_ms]
     delete_keys(store, [deletion_key(stream, name, done=True) for name in gone])
@@ -488,7 +487,7 @@ def cleanup_all(
 
 
 def _deletion_clock(store: ObjectStore, clock: Clock, settings: Settings) -> DeletionClock:
-    return DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
+    return DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_max * 1000)
 
 
 @dataclass(slots=True)
@@ -549,7 +548,7 @@ class _Round:
         def now_ms() -> int:
             return self.times.now_ms(newest_ms=log.state.time_ms, ask_store=not report.dry_run)
 
-        grace_ms, now = int(settings.cleanup.grace_hours * MS_PER_HOUR), now_ms()
+        grace_ms, now = int(settings.cleanup.grace_period * 1000), now_ms()
         facts = retired_facts(store, state, retired_groups(state), now_ms=now, grace_ms=grace_ms, notes=writes)
         plan = report.plan = plan_cleanup(state, facts, now_ms=now, grace_ms=grace_ms)
         self.on_plan(plan)
@@ -560,7 +559,7 @@ class _Round:
         )
         for batch in batches:
             if retry_at_ms(batch, settings.cleanup) <= now:
-                sweeper.resume(batch, void_before_ms=age_limit_ms(now, settings.manifest.orphan_age_hours_min))
+                sweeper.resume(batch, void_before_ms=age_limit_ms(now, settings.manifest.orphan_age_min))
         for group in plan.due:
             sweeper.purge(group)
         large = plan.large and not (self.allow_large or settings.cleanup.allow_large_delete)

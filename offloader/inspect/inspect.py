@@ -110,13 +110,13 @@ def _data_pieces(window: _Window, ledger_id: int | None, settings: ReadSettings)
         except FormatError:
             block_bytes = len(head)
         # Include the bytes after the block's length, which Pulsar's reader checks.
-        fetched = min(block_bytes, settings.block_bytes_max) + BLOCK_HEADER_BYTES
+        fetched = min(block_bytes, settings.block_size_max) + BLOCK_HEADER_BYTES
         pieces = describe_block(
             window.bytes_of(at, at + fetched),
             offset=at,
             ledger_id=ledger_id,
-            block_bytes_max=settings.block_bytes_max,
-            decompressed_bytes_max=settings.decompressed_bytes_max,
+            block_bytes_max=settings.block_size_max,
+            decompressed_bytes_max=settings.decompressed_size_max,
         )
         for piece in pieces:
             yield piece

@@ -350,7 +350,7 @@ def _check_blocks(
 ) -> SegmentCheck:
     blocks = segment_map.blocks
     numbers = np.argsort(blocks.offset, kind="stable").astype(np.int64)
-    runs = block_runs(objects, segment_map, numbers, fetcher.settings.request_bytes)
+    runs = block_runs(objects, segment_map, numbers, fetcher.settings.request_size)
     checksum = entries = payload_bytes = decoded = position = 0
     damaged = len(found) > 0
     results = fetcher.workers.in_order(Sized(partial(_read_run, fetcher, run), run.held_bytes) for run in runs)

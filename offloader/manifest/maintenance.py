@@ -121,15 +121,15 @@ def expire_records(
 
 def _old_ms(store: ObjectStore, clock: Clock, settings: ManifestSettings, *, ask_store: bool) -> int:
     """The latest time of an object that is old enough to be deleted now."""
-    skew_ms_max = settings.clock_skew_seconds_max * 1000
+    skew_ms_max = settings.clock_skew_max * 1000
     now_ms = time_for_deletion_ms(store, clock, skew_ms_max=skew_ms_max, ask_store=ask_store)
-    return age_limit_ms(now_ms, settings.orphan_age_hours_min)
+    return age_limit_ms(now_ms, settings.orphan_age_min)
 
 
 def expire_history(
     store: ObjectStore, stream: str, *, clock: Clock, settings: ManifestSettings, dry_run: bool = False
 ) -> ExpiredObjects | None:
-    """Runs ``expire_records`` on objects older than ``history_days_min``; reads the manifest first.
+    """Runs ``expire_records`` on objects older than ``history_age_min``; reads the manifest first.
 
     Returns:
         The deleted objects, or in a dry run those to delete; ``None`` if settings or a hold forbid it, or there is no
@@ -138,13 +138,13 @@ def expire_history(
     Raises:
         ClockSkewError, CorruptError: as ``expire_records``; CorruptError, Unsupported if the manifest is unreadable.
     """
-    entry = None if settings.history_days_min < 0 else read_entry(store, stream)
+    entry = None if settings.history_age_min < 0 else read_entry(store, stream)
     if entry is None:
         return None
     state = load_manifest_view(store, stream, entry.incarnation, requests_max=settings.record_requests_max).state
     if state.held or state.stream_deleted:
         return None
-    kept = replace(settings, orphan_age_hours_min=max(settings.orphan_age_hours_min, settings.history_days_min * 24))
+    kept = replace(settings, orphan_age_min=max(settings.orphan_age_min, settings.history_age_min))
     return expire_records(store, state, clock=clock, settings=kept, dry_run=dry_run)
 
 
@@ -217,7 +217,7 @@ def delete_stream(
     settings: ManifestSettings = ManifestSettings(),
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> StreamDeletion:
-    """Deletes a stream as far as that is safe now; call again after ``orphan_age_hours_min`` to finish.
+    """Deletes a stream as far as that is safe now; call again after ``orphan_age_min`` to finish.
 
     Args:
         delete_objects: deletes the data of the given view (segments, index objects, unfinished uploads) and returns
@@ -268,7 +268,7 @@ def sweep_dead_incarnations(
 ) -> Mapping[UUID, DeadIncarnation]:
     """Deletes manifests of the stream's incarnations that its catalogue entry doesn't name.
 
-    Only if every object of one is older than ``orphan_age_hours_min``, and never while the stream has no catalogue
+    Only if every object of one is older than ``orphan_age_min``, and never while the stream has no catalogue
     entry: that may be lost, and `manifest rebuild` then needs these objects.
 
     Args:
@@ -375,10 +375,10 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     doomed = [info.key for info in found.known() if info.key not in kept]
     require_no_global_hold(store)
     delete_keys(store, doomed)
-    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=settings.clock_skew_max * 1000)
     born_ms = now_ms if tombstone is None else tombstone.modified_ms
     done = partial(StreamDeletion, incarnation=incarnation, unknown=found.unknown)
-    if born_ms > age_limit_ms(now_ms, settings.orphan_age_hours_min):
+    if born_ms > age_limit_ms(now_ms, settings.orphan_age_min):
         return done(is_finished=False, deleted_objects=len(doomed))
     require_no_global_hold(store)
     # The entry first, if it is still this incarnation's: after this the stream may be created again under other keys. A

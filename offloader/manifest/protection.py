@@ -210,7 +210,6 @@ TIME_KEY = "_time/now"
 TIME_ATTEMPTS_MAX = 10
 #: Time after which a ``DeletionClock`` queries the store again.
 ASK_AGAIN_S = 10.0
-MS_PER_HOUR = 3_600_000
 
 
 class ClockSkewError(OffloaderError):
@@ -261,9 +260,9 @@ def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float
     return min(before_ms, theirs_ms)
 
 
-def age_limit_ms(now_ms: int, hours: float) -> int:
+def age_limit_ms(now_ms: int, age_s: float) -> int:
     """The latest time, ms since 1970 UTC, of an object that is that old at ``now_ms``."""
-    return now_ms - int(hours * MS_PER_HOUR)
+    return now_ms - int(age_s * 1000)
 
 
 class DeletionClock:

@@ -657,7 +657,7 @@ def _segments(
             unknown.append(info.key)
     found, lone = [], [which for which in indexes if which not in data]
     problems = [(indexes[which], "an index without a data object") for which in lone]
-    part_bytes = OffloadSettings().part_bytes
+    part_bytes = OffloadSettings().part_size
     for (uuid, ledger_id), key in data.items():
         has_index = (uuid, ledger_id) in indexes
         try:

@@ -95,7 +95,7 @@ class ColdTier:
         maps = fetcher.workers.in_order(
             partial(self._unless_missing, objects, partial(fetcher.index, objects, keep=False)) for objects in segments
         )
-        sizes = request_sizes(fetcher.settings.request_bytes)
+        sizes = request_sizes(fetcher.settings.request_size)
         runs = (
             run
             for objects, segment_map in zip(segments, maps, strict=True)
@@ -120,7 +120,7 @@ class ColdTier:
             segments = [(objects, self._fetcher.index(objects)) for objects in found]
             wanted = [(objects, segment_map, segment_map.find(first, last)) for objects, segment_map in segments]
             stored_bytes = sum(segment_map.stored_bytes(numbers) for _, segment_map, numbers in wanted)
-            if stored_bytes > self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
+            if stored_bytes > self._fetcher.settings.cache_size_max // CACHED_READ_CACHE_SHARE:
                 return None
             parts = [
                 batch.between(first, last)
@@ -183,7 +183,7 @@ class ColdTier:
         segment_map = self._fetcher.index(objects)
         numbers = segment_map.find(first, last)
         if not segment_map.has_extension:
-            runs = block_runs(objects, segment_map, numbers, self._fetcher.settings.request_bytes)
+            runs = block_runs(objects, segment_map, numbers, self._fetcher.settings.request_size)
             with closing(self._fetcher.runs(runs)) as results:
                 return sum(len(batch.between(first, last)) for batches in results for batch in batches)
         blocks = segment_map.blocks
@@ -268,7 +268,7 @@ class ColdTier:
             for ledger, low, high in zip(*(column[numbers].tolist() for column in columns), strict=True):
                 yield Position(ledger, low), Position(ledger, high)
             return
-        runs = block_runs(objects, segment_map, numbers, self._fetcher.settings.request_bytes)
+        runs = block_runs(objects, segment_map, numbers, self._fetcher.settings.request_size)
         with closing(self._fetcher.runs(runs)) as results:
             for batch in itertools.chain.from_iterable(results):
                 yield from consecutive(batch)

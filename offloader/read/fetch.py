@@ -521,7 +521,7 @@ class Fetcher:
     """Fetches and verifies objects of one store. Thread-safe.
 
     Args:
-        cache: for single reads; default: a private one, of ``settings.cache_bytes_max``. Fetchers may share it.
+        cache: for single reads; default: a private one, of ``settings.cache_size_max``. Fetchers may share it.
         executor: a thread pool to use instead of own threads.
 
     Attributes:
@@ -539,8 +539,8 @@ class Fetcher:
         self.hits = 0
         self.store = store
         self.settings = settings
-        self.cache = cache or Cache(settings.cache_bytes_max)
-        self.workers = ReaderThreads(settings.requests_in_flight_max, executor, settings.ahead_bytes_max)
+        self.cache = cache or Cache(settings.cache_size_max)
+        self.workers = ReaderThreads(settings.requests_in_flight_max, executor, settings.ahead_size_max)
         # Two servers may have buckets of the same name.
         self._place = (store.url, store.driver_metadata.get("serviceEndpoint", ""))
         self._recorder = recorder_of(store)
@@ -620,7 +620,7 @@ class Fetcher:
 
         def load(wanted: list[_BlockKey]) -> dict[_BlockKey, EntryBatch]:
             absent = np.array([number for _, number in wanted], dtype=np.int64)
-            runs = list(block_runs(objects, segment_map, absent, self.settings.request_bytes))
+            runs = list(block_runs(objects, segment_map, absent, self.settings.request_size))
             loaded = [self.run(runs[0])] if len(runs) == 1 else list(self.runs(runs))
             return dict(zip(wanted, itertools.chain.from_iterable(loaded), strict=True))
 
@@ -639,7 +639,7 @@ class Fetcher:
         data = self.bytes_of(objects, segment_map, start, stop)
         try:
             return segment_map.decode_entry_table(
-                number, data, decompressed_bytes_max=self.settings.decompressed_bytes_max
+                number, data, decompressed_bytes_max=self.settings.decompressed_size_max
             )
         except FormatError as error:
             raise _translated(error, objects, objects.data_key, start, stop) from error
@@ -744,10 +744,10 @@ class Fetcher:
 
     def _require_small_blocks(self, run: BlockRun) -> None:
         largest = int(run.segment_map.blocks.length[run.numbers].max())
-        if largest > self.settings.block_bytes_max:
+        if largest > self.settings.block_size_max:
             raise LimitReachedError(
                 f"stream {run.objects.stream}, object {run.objects.data_key}: a block of {largest} bytes exceeds "
-                f"read.block_size_max = {self.settings.block_bytes_max}",
+                f"read.block_size_max = {self.settings.block_size_max}",
                 hint="increase read.block_size_max",
             )
 
@@ -757,8 +757,8 @@ class Fetcher:
             return run.segment_map.decode(
                 number,
                 data,
-                block_bytes_max=self.settings.block_bytes_max,
-                decompressed_bytes_max=self.settings.decompressed_bytes_max,
+                block_bytes_max=self.settings.block_size_max,
+                decompressed_bytes_max=self.settings.decompressed_size_max,
             )
         except FormatError as error:
             raise _translated(error, run.objects, run.objects.data_key, offset, offset + length) from error

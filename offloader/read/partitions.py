@@ -27,7 +27,7 @@ from offloader.read.fetch import Cache
 from offloader.read.ranges import is_lost_between
 from offloader.read.reader import Reader, open_stream_reader
 from offloader.runtime.clock import Clock
-from offloader.settings import ReadSettings
+from offloader.settings import ReadSettings, Size
 from offloader.store.base import ObjectStore
 from offloader.times import moment_ms
 
@@ -114,13 +114,13 @@ def open_topic(
         )
     chosen = settings or ReadSettings()
     at_once = max(chosen.requests_in_flight_max // len(partitions), 1)
-    bytes_in_flight = chosen.requests_in_flight_max * chosen.request_bytes
-    request_bytes = max(bytes_in_flight // (at_once * len(partitions)), min(_REQUEST_BYTES_MIN, chosen.request_bytes))
+    bytes_in_flight = chosen.requests_in_flight_max * chosen.request_size
+    request_bytes = max(bytes_in_flight // (at_once * len(partitions)), min(_REQUEST_BYTES_MIN, chosen.request_size))
     shared = replace(
         chosen,
         requests_in_flight_max=at_once,
-        request_bytes=min(request_bytes, chosen.request_bytes),
-        ahead_bytes_max=max(chosen.ahead_bytes_max // len(partitions), 1),
+        request_size=Size(min(request_bytes, chosen.request_size)),
+        ahead_size_max=Size(max(chosen.ahead_size_max // len(partitions), 1)),
     )
     readers: dict[int, Reader] = {}
     with ExitStack() as stack:

@@ -186,7 +186,7 @@ def open_stream_reader(
     lease = take_lease(store, stream, lease_seconds, clock=clock or SystemClock()) if lease_seconds else None
     try:
         chosen = settings or ReadSettings()
-        shared = process_cache(chosen.cache_bytes_max) if cache is None else cache
+        shared = process_cache(chosen.cache_size_max) if cache is None else cache
         fetcher = Fetcher(store, chosen, cache=shared, executor=executor)
         if state is None and source is None:
             state = load_stream(store, stream, meanwhile=lambda view: ColdTier(fetcher, view).read_ahead())
@@ -358,7 +358,7 @@ class Reader:
             as ``read``: for the arguments immediately, for the data when the iteration reaches it.
         """
         ends = self._checked_range(start, end)
-        return _sliced(() if ends is None else self._all(*ends), batch_bytes or self._fetcher.settings.batch_bytes)
+        return _sliced(() if ends is None else self._all(*ends), batch_bytes or self._fetcher.settings.batch_size)
 
     def count(self, first: Position | None = None, last: Position | None = None) -> int:
         """Number of entries from ``first`` to ``last``, both included.
@@ -506,7 +506,7 @@ class Reader:
         """Entries from the hot tier as far as it holds them, the rest from the cold tier."""
         expected = first
         while expected <= last:
-            batch = source.read(expected, self._fetcher.settings.batch_bytes)
+            batch = source.read(expected, self._fetcher.settings.batch_size)
             if batch is None or not self._adjoins(expected, batch.first):
                 # Either the end of a ledger, or a ledger that the hot tier released, possibly just now. Entries are
                 # released only after the manifest records them, so a manifest loaded after this read decides.
@@ -703,10 +703,10 @@ class ReadHandle:
                 continue
             numbers = piece.segment_map.find(first, last)
             stored_bytes = int(piece.segment_map.blocks.length[numbers].sum())
-            runs = block_runs(piece.objects, piece.segment_map, numbers, self._fetcher.settings.request_bytes)
+            runs = block_runs(piece.objects, piece.segment_map, numbers, self._fetcher.settings.request_size)
             found = (
                 self._fetcher.kept_blocks(piece.objects, piece.segment_map, numbers)
-                if stored_bytes <= self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE
+                if stored_bytes <= self._fetcher.settings.cache_size_max // CACHED_READ_CACHE_SHARE
                 else list(itertools.chain.from_iterable(self._fetcher.runs(runs)))
             )
             for batch in found:

@@ -256,7 +256,7 @@ class Scan(ds.Dataset):  # type: ignore[misc]
 
     Columns and filters of a use (``to_table(columns=, filter=)``, a query of DuckDB or Polars) narrow those of the
     scan. The entries of several partitions are merged by publish time, unless only positions are read: then partition
-    follows partition. One batch per stream or partition is in memory at a time: ``settings.batch_bytes`` payload bytes,
+    follows partition. One batch per stream or partition is in memory at a time: ``settings.batch_size`` payload bytes,
     or one larger entry. The settings bound the prefetched data.
     """
 

@@ -55,7 +55,6 @@ from offloader.times import time_text
 
 #: Attempts to decide again because subscribers changed before the truncation.
 DECISIONS_MAX = 5
-_MS_PER_MINUTE = 60_000
 #: Entries published less than this in the future aren't reported: clocks differ.
 _AHEAD_MS_MIN = 60_000
 #: Fields equal in two decisions of which the second isn't stored.
@@ -172,7 +171,7 @@ class RetentionCycle:
         self._source_of = source_of
         self._by = by or user_at_host()
         self._documents = DocumentStore(store, clock, entropy)
-        self._times = DeletionClock(store, clock, skew_ms_max=settings_of("").manifest.clock_skew_seconds_max * 1000)
+        self._times = DeletionClock(store, clock, skew_ms_max=settings_of("").manifest.clock_skew_max * 1000)
 
     def plan(self, stream: str) -> CycleOutcome:
         """What ``run`` would do now; writes nothing.
@@ -200,7 +199,7 @@ class RetentionCycle:
         if find_scope(self.store, stream).is_topic:
             # A decision made by another clock also waits until this one can be trusted.
             self._times.now_ms()
-            after_s = self._settings_of(stream).offload.takeover_after_seconds
+            after_s = self._settings_of(stream).offload.takeover_after
             resume_topic_truncation(
                 self.store, stream, clock=self.clock, source_of=self._source_of, takeover_after_s=after_s
             )
@@ -339,7 +338,7 @@ class RetentionCycle:
 
     def _is_due(self, stream: str, snapshot: _Snapshot, tail: Cut, begin: Cut) -> bool:
         records = snapshot.past.records
-        period_ms = int(self._settings_of(stream).retention.record_minutes * _MS_PER_MINUTE)
+        period_ms = int(self._settings_of(stream).retention.record_interval * 1000)
         # An unmoved tail needs no second record: the older one keeps as much and is older.
         newest = records.newest
         has_moved = newest is None or not snapshot.lineage.equal(snapshot.own.canonical(newest.cut), tail)
@@ -376,7 +375,7 @@ class RetentionCycle:
                 clock=self.clock,
                 by=self._by,
                 source_of=self._source_of,
-                takeover_after_s=self._settings_of(scope.name).offload.takeover_after_seconds,
+                takeover_after_s=self._settings_of(scope.name).offload.takeover_after,
                 still=lambda: self._still(snapshot, decision),
             )
         elif self._still(snapshot, decision):

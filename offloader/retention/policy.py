@@ -117,8 +117,6 @@ class Policy:
         return tuple(each for each in (self.limits, self.second) if each is not None)
 
 
-_BYTES_PER_MB = 1024 * 1024
-_MS_PER_MINUTE = 60_000
 _SPANS = ((24 * 3_600_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
 _DECIMAL_SIZES = ((10**12, "TB"), (10**9, "GB"))
 _SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
@@ -151,29 +149,29 @@ def policy_of(stream: str, settings: RetentionSettings) -> Policy | None:
         kind=kind,
         limits=found[0] if found else None,
         second=found[1] if len(found) > 1 else None,
-        subscriber_timeout_ms=_ms(settings.subscriber_timeout_minutes),
-        fallback_after_ms=_ms(settings.fallback_after_minutes),
+        subscriber_timeout_ms=_ms(settings.subscriber_timeout),
+        fallback_after_ms=_ms(settings.fallback_after),
         fallback=next(iter(_limits(settings, "fallback_")), None),
         protect_unpublished=settings.protect_unpublished,
     )
 
 
 def _kept(settings: RetentionSettings) -> list[Limits]:
-    least_ms, most_ms = (math.ceil(each * 1000) for each in (settings.keep_at_least_seconds, settings.keep_seconds))
-    by_size = Limits(Unit.SIZE, settings.keep_at_least_bytes, settings.keep_bytes)
+    least_ms, most_ms = (math.ceil(each * 1000) for each in (settings.keep_at_least, settings.keep))
+    by_size = Limits(Unit.SIZE, settings.keep_at_least_size, settings.keep_size)
     return [each for each in (Limits(Unit.TIME, least_ms, most_ms), by_size) if each.min or each.max]
 
 
 def _limits(settings: RetentionSettings, prefix: str) -> list[Limits]:
     found = (
         Limits(unit, *(round(getattr(settings, f"{prefix}{which}_{name}") * factor) for which in ("min", "max")))
-        for unit, name, factor in ((Unit.SIZE, "mbytes", _BYTES_PER_MB), (Unit.TIME, "minutes", _MS_PER_MINUTE))
+        for unit, name, factor in ((Unit.SIZE, "size", 1), (Unit.TIME, "age", 1000))
     )
     return [each for each in found if each.min or each.max]
 
 
-def _ms(minutes: float) -> int | None:
-    return max(1, round(minutes * _MS_PER_MINUTE)) if minutes else None
+def _ms(seconds: float) -> int | None:
+    return max(1, round(seconds * 1000)) if seconds else None
 
 
 def policy_text(policy: Policy | None) -> str:

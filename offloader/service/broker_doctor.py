@@ -33,7 +33,7 @@ from offloader.owner_client import CA_VARIABLE, client_tls
 from offloader.runtime.clock import Clock
 from offloader.service.auth import tokens_of
 from offloader.service.bootstrap import listening_url
-from offloader.settings import Settings
+from offloader.settings import Duration, Settings
 
 with needs_extra("cli", "the check of a broker's plugin"):
     import urllib3
@@ -130,7 +130,7 @@ def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, 
     Raises:
         InvalidCallError, AccessDeniedError: a token or the file of authorities can't be read.
     """
-    pulsar = replace(settings.pulsar, retry_seconds_max=min(settings.pulsar.retry_seconds_max, 1.0))
+    pulsar = replace(settings.pulsar, retry_delay_max=Duration(min(settings.pulsar.retry_delay_max, 1.0)))
     token = next((each for source in settings.access.broker_tokens for each in tokens_of(source, environ)), "")
     with PulsarCluster(pulsar, clock=clock) as cluster:
         url = _endpoint(cluster) or settings.serve.url or listening_url(settings)

@@ -64,7 +64,7 @@ from offloader.runtime.clock import Clock
 from offloader.service.answers import ManifestViews, View
 from offloader.service.broker_refusals import BrokerRefusals, is_refusal
 from offloader.service.queries import ServiceControl
-from offloader.settings import Pairs, Settings
+from offloader.settings import Pairs, Settings, Size
 from offloader.store.base import ObjectStore
 from offloader.telemetry.recorder import Recorder
 from offloader.write.backfill_service import fill_gaps
@@ -142,10 +142,10 @@ class BrokerLedgers:
         self._read = replace(
             settings.read,
             read_priority="tiered-storage-first",
-            request_bytes=min(settings.read.request_bytes, REQUEST_BYTES_MAX),
-            cache_bytes_max=settings.broker.cache_bytes_max,
+            request_size=Size(min(settings.read.request_size, REQUEST_BYTES_MAX)),
+            cache_size_max=Size(settings.broker.cache_size_max),
         )
-        self._cache = Cache(settings.broker.cache_bytes_max)
+        self._cache = Cache(settings.broker.cache_size_max)
         self._fetcher = Fetcher(store, self._read, cache=self._cache)
         self._settings_of = settings_of or (lambda _: settings)
         self._entries = LedgerEntries(store, self._read, self._cache, self._relocate_of)
@@ -198,10 +198,10 @@ class BrokerLedgers:
                     "its last entry is unknown",
                     hint="an offload request of the broker completes it",
                 )
-            expires_ms = self._clock.now_ms() + int(self._settings.broker.url_seconds * 1000)
+            expires_ms = self._clock.now_ms() + int(self._settings.broker.url_lifetime * 1000)
             objects = [objects_of(stream, each, self._store, self._relocate_of(stream)) for each in standing.records]
             maps = at_once(self._fetcher.index, objects)
-            urls = [self._store.signed_url(each.data_key, self._settings.broker.url_seconds) for each in objects]
+            urls = [self._store.signed_url(each.data_key, self._settings.broker.url_lifetime) for each in objects]
             known = [number for number, url in enumerate(urls) if url is not None]
             numbers = [known.index(number) if url is not None else NO_OBJECT for number, url in enumerate(urls)]
             return {

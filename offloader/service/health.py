@@ -25,7 +25,7 @@ from offloader.ledgers.pulsar.transport import security_of
 from offloader.manifest.store_identity import require_identity
 from offloader.runtime.clock import Clock
 from offloader.service.streams import ProviderProblem
-from offloader.settings import PulsarSettings, StoreSettings
+from offloader.settings import Duration, PulsarSettings, StoreSettings
 from offloader.store.base import ObjectStore
 
 _log = logging.getLogger("offloader.service.health")
@@ -179,8 +179,8 @@ def probe_settings(settings: StoreSettings) -> StoreSettings:
     """Settings for a probe's connections: a single attempt within the probe's timeout."""
     return replace(
         settings,
-        connect_timeout_s=min(settings.connect_timeout_s, PROBE_ANSWER_S),
-        read_timeout_s=min(settings.read_timeout_s, PROBE_ANSWER_S),
+        connect_timeout=Duration(min(settings.connect_timeout, PROBE_ANSWER_S)),
+        read_timeout=Duration(min(settings.read_timeout, PROBE_ANSWER_S)),
         retries_max=0,
         connections_max=PROBES_OPEN_MAX,
     )

@@ -22,22 +22,22 @@ from offloader.service.answers import KeptAnswers
 from offloader.service.auth import Credentials
 from offloader.service.health import Probe, Reach, TroubleLog
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider, error_of
-from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts, key_of
+from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts
 from offloader.telemetry.recorder import LastHour, Reading
 from offloader.write.offloader import LedgerOffloader
 
 #: Process settings that are read at every use, so that a reload applies them.
 ASKED_EACH_TIME = frozenset(
     {
-        "ledgers.poll_interval_s",
-        "pulsar.discovery_interval_s",
+        "ledgers.poll_interval",
+        "pulsar.discovery_interval",
         "pulsar.exclude",
         "pulsar.on_gap",
-        "pulsar.subscribers_seconds",
+        "pulsar.subscribers_interval",
         "pulsar.topics",
         "serve.log_level",
-        "serve.restart_seconds_max",
-        "serve.stop_seconds_max",
+        "serve.restart_delay_max",
+        "serve.stop_timeout",
         "serve.streams",
         "serve.streams_max",
     }
@@ -97,7 +97,7 @@ def is_live(name: str) -> bool:
 
 def _place(scope: str, name: str) -> str:
     kind, _, inner = scope.partition(".")
-    return f"[{kind[:-1]} {inner}] {key_of(name)}" if kind else key_of(name)
+    return f"[{kind[:-1]} {inner}] {name}" if kind else name
 
 
 _log = logging.getLogger("offloader.service")

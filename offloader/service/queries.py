@@ -236,7 +236,7 @@ class ServiceView:
             "limits": document["limits"],
             "buffer": {
                 "bytes": sum(row["buffer"]["bytes"] for row in rows if row["buffer"]),
-                "bytes_max": self._streams.settings_of("").offload.offload_memory_bytes_max,
+                "bytes_max": self._streams.settings_of("").offload.offload_memory_size_max,
             },
             "streams": {
                 "served": len(rows),
@@ -499,7 +499,7 @@ class ServiceView:
 
     def subscribers(self, name: str) -> list[dict[str, object]]:
         """A stream's subscribers, with their positions and whether they hold back deletion."""
-        timeout_ms = int(self._streams.settings_of(name).retention.subscriber_timeout_minutes * 60_000) or None
+        timeout_ms = int(self._streams.settings_of(name).retention.subscriber_timeout * 1000) or None
         retention = open_retention(self._store, name, source_of=self._streams.source_of, clock=self._clock)
         return [each.as_json() for each in retention.subscribers(timeout_ms=timeout_ms)]
 
@@ -524,7 +524,7 @@ class ServiceView:
             "bytes": 0 if plan is None else plan.doomed_bytes(),
             "bytes_stored": 0 if plan is None else plan.state.sums.object_bytes,
             "deletes": self._process.upkeep is not None and settings.cleanup.delete,
-            "grace_seconds": settings.cleanup.grace_hours * 3600,
+            "grace_seconds": settings.cleanup.grace_period,
             "held": report.held,
             "stopped": None if stop is None else {"by": stop.by, "reason": stop.reason},
             "is_deleted": report.is_deleted,

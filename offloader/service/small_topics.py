@@ -35,7 +35,7 @@ def check_small_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> 
     puts = PUTS_OF_A_SEGMENT * sum(found.values())
     if puts < PUTS_AN_HOUR_MIN:
         return
-    without = [name for name in found if not file.settings_of(name).offload.segment_bytes_min]
+    without = [name for name in found if not file.settings_of(name).offload.segment_size_min]
     yield warning(
         "small topics",
         f"{len(found)} streams offloaded {sum(found.values())} segments of less than 1 MiB within the last hour, which "

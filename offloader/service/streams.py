@@ -214,7 +214,7 @@ class StreamSupervisor:
         raise self.error or StoreUnavailableError(f"stream {self.name} is being started", hint="retry later")
 
     def _offload_all(self, offload: StreamOffload, until: Position | None, timeout_s: float | None) -> Position | None:
-        wait_s = self.settings.offload.drain_seconds_max if timeout_s is None else timeout_s
+        wait_s = self.settings.offload.drain_timeout if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + wait_s
         # Offload the notified entries immediately, even if the others fail.
         offload.request_offload(until)
@@ -371,7 +371,7 @@ class StreamSupervisor:
                 self._restart_s = RESTART_S_MIN
             wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, self._restart_s_max)
             if isinstance(error, FencedError):
-                wait_s = max(wait_s, self.settings.offload.takeover_after_seconds)
+                wait_s = max(wait_s, self.settings.offload.takeover_after)
             self.error, self._retry_s = error, self._clock.monotonic_s() + wait_s
         if not self._ended:
             self._workers.call_after(wait_s, self._task.schedule)
@@ -449,7 +449,7 @@ class ServedStreams:
             offloader=self._offloader,
             workers=self._workers,
             clock=self._clock,
-            restart_s_max=serve.restart_seconds_max,
+            restart_s_max=serve.restart_delay_max,
             active=active,
         )
         with self._lock:
@@ -476,12 +476,12 @@ class ServedStreams:
         A failure to drain is logged, not raised; the next start offloads the uncommitted entries.
 
         Args:
-            drain: first complete the current segment, within ``offload.drain_seconds_max``.
+            drain: first complete the current segment, within ``offload.drain_timeout``.
         """
         if (stream := self.get(name)) is None:
             return False
         if drain and stream.has_to_drain:
-            self._drain(stream, stream.settings.offload.drain_seconds_max)
+            self._drain(stream, stream.settings.offload.drain_timeout)
         stream.end()
         with self._lock:
             if self._streams.get(name) is stream:
@@ -541,7 +541,7 @@ class ServedStreams:
         return stream_problems(failing, "streams", "aren't offloaded although they should be")
 
     def close(self, *, drain: bool) -> int:
-        """Accepts no further streams, completes all current segments within the maximum of their ``drain_seconds_max``,
+        """Accepts no further streams, completes all current segments within the maximum of their ``drain_timeout``,
         and ends every stream. Idempotent.
 
         Returns:
@@ -554,7 +554,7 @@ class ServedStreams:
             draining = [stream for stream in streams if stream.has_to_drain]
             for stream in draining:
                 stream.request_drain()
-            drain_s = max((each.settings.offload.drain_seconds_max for each in draining), default=0.0)
+            drain_s = max((each.settings.offload.drain_timeout for each in draining), default=0.0)
             deadline_s = self._clock.monotonic_s() + drain_s
             for stream in draining:
                 left += not self._drain(stream, max(deadline_s - self._clock.monotonic_s(), 0.0))

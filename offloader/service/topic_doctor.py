@@ -14,7 +14,7 @@ from offloader.ledgers.pulsar.topics import TopicInternals, topic_of_stream
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.store_identity import read_identity
 from offloader.runtime.clock import Clock
-from offloader.settings import PulsarSettings
+from offloader.settings import Duration, PulsarSettings
 from offloader.store.base import ObjectStore
 
 _TERMINATED, _DELETED = "terminated topics", "deleted topics"
@@ -27,7 +27,7 @@ def check_topics(store: ObjectStore, settings: PulsarSettings, clock: Clock) -> 
 
     A namespace that can't be listed is skipped: ``check_pulsar`` reports it.
     """
-    settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
+    settings = replace(settings, retry_delay_max=Duration(min(settings.retry_delay_max, 1.0)))
     patterns = TopicPatterns.of(settings.topics, settings.exclude)
     with PulsarCluster(settings, clock=clock) as cluster:
         # List streams before topics: the topic of every listed stream is then listed, unless it was deleted.

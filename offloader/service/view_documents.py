@@ -22,7 +22,7 @@ from offloader.parallel_map import IN_FLIGHT_MAX, at_once
 from offloader.plot import StreamTimeline, thinned
 from offloader.read.partitions import timed_batch
 from offloader.read.reader import Reader, open_stream_reader
-from offloader.settings import ReadSettings, Settings
+from offloader.settings import ReadSettings, Settings, Size
 from offloader.store.base import ObjectStore
 
 #: Maximum number of bars of ledgers, and of segments; above it neighbours are merged.
@@ -160,7 +160,7 @@ PARTITIONS_MAX = 1000
 #: Maximum number of partitions open concurrently for a page; each holds the data of about two requests.
 PARTITIONS_OPEN_MAX = 32
 #: Settings of a page's readers: one small request in flight each.
-_SETTINGS = ReadSettings(request_bytes=1024 * 1024, requests_in_flight_max=1, batch_bytes=PAGE_BYTES_MAX)
+_SETTINGS = ReadSettings(request_size=Size(1024 * 1024), requests_in_flight_max=1, batch_size=Size(PAGE_BYTES_MAX))
 
 
 def entry_page(

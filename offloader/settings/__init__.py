@@ -4,7 +4,7 @@ Every tunable and its name is defined in this package. The package holds no comp
 ``layered`` reads files; none of the modules reads environment variables or the network.
 """
 
-from offloader.settings.fields import Pairs
+from offloader.settings.fields import Duration, Pairs, Size
 from offloader.settings.retention import RetentionSettings
 from offloader.settings.values import (
     AccessSettings,
@@ -28,6 +28,7 @@ __all__ = [
     "AccessSettings",
     "BrokerSettings",
     "CleanupSettings",
+    "Duration",
     "FlightSettings",
     "HttpSettings",
     "LedgerSettings",
@@ -40,6 +41,7 @@ __all__ = [
     "RetentionSettings",
     "ServeSettings",
     "Settings",
+    "Size",
     "StoreSettings",
     "TelemetrySettings",
 ]

@@ -61,7 +61,7 @@ class Quantity:
                 found = f"{_decimal(number)}{each}"
                 if number >= 1 and float(self.parse(found, unit)) == value:
                     return found
-        return f"{_decimal(Fraction(repr(value)))}{unit}"
+        return f"{_decimal(Fraction(str(value)))}{unit}"
 
 
 def _decimal(number: Fraction | int) -> str:
@@ -78,12 +78,78 @@ SIZE = Quantity(
     {unit: 1000**power for power, unit in enumerate(("KB", "MB", "GB", "TB"), start=1)},
 )
 
-KIB = 1024
-MIB = 1024 * KIB
-MBYTES_MAX = 2**40
+MIB = 1024 * 1024
+MINUTES_MAX = 100 * 365 * 24 * 60
+
+
+class Duration(float):
+    """A time in seconds, from a number of seconds or a text like ``"30s"``; -1 (``"never"``): it never ends.
+
+    Raises:
+        ValueError: the text isn't a duration.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, value: float | str = 0) -> Duration:
+        if isinstance(value, str):
+            value = -1 if value == NEVER else float(DURATION.parse(value, "s"))
+        return super().__new__(cls, value)
+
+    def __repr__(self) -> str:
+        return f"Duration({str_of(self)!r})"
+
+    __str__ = float.__repr__
+
+    @property
+    def minutes(self) -> float:
+        return self / 60
+
+    @property
+    def hours(self) -> float:
+        return self / 3600
+
+    @property
+    def days(self) -> float:
+        return self / 86_400
+
+
+class Size(int):
+    """A number of bytes, from a number or a text like ``"64MiB"``; -1 (``"never"``): no size is reached.
+
+    Raises:
+        ValueError: the text isn't a size, or not of whole bytes.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, value: int | str = 0) -> Size:
+        if isinstance(value, str):
+            amount = Fraction(-1) if value == NEVER else SIZE.parse(value, "B")
+            if amount.denominator != 1:
+                raise ValueError(f"{value} is not a whole number of B")
+            value = amount.numerator
+        return super().__new__(cls, value)
+
+    def __repr__(self) -> str:
+        return f"Size({str_of(self)!r})"
+
+    __str__ = int.__repr__
+
+    @property
+    def mebibytes(self) -> float:
+        return self / MIB
+
+
+def str_of(value: Duration | Size) -> str:
+    """The shortest text of an amount in a settings file."""
+    if value < 0:
+        return NEVER
+    return SIZE.text(value, "B") if isinstance(value, Size) else DURATION.text(value, "s")
+
+
 #: Prefixes of secret sources.
 _PLACES = ("file:", "env:")
-MINUTES_MAX = 100 * 365 * 24 * 60
 
 
 def setting(default: Any, doc: str, *, low: float, high: float) -> Any:
@@ -91,53 +157,27 @@ def setting(default: Any, doc: str, *, low: float, high: float) -> Any:
     return field(default=default, metadata={"doc": doc, "low": low, "high": high})
 
 
-def duration(default: float, doc: str, *, unit: str = "s", **more: Any) -> Any:
-    """A duration: a number in ``unit``, in a settings file ``key = "30s"``.
-
-    Args:
-        unit: of the value: ``s``, ``m``, ``h`` or ``d``.
-        more: further arguments of ``_amount``.
-    """
-    return _amount(DURATION, default, doc, unit=unit, **more)
+def duration(default: str, doc: str, *, low: str, high: str, **more: Any) -> Any:
+    """A ``Duration``; the amounts are texts, as in a settings file. ``more``: see ``_amount``."""
+    return _amount(Duration(default), doc, low=Duration(low), high=Duration(high), quantity=DURATION, **more)
 
 
-def size(default: float, doc: str, *, unit: str = "B", **more: Any) -> Any:
-    """A size: a number in ``unit`` (``B`` or ``MiB``), in a settings file ``key = "1GiB"``. Arguments as for
-    ``duration``."""
-    return _amount(SIZE, default, doc, unit=unit, **more)
+def size(default: str, doc: str, *, low: str, high: str, **more: Any) -> Any:
+    """A ``Size``; the amounts are texts, as in a settings file. ``more``: see ``_amount``."""
+    return _amount(Size(default), doc, low=Size(low), high=Size(high), quantity=SIZE, **more)
 
 
 def _amount(
-    quantity: Quantity,
-    default: float,
-    doc: str,
-    *,
-    key: str,
-    low: float,
-    high: float,
-    unit: str,
-    may_be_never: bool = False,
-    is_alias: bool = False,
+    default: Any, doc: str, *, may_be_never: bool = False, alias: str = "", alias_unit: str = "", **how: Any
 ) -> Any:
-    """A number with a unit. ``default``, ``low`` and ``high`` are in this unit; ``key`` is the name in a settings file.
+    """An amount.
 
     Args:
-        may_be_never: the value may be -1, ``"never"`` in a settings file.
-        is_alias: a settings file may also use the field's name, with a number in ``unit``.
+        may_be_never: it may be ``"never"``.
+        alias: a name of PIP-76, also accepted in a settings file, with a number in ``alias_unit``.
     """
-    return field(
-        default=default,
-        metadata={
-            "doc": doc,
-            "key": key,
-            "low": -1 if may_be_never else low,
-            "high": high,
-            "quantity": quantity,
-            "unit": unit,
-            "may_be_never": may_be_never,
-            "is_alias": is_alias,
-        },
-    )
+    metadata = {"doc": doc, "may_be_never": may_be_never, "alias": alias, "alias_unit": alias_unit, **how}
+    return field(default=default, metadata=metadata)
 
 
 def choice(default: str, doc: str, choices: tuple[str, ...]) -> Any:
@@ -205,41 +245,54 @@ def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
         return _not_places(value)
     if "flag" in metadata:
         return "" if isinstance(value, bool) else f"{value!r} is neither true nor false"
+    if "quantity" in metadata:
+        return _no_amount(metadata, default, value)
     if isinstance(value, bool) or not isinstance(value, int if isinstance(default, int) else (int, float)):
         return f"{value!r} is not {'a whole number' if isinstance(default, int) else 'a number'}"
     low, high = metadata["low"], metadata["high"]
     return "" if low <= value <= high else f"{value} is not between {low} and {high}"
 
 
+def _no_amount(metadata: Mapping[str, Any], default: Any, value: object) -> str:
+    is_number = isinstance(value, int if isinstance(default, int) else (int, float)) and not isinstance(value, bool)
+    if (not is_number and not isinstance(value, str)) or (value == NEVER and not metadata["may_be_never"]):
+        return f"{value!r} is not {metadata['quantity'].form}"
+    try:
+        amount = type(default)(value)
+    except ValueError as error:
+        return str(error)
+    if amount == -1 and metadata["may_be_never"]:
+        return ""
+    return "" if metadata["low"] <= amount <= metadata["high"] else f"{value} is not {limits(metadata)}"
+
+
 def from_file(metadata: Mapping[str, Any], default: Any, value: object) -> Any:
-    """The value of a field from its form in a settings file. Values that are no amounts are returned unchecked.
+    """The value of a field from its form in a settings file: an amount has a unit there.
 
     Raises:
-        ValueError: the text isn't an amount within the field's limits.
+        ValueError: the value is invalid.
     """
-    quantity: Quantity | None = metadata.get("quantity")
-    if quantity is None:
-        return value
-    if value == NEVER and metadata["may_be_never"]:
-        return default.__class__(-1)
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not {quantity.form}")
-    amount = quantity.parse(value, metadata["unit"])
-    if isinstance(default, int) and amount.denominator != 1:
-        raise ValueError(f"{value} is not a whole number of {metadata['unit']}")
-    found = default.__class__(amount)
-    # Compare floats with floats: 60 ms is 0.001 minutes.
-    if not max(metadata["low"], 0) <= found <= metadata["high"]:
-        raise ValueError(f"{value} is not {limits(metadata)}")
-    return found
+    if "quantity" in metadata and not isinstance(value, str):
+        raise ValueError(f"{value!r} is not {metadata['quantity'].form}")
+    if why := problem(metadata, default, value):
+        raise ValueError(why)
+    return default.__class__(value)
 
 
-def in_file(metadata: Mapping[str, Any], value: Any) -> Any:
+def amount_text(number: object, unit: str) -> str:
+    """The form in a settings file of a number in ``unit``, as PIP-76 and Pulsar have it; -1 is ``"never"``.
+
+    Raises:
+        ValueError: not a number.
+    """
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError(f"{number!r} is not a number")
+    return NEVER if number == -1 else f"{Decimal(repr(number)):f}{unit}"
+
+
+def in_file(value: Any) -> Any:
     """A field's value in its settings file form: amounts are texts."""
-    quantity: Quantity | None = metadata.get("quantity")
-    if quantity is None:
-        return value
-    return NEVER if value < 0 else quantity.text(value, metadata["unit"])
+    return str_of(value) if isinstance(value, Duration | Size) else value
 
 
 #: Kind of a field without limits -> description of its values, for documents.
@@ -263,8 +316,7 @@ def allowed(metadata: Mapping[str, Any]) -> str:
 
 def limits(metadata: Mapping[str, Any]) -> str:
     """The limits of a number or amount in their settings file form: ``between 1s and 10m``."""
-    low = max(metadata["low"], 0) if "quantity" in metadata else metadata["low"]
-    found = f"between {in_file(metadata, low)} and {in_file(metadata, metadata['high'])}"
+    found = f"between {in_file(metadata['low'])} and {in_file(metadata['high'])}"
     return f"{found}, or {NEVER}" if metadata.get("may_be_never") else found
 
 

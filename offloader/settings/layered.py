@@ -1,7 +1,7 @@
 """Layered settings (process, namespace, topic) from a TOML file, with each value's source; and a sample of such a file.
 
-A *setting* is named by its section and attribute, ``offload.block_bytes``. A *key* is the name in the file,
-``offload.block_size``: a current key, an alias of PIP-76, or a key of an earlier release.
+A setting is named by its section and attribute, ``offload.block_size``, in files and in Python. A file may also use the
+names of PIP-76 and Pulsar.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 
 from offloader.errors import InvalidCallError, NotFoundError
 from offloader.settings import Pairs, Settings, StoreSettings
-from offloader.settings.fields import allowed, from_file, in_file
-from offloader.settings.fields import problem as problem_of
+from offloader.settings.fields import allowed, amount_text, from_file, in_file
 from offloader.settings.pulsar_names import REFUSED, TRANSLATED, translation_of
 from offloader.settings.retention import KEEP_SETTINGS
 from offloader.stream_names import partition_of, require_stream_name
@@ -41,48 +40,27 @@ FIELDS: Mapping[str, Field[Any]] = {
 }
 
 
-def key_of(name: str) -> str:
-    """The key of a setting."""
-    found = FIELDS.get(name)
-    return name if found is None or "key" not in found.metadata else f"{name.partition('.')[0]}.{found.metadata['key']}"
-
-
-#: Key -> setting.
-SETTINGS: Mapping[str, str] = {key_of(name): name for name in FIELDS}
-#: Names of PIP-76 and Pulsar, whose values are numbers in the setting's unit.
-ALIASES = frozenset(name for name, each in FIELDS.items() if each.metadata.get("is_alias"))
+#: Name of PIP-76 -> the setting. The values are numbers in the unit of that name.
+ALIASES: Mapping[str, str] = {
+    f"{name.partition('.')[0]}.{each.metadata['alias']}": name
+    for name, each in FIELDS.items()
+    if each.metadata.get("alias")
+}
 #: Pulsar name in lower case -> the equivalent key.
 PULSARS: Mapping[str, str] = {
-    **{name.lower(): key_of(setting) for name, (setting, _) in TRANSLATED.items()},
+    **{name.lower(): setting for name, (setting, _) in TRANSLATED.items()},
     **{name.lower(): instead for name, instead in REFUSED.items() if " " not in instead},
 }
 #: Normalized key (``_plain``) -> key.
-_PLAIN_KEYS: Mapping[str, str] = {_plain(name): name for name in (*SETTINGS, *ALIASES, STREAMING)}
+_PLAIN_KEYS: Mapping[str, str] = {_plain(name): name for name in (*FIELDS, *ALIASES, STREAMING)}
 #: Minimum similarity of an unknown key and the suggested key, as measured by ``difflib``.
 _SIMILAR_MIN = 0.8
-
-
-def shown(name: str, value: Any) -> Any:
-    """A setting's value in its settings file form: amounts are texts."""
-    return in_file(FIELDS[name].metadata, value)
 
 
 def value_of(name: str, value: object) -> Any:
     """A setting's value from its form in a settings file; raises ``ValueError`` with the reason if it is invalid."""
     found = FIELDS[name]
-    return value_of_alias(name, from_file(found.metadata, found.default, value))
-
-
-def value_of_alias(name: str, value: object) -> Any:
-    """A setting's value from a number in the setting's unit, the form of aliases and of keys of earlier releases.
-
-    Raises:
-        ValueError: not a number, or out of range.
-    """
-    found: Any = FIELDS[name]
-    if wrong := problem_of(found.metadata, found.default, value):
-        raise ValueError(wrong)
-    return found.default.__class__(value)
+    return from_file(found.metadata, found.default, value)
 
 
 _METHOD = "offload.method"
@@ -95,43 +73,43 @@ PROCESS_SECTIONS = frozenset(
 #: Settings of other sections that apply to the whole process.
 PROCESS_SETTINGS = frozenset(
     {
-        "cleanup.cycle_minutes",
-        "cleanup.orphans_hours",
-        "ledgers.poll_interval_s",
-        "offload.offload_memory_bytes_max",
+        "cleanup.cycle_interval",
+        "cleanup.orphans_interval",
+        "ledgers.poll_interval",
+        "offload.offload_memory_size_max",
         "offload.workers_max",
-        "retention.cycle_minutes",
+        "retention.cycle_interval",
     }
 )
 #: Settings of process sections that a namespace or topic may override: they apply to new objects only.
 STREAM_SETTINGS = frozenset({"store.kms_key", "store.storage_class"})
 #: Setting -> the only offload method that uses it.
 METHOD_OF = {
-    "offload.offload_threshold_bytes": "ledger",
-    "offload.offload_threshold_seconds": "ledger",
-    "offload.max_offload_segment_rollover_time_minutes": "streaming",
-    "offload.segment_age_limit_minutes": "streaming",
-    "offload.segment_bytes_min": "streaming",
-    "offload.drain_seconds_max": "streaming",
+    "offload.offload_threshold_size": "ledger",
+    "offload.offload_threshold_age": "ledger",
+    "offload.segment_age_max": "streaming",
+    "offload.segment_age_limit": "streaming",
+    "offload.segment_size_min": "streaming",
+    "offload.drain_timeout": "streaming",
 }
 #: Settings that also apply with the method none: entries must fit if the stream is offloaded later.
 NEEDS_NO_METHOD = frozenset(
     {
         "offload.method",
-        "offload.entry_bytes_max",
-        "offload.offload_buffer_bytes_max",
-        "offload.tail_cache_bytes_max",
+        "offload.entry_size_max",
+        "offload.offload_buffer_size_max",
+        "offload.tail_cache_size_max",
         *PROCESS_SETTINGS,
     }
 )
 #: Pairs of settings: the first must not exceed the second (unless 0 means no limit).
 AT_MOST = (
-    ("offload.entry_bytes_max", "offload.offload_buffer_bytes_max"),
-    ("offload.offload_buffer_bytes_max", "offload.offload_memory_bytes_max"),
-    ("offload.block_bytes", "read.block_bytes_max"),
-    ("offload.entry_bytes_max", "read.block_bytes_max"),
-    ("read.block_bytes_max", "read.decompressed_bytes_max"),
-    ("store.retry_delay_first_s", "store.retry_delay_max_s"),
+    ("offload.entry_size_max", "offload.offload_buffer_size_max"),
+    ("offload.offload_buffer_size_max", "offload.offload_memory_size_max"),
+    ("offload.block_size", "read.block_size_max"),
+    ("offload.entry_size_max", "read.block_size_max"),
+    ("read.block_size_max", "read.decompressed_size_max"),
+    ("store.retry_delay_first", "store.retry_delay_max"),
     ("limits.slowdown_requests_per_s_min", "limits.requests_per_s"),
 )
 _SCOPES = ("namespaces", "topics")
@@ -172,8 +150,8 @@ class EffectiveValue:
     """One setting of one stream.
 
     Attributes:
-        name: section and attribute, ``offload.block_bytes``.
-        value: the effective value, a number in the attribute's unit.
+        name: section and attribute, ``offload.block_size``.
+        value: the effective value.
         source: ``default``, or the file and its table.
     """
 
@@ -182,8 +160,8 @@ class EffectiveValue:
     source: str
 
     def as_json(self) -> dict[str, Any]:
-        """The setting in its settings file form: ``name`` is the key, ``value`` has a unit."""
-        return {"name": key_of(self.name), "value": shown(self.name, self.value), "source": self.source}
+        """The setting in its settings file form: an amount has a unit."""
+        return {"name": self.name, "value": in_file(self.value), "source": self.source}
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +326,7 @@ def _translated(
             try:
                 name, value = _setting(scope, key, given)
                 if name in layer and name != _METHOD:
-                    raise ValueError(f"{key_of(name)} is set twice, by this and another name")
+                    raise ValueError(f"{name} is set twice, by this and another name")
             except ValueError as cause:
                 section = key.partition(".")[0]
                 problems.append(f"{_place(scope, key if section in _SECTIONS else section)}: {cause}")
@@ -387,16 +365,18 @@ def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
         return _METHOD, "streaming" if given else "ledger"
     section = key.partition(".")[0]
     pulsar = translation_of(key)
-    name = pulsar[0] if pulsar else key if key in ALIASES else SETTINGS.get(key)
-    if name is None:
+    name = pulsar[0] if pulsar else ALIASES.get(key, key)
+    if name not in FIELDS:
         if section in _SECTIONS or section == key:
             raise ValueError(f"no such setting{_meant(scope, _similar(key))}")
         close = get_close_matches(section, _SECTIONS, 1)
         raise ValueError(f"no such section (sections: {', '.join(_SECTIONS)}){_meant(scope, *close)}")
     if pulsar:
-        value = value_of_alias(name, pulsar[1](given))
+        value = value_of(name, pulsar[1](given))
+    elif key in ALIASES:
+        value = value_of(name, amount_text(given, FIELDS[name].metadata["alias_unit"]))
     else:
-        value = value_of_alias(name, given) if key in ALIASES else value_of(name, given)
+        value = value_of(name, given)
     if scope and is_of_process(name):
         raise ValueError("applies to the whole process, set it at the top level of the file")
     return name, value
@@ -404,8 +384,6 @@ def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
 
 def _similar(key: str) -> str:
     """The key that an unknown key probably means; empty: no similar key exists."""
-    if key in FIELDS:  # the attribute's name, which has the unit
-        return key_of(key)
     plain = _plain(key)
     name = plain.rpartition(".")[2]
     if name in PULSARS:
@@ -468,16 +446,16 @@ def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
         # A default above another setting's value is not a contradiction.
         said = value.source != "default" and (key in layer or limit in layer)
         if said and not unlimited and value.value > most.value:
-            amount, bound = shown(key, value.value), shown(limit, most.value)
-            yield f"{_key(scope, key)} = {_text(amount)} is above {key_of(limit)} = {_text(bound)}"
-    segment, key = "offload.max_size_per_offload_segment_mbytes", "offload.block_bytes"
-    if (key in layer or segment in layer) and values[key].value > values[segment].value * 1024 * 1024:
-        block, size = shown(key, values[key].value), shown(segment, values[segment].value)
+            amount, bound = in_file(value.value), in_file(most.value)
+            yield f"{_key(scope, key)} = {_text(amount)} is above {limit} = {_text(bound)}"
+    segment, key = "offload.segment_size_max", "offload.block_size"
+    if (key in layer or segment in layer) and values[key].value > values[segment].value:
+        block, size = in_file(values[key].value), in_file(values[segment].value)
         yield f"{_key(scope, key)} = {block} is above the segment size ({size})"
 
 
 def _key(scope: str, name: str) -> str:
-    return _place(scope, key_of(name))
+    return _place(scope, name)
 
 
 def _place(scope: str, key: str) -> str:
@@ -532,8 +510,8 @@ def _section(name: str, values: Any) -> Iterator[str]:
         yield ""
         yield from _comment(_said(name, each))
         full = f"{name}.{each.name}"
-        key = key_of(full).partition(".")[2]
-        value = "{}" if isinstance(each.default, Pairs) else json.dumps(shown(full, each.default))
+        key = each.name
+        value = "{}" if isinstance(each.default, Pairs) else json.dumps(in_file(each.default))
         yield f"{key} = {_EXAMPLES[full]}" if full in _EXAMPLES else f"#{key} = {value}"
 
 
@@ -542,8 +520,8 @@ def _said(section: str, each: Field[Any]) -> str:
     notes = [allowed(each.metadata)]
     if full in METHOD_OF:
         notes.append(f"method {METHOD_OF[full]} only")
-    if full in ALIASES:
-        notes.append(f"or as a number: {each.name} in {_UNITS[each.metadata['unit']]}")
+    if each.metadata.get("alias"):
+        notes.append(f"or as a number: {each.metadata['alias']} in {_UNITS[each.metadata['alias_unit']]}")
     if full in STREAM_SETTINGS:
         notes.append("can be overridden per namespace and topic")
     if full in PROCESS_SETTINGS:

@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from offloader.settings.fields import amount_text
+
 
 def _same(given: Any) -> Any:
     return given
 
 
-def _minutes(given: Any) -> Any:
-    """Milliseconds as minutes. Pulsar uses negative numbers for "never", offloader -1."""
-    if not isinstance(given, int | float) or isinstance(given, bool):
-        return given
-    return -1 if given < 0 else given / 60_000
+def _in(unit: str) -> Callable[[Any], str]:
+    return lambda given: amount_text(given, unit)
+
+
+def _lag(given: Any) -> str:
+    """Milliseconds. Pulsar uses any negative number for "never"."""
+    return amount_text(-1 if isinstance(given, int | float) and given < 0 else given, "ms")
 
 
 def _words(given: Any) -> Any:
@@ -31,15 +35,15 @@ def _url(given: Any) -> Any:
     return given
 
 
-#: Name -> the setting, and a conversion to the setting's unit.
+#: Name -> the setting, and a conversion to the form in a settings file.
 TRANSLATED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "maxSizePerOffloadSegmentMbytes": ("offload.max_size_per_offload_segment_mbytes", _same),
-    "maxOffloadSegmentRolloverTimeMinutes": ("offload.max_offload_segment_rollover_time_minutes", _same),
-    "managedLedgerOffloadThresholdInBytes": ("offload.offload_threshold_bytes", _same),
-    "managedLedgerOffloadAutoTriggerSizeThresholdBytes": ("offload.offload_threshold_bytes", _same),
-    "managedLedgerOffloadThresholdInSeconds": ("offload.offload_threshold_seconds", _same),
-    "managedLedgerOffloadDeletionLagMs": ("offload.deletion_lag_minutes", _minutes),
-    "managedLedgerOffloadDeletionLagInMillis": ("offload.deletion_lag_minutes", _minutes),
+    "maxSizePerOffloadSegmentMbytes": ("offload.segment_size_max", _in("MiB")),
+    "maxOffloadSegmentRolloverTimeMinutes": ("offload.segment_age_max", _in("m")),
+    "managedLedgerOffloadThresholdInBytes": ("offload.offload_threshold_size", _in("B")),
+    "managedLedgerOffloadAutoTriggerSizeThresholdBytes": ("offload.offload_threshold_size", _in("B")),
+    "managedLedgerOffloadThresholdInSeconds": ("offload.offload_threshold_age", _in("s")),
+    "managedLedgerOffloadDeletionLagMs": ("offload.deletion_lag", _lag),
+    "managedLedgerOffloadDeletionLagInMillis": ("offload.deletion_lag", _lag),
     "managedLedgerOffloadedReadPriority": ("read.read_priority", _words),
     "managedLedgerDataReadPriority": ("read.read_priority", _words),
     "managedLedgerOffloadServiceEndpoint": ("serve.endpoint_url", _url),

@@ -8,10 +8,9 @@ from typing import Any
 
 from offloader.errors import InvalidCallError
 from offloader.settings.fields import (
-    KIB,
-    MIB,
-    MINUTES_MAX,
+    Duration,
     Pairs,
+    Size,
     choice,
     duration,
     flag,
@@ -30,26 +29,18 @@ from offloader.settings.retention import RetentionSettings
 class StoreSettings:
     """Deadlines, retries and connections of an object store."""
 
-    connect_timeout_s: float = duration(5.0, "connection timeout", low=0.01, high=600, key="connect_timeout")
-    read_timeout_s: float = duration(
-        30.0, "maximum time without receiving a byte before a call fails", low=0.01, high=3600, key="read_timeout"
+    connect_timeout: Duration = duration("5s", "connection timeout", low="10ms", high="10m")
+    read_timeout: Duration = duration(
+        "30s", "maximum time without receiving a byte before a call fails", low="10ms", high="1h"
     )
     retries_max: int = setting(6, "maximum retries after the first attempt", low=0, high=100)
-    retry_total_s: float = duration(
-        60.0,
-        "total time for all attempts of a call; no retry starts after it",
-        low=0,
-        high=24 * 3600,
-        key="retry_total",
+    retry_total: Duration = duration(
+        "1m", "total time for all attempts of a call; no retry starts after it", low="0s", high="1d"
     )
-    retry_delay_first_s: float = duration(
-        0.1,
-        "delay before the first retry; doubles with each retry, with jitter",
-        low=0,
-        high=60,
-        key="retry_delay_first",
+    retry_delay_first: Duration = duration(
+        "100ms", "delay before the first retry; doubles with each retry, with jitter", low="0s", high="1m"
     )
-    retry_delay_max_s: float = duration(10.0, "maximum delay before a retry", low=0, high=600, key="retry_delay_max")
+    retry_delay_max: Duration = duration("10s", "maximum delay before a retry", low="0s", high="10m")
     connections_max: int = setting(32, "maximum open connections to the store", low=1, high=1024)
     single_writer: bool = flag(
         False,
@@ -102,28 +93,21 @@ class ReadSettings:
         "preferred tier for entries that both tiers hold",
         ("tiered-storage-first", "bookkeeper-first"),
     )
-    request_bytes: int = size(16 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB, key="request_size")
+    request_size: Size = size("16MiB", "size of one ranged GET", low="4KiB", high="1GiB")
     requests_in_flight_max: int = setting(4, "maximum concurrent ranged GET requests of one reader", low=1, high=64)
-    ahead_bytes_max: int = size(
-        256 * MIB,
+    ahead_size_max: Size = size(
+        "256MiB",
         "maximum bytes that a scan fetches and decodes ahead of its consumer; a block above this size is fetched alone",
-        low=1,
-        high=2**40,
-        key="ahead_size_max",
+        low="1B",
+        high="1TiB",
     )
-    cache_bytes_max: int = size(
-        64 * MIB,
-        "cache size for decoded blocks, used by reads of single entries",
-        low=0,
-        high=2**40,
-        key="cache_size_max",
+    cache_size_max: Size = size(
+        "64MiB", "cache size for decoded blocks, used by reads of single entries", low="0B", high="1TiB"
     )
-    batch_bytes: int = size(4 * MIB, "payload size of one batch of a scan", low=1, high=1024 * MIB, key="batch_size")
-    block_bytes_max: int = size(
-        256 * MIB, "maximum size of a block read", low=256, high=2**31 - 1, key="block_size_max"
-    )
-    decompressed_bytes_max: int = size(
-        256 * MIB, "maximum size of a block after decompression", low=1, high=2**31 - 1, key="decompressed_size_max"
+    batch_size: Size = size("4MiB", "payload size of one batch of a scan", low="1B", high="1GiB")
+    block_size_max: Size = size("256MiB", "maximum size of a block read", low="256B", high="2147483647B")
+    decompressed_size_max: Size = size(
+        "256MiB", "maximum size of a block after decompression", low="1B", high="2147483647B"
     )
     relocate: Pairs = pairs("new locations of buckets (or folders) that were moved or restored elsewhere: old = new")
 
@@ -135,15 +119,9 @@ class LimitSettings:
 
     bytes_per_s: float = setting(0.0, "maximum bytes per second, sent and received combined", low=0, high=2**50)
     requests_per_s: float = setting(0.0, "maximum requests per second, all kinds combined", low=0, high=1e6)
-    burst_s: float = duration(
-        1.0, "burst capacity of a rate limit, in time at the rate", low=0.001, high=3600, key="burst"
-    )
-    throttle_wait_s_max: float = duration(
-        300.0,
-        "maximum time a request waits for a rate limit before it fails",
-        low=0.001,
-        high=24 * 3600,
-        key="throttle_wait_max",
+    burst: Duration = duration("1s", "burst capacity of a rate limit, in time at the rate", low="1ms", high="1h")
+    throttle_wait_max: Duration = duration(
+        "5m", "maximum time a request waits for a rate limit before it fails", low="1ms", high="1d"
     )
     throttle_queue_max: int = setting(10_000, "maximum requests waiting for a rate limit", low=1, high=1_000_000)
     slowdown_factor: float = setting(
@@ -233,29 +211,20 @@ class HttpSettings:
         384, "maximum open connections from one address (from one /64 network for IPv6)", low=1, high=100_000
     )
     requests_max: int = setting(16, "maximum concurrent requests; further ones get 503 and may retry", low=1, high=256)
-    header_bytes_max: int = size(
-        16 * KIB, "maximum size of a request line with its headers", low=4 * KIB, high=MIB, key="header_size_max"
+    header_size_max: Size = size("16KiB", "maximum size of a request line with its headers", low="4KiB", high="1MiB")
+    body_size_max: Size = size("64KiB", "maximum size of a request body", low="1KiB", high="16MiB")
+    request_timeout: Duration = duration("10s", "timeout for sending a request", low="100ms", high="10m")
+    answer_timeout: Duration = duration(
+        "1m", "timeout for computing a response, and separately for the client to receive it", low="100ms", high="1h"
     )
-    body_bytes_max: int = size(64 * KIB, "maximum size of a request body", low=KIB, high=16 * MIB, key="body_size_max")
-    request_seconds_max: float = duration(
-        10.0, "timeout for sending a request", low=0.1, high=600, key="request_timeout"
-    )
-    answer_seconds_max: float = duration(
-        60.0,
-        "timeout for computing a response, and separately for the client to receive it",
-        low=0.1,
-        high=3600,
-        key="answer_timeout",
-    )
-    unsent_bytes_max: int = size(
-        64 * MIB,
+    unsent_size_max: Size = size(
+        "64MiB",
         "maximum size of all responses not yet received by clients; above it new requests get 503 and may retry",
-        low=MIB,
-        high=2**40,
-        key="unsent_size_max",
+        low="1MiB",
+        high="1TiB",
     )
-    idle_seconds_max: float = duration(
-        30.0, "timeout after which a connection without a request is closed", low=0.1, high=3600, key="idle_timeout"
+    idle_timeout: Duration = duration(
+        "30s", "timeout after which a connection without a request is closed", low="100ms", high="1h"
     )
 
 
@@ -266,12 +235,8 @@ class BrokerSettings:
     source: str = text(
         "", "name of the cluster that the streams belong to, as in the plugin's settings; empty: not checked"
     )
-    url_seconds: float = duration(
-        900.0,
-        "lifetime of a presigned URL that a broker gets for an object",
-        low=10,
-        high=7 * 24 * 3600,
-        key="url_lifetime",
+    url_lifetime: Duration = duration(
+        "15m", "lifetime of a presigned URL that a broker gets for an object", low="10s", high="7d"
     )
     waits_max: int = setting(
         256,
@@ -283,12 +248,8 @@ class BrokerSettings:
         16, "maximum concurrent responses with entries; each takes about 20 MiB of memory", low=1, high=1024
     )
     requests_max: int = setting(16, "maximum concurrent broker requests of other kinds", low=1, high=256)
-    cache_bytes_max: int = size(
-        256 * MIB,
-        "cache size for indexes, and for blocks that brokers read in several requests",
-        low=0,
-        high=2**40,
-        key="cache_size_max",
+    cache_size_max: Size = size(
+        "256MiB", "cache size for indexes, and for blocks that brokers read in several requests", low="0B", high="1TiB"
     )
 
 
@@ -303,33 +264,29 @@ class FlightSettings:
     ledgers: str = text("", "ledger database for streams appended to through Flight; empty: no appends through Flight")
     streams_max: int = setting(1000, "maximum streams pushed or appended to through Flight", low=1, high=100_000)
     calls_max: int = setting(256, "maximum concurrent calls; each uses one or two threads", low=1, high=10_000)
-    batch_bytes_max: int = size(
-        32 * MIB,
+    batch_size_max: Size = size(
+        "32MiB",
         "maximum size of a batch that is accepted; checked only after the message is received",
-        low=1024,
-        high=2**31 - 1,
-        key="batch_size_max",
+        low="1KiB",
+        high="2147483647B",
     )
-    window_bytes_max: int = size(
-        16 * MIB,
+    window_size_max: Size = size(
+        "16MiB",
         "maximum size of a pushed stream's entries that wait for a segment; above it the broker is held back",
-        low=1024,
-        high=2**40,
-        key="window_size_max",
+        low="1KiB",
+        high="1TiB",
     )
-    memory_bytes_max: int = size(
-        256 * MIB,
+    memory_size_max: Size = size(
+        "256MiB",
         "maximum size of waiting entries of all pushed streams; a stream without waiting entries may still push",
-        low=1024,
-        high=2**44,
-        key="memory_size_max",
+        low="1KiB",
+        high="16TiB",
     )
-    wait_seconds_max: float = duration(
-        60.0,
+    wait_max: Duration = duration(
+        "1m",
         "maximum time a push waits for buffer space; then the push fails, and the broker retries later",
-        low=0.01,
-        high=3600,
-        key="wait_max",
+        low="10ms",
+        high="1h",
     )
 
 
@@ -338,33 +295,25 @@ class ManifestSettings:
     """Manifest checkpoints, and minimum ages before old records and unreferenced objects may be deleted."""
 
     checkpoint_records: int = setting(100, "number of manifest records between two checkpoints", low=1, high=10**5)
-    orphan_age_hours_min: float = duration(
-        24.0,
-        "minimum age before an unreferenced object may be deleted",
-        low=0,
-        high=365 * 24,
-        key="orphan_age_min",
-        unit="h",
+    orphan_age_min: Duration = duration(
+        "1d", "minimum age before an unreferenced object may be deleted", low="0s", high="365d"
     )
-    history_days_min: float = duration(
-        30.0,
+    history_age_min: Duration = duration(
+        "30d",
         "minimum age before `serve` may delete manifest records that a checkpoint covers; never: it keeps all records",
-        low=0,
-        high=365,
-        key="history_age_min",
-        unit="d",
+        low="0s",
+        high="365d",
         may_be_never=True,
     )
     record_requests_max: int = setting(8, "maximum concurrent record requests while a manifest loads", low=1, high=64)
     create_over_segments: bool = flag(
         False, "allow to create a stream over existing segments that no manifest lists; they are kept and never read"
     )
-    clock_skew_seconds_max: float = duration(
-        60.0,
+    clock_skew_max: Duration = duration(
+        "1m",
         "maximum difference between the machine's clock and the store's; above it nothing is deleted",
-        low=0,
-        high=24 * 3600,
-        key="clock_skew_max",
+        low="0s",
+        high="1d",
     )
 
 
@@ -377,37 +326,24 @@ class CleanupSettings:
         "let `serve` delete retired segments, orphans and old manifest records from the store; false: it only reports "
         "them",
     )
-    grace_hours: float = duration(
-        24.0,
+    grace_period: Duration = duration(
+        "1d",
         "time between retiring a segment and deleting its objects; the deletion can be undone until then",
-        low=0,
-        high=87600,
-        key="grace_period",
-        unit="h",
+        low="0s",
+        high="3650d",
     )
     allow_large_delete: bool = flag(False, "let one cycle retire more than half of a stream without confirmation")
-    retry_minutes_max: float = duration(
-        60.0,
-        "maximum delay before a failed deletion is retried",
-        low=0,
-        high=7 * 24 * 60,
-        key="retry_delay_max",
-        unit="m",
-    )
-    audit_days: float = duration(
-        90.0, "retention time of audit records about deletions", low=0, high=36500, key="audit_period", unit="d"
-    )
+    retry_delay_max: Duration = duration("1h", "maximum delay before a failed deletion is retried", low="0s", high="7d")
+    audit_period: Duration = duration("90d", "retention time of audit records about deletions", low="0s", high="36500d")
     audit_records_max: int = setting(
         10_000,
         "maximum audit records of one stream, one per batch; the oldest are dropped first",
         low=1,
         high=10**6,
     )
-    cycle_minutes: float = duration(
-        60.0, "time between two cleanup rounds", low=0.001, high=MINUTES_MAX, key="cycle_interval", unit="m"
-    )
-    orphans_hours: float = duration(
-        24.0, "time between two searches for orphans; 0: no search", low=0, high=87600, key="orphans_interval", unit="h"
+    cycle_interval: Duration = duration("1h", "time between two cleanup rounds", low="60ms", high="36500d")
+    orphans_interval: Duration = duration(
+        "1d", "time between two searches for orphans; 0: no search", low="0s", high="3650d"
     )
 
 
@@ -415,60 +351,45 @@ class CleanupSettings:
 class OffloadSettings:
     """How entries become segments. A settings file may also use the names of PIP-76 and Pulsar, with plain numbers."""
 
-    block_bytes: int = size(MIB, "target size of a block", low=256, high=1024 * MIB, key="block_size")
-    part_bytes: int = size(
-        16 * MIB,
+    block_size: Size = size("1MiB", "target size of a block", low="256B", high="1GiB")
+    part_size: Size = size(
+        "16MiB",
         "part size of multipart uploads (minimum part size in backfills); a smaller segment is uploaded with one PUT",
-        low=5 * MIB,
-        high=5 * 1024 * MIB,
-        key="part_size",
+        low="5MiB",
+        high="5GiB",
     )
     parts_in_flight_max: int = setting(4, "maximum concurrent part uploads of one segment", low=1, high=64)
-    max_size_per_offload_segment_mbytes: float = size(
-        1024.0,
+    segment_size_max: Size = size(
+        "1GiB",
         "maximum size of a segment; the segment is closed when it reaches it",
-        low=0.001,
-        high=5 * 1024 * 1024,
-        key="segment_size_max",
-        unit="MiB",
-        is_alias=True,
+        low="1KiB",
+        high="5TiB",
+        alias="max_size_per_offload_segment_mbytes",
+        alias_unit="MiB",
     )
-    max_offload_segment_rollover_time_minutes: float = duration(
-        10.0,
+    segment_age_max: Duration = duration(
+        "10m",
         "age at which a segment is closed, counted from its first entry",
-        low=0.0001,
-        high=365 * 24 * 60,
-        key="segment_age_max",
-        unit="m",
-        is_alias=True,
+        low="6ms",
+        high="365d",
+        alias="max_offload_segment_rollover_time_minutes",
+        alias_unit="m",
     )
-    segment_bytes_min: int = size(
-        0,
+    segment_size_min: Size = size(
+        "0B",
         "size below which a segment is closed at segment_age_limit instead of segment_age_max; 0: always at "
         "segment_age_max",
-        low=0,
-        high=2**40,
-        key="segment_size_min",
+        low="0B",
+        high="1TiB",
     )
-    segment_age_limit_minutes: float = duration(
-        360.0,
-        "age at which a segment below segment_size_min is closed",
-        low=0.0001,
-        high=365 * 24 * 60,
-        key="segment_age_limit",
-        unit="m",
+    segment_age_limit: Duration = duration(
+        "6h", "age at which a segment below segment_size_min is closed", low="6ms", high="365d"
     )
-    offload_buffer_bytes_max: int = size(
-        64 * MIB, "maximum bytes buffered for one stream", low=64 * KIB, high=2**40, key="offload_buffer_size_max"
+    offload_buffer_size_max: Size = size("64MiB", "maximum bytes buffered for one stream", low="64KiB", high="1TiB")
+    offload_memory_size_max: Size = size(
+        "512MiB", "maximum bytes buffered for all streams of a process", low="64KiB", high="16TiB"
     )
-    offload_memory_bytes_max: int = size(
-        512 * MIB,
-        "maximum bytes buffered for all streams of a process",
-        low=64 * KIB,
-        high=2**44,
-        key="offload_memory_size_max",
-    )
-    entry_bytes_max: int = size(64 * MIB, "maximum entry size", low=1, high=2**31 - 1, key="entry_size_max")
+    entry_size_max: Size = size("64MiB", "maximum entry size", low="1B", high="2147483647B")
     codec: str = choice("none", "compression of blocks", ("none", "zstd"))
     method: str = choice(
         "streaming",
@@ -476,58 +397,46 @@ class OffloadSettings:
         "doesn't set it gets ledger",
         ("streaming", "ledger", "none"),
     )
-    offload_threshold_bytes: int = size(
-        0,
+    offload_threshold_size: Size = size(
+        "0B",
         "with the method ledger: size of data not yet offloaded above which the oldest closed ledgers are offloaded; "
         "0: when they close, never: no offloading by size",
-        low=0,
-        high=2**60,
-        key="offload_threshold_size",
+        low="0B",
+        high="1048576TiB",
         may_be_never=True,
-        is_alias=True,
+        alias="offload_threshold_bytes",
+        alias_unit="B",
     )
-    offload_threshold_seconds: int = duration(
-        -1,
+    offload_threshold_age: Duration = duration(
+        "never",
         "with the method ledger: age at which a closed ledger is offloaded; 0: when it closes, never: no offloading "
         "by age",
-        low=0,
-        high=2**31,
-        key="offload_threshold_age",
+        low="0s",
+        high="2147483648s",
         may_be_never=True,
-        is_alias=True,
+        alias="offload_threshold_seconds",
+        alias_unit="s",
     )
     backfill_segments_in_flight_max: int = setting(
         4, "maximum concurrent segment uploads in backfills, per stream and per process", low=1, high=64
     )
-    deletion_lag_minutes: float = duration(
-        240.0,
+    deletion_lag: Duration = duration(
+        "4h",
         "delay between offloading a ledger and deleting its hot copy; never: the hot copy is kept",
-        low=0,
-        high=10 * 365 * 24 * 60,
-        key="deletion_lag",
-        unit="m",
+        low="0s",
+        high="3650d",
         may_be_never=True,
     )
     release_with_gaps: bool = flag(False, "also delete the hot copy of a ledger with lost or unconfirmed entries")
-    tail_cache_bytes_max: int = size(
-        8 * MIB,
-        "cache size for the newest entries of a stream that catches up",
-        low=0,
-        high=2**40,
-        key="tail_cache_size_max",
+    tail_cache_size_max: Size = size(
+        "8MiB", "cache size for the newest entries of a stream that catches up", low="0B", high="1TiB"
     )
-    drain_seconds_max: float = duration(
-        300.0, "timeout for the last segment when a stream closes", low=0, high=24 * 3600, key="drain_timeout"
+    drain_timeout: Duration = duration("5m", "timeout for the last segment when a stream closes", low="0s", high="1d")
+    retry_delay_max: Duration = duration(
+        "30s", "maximum delay before a failed segment is retried", low="10ms", high="1h"
     )
-    retry_seconds_max: float = duration(
-        30.0, "maximum delay before a failed segment is retried", low=0.01, high=3600, key="retry_delay_max"
-    )
-    takeover_after_seconds: float = duration(
-        60.0,
-        "owner inactivity after which another process may take over a stream automatically",
-        low=0.01,
-        high=24 * 3600,
-        key="takeover_after",
+    takeover_after: Duration = duration(
+        "1m", "owner inactivity after which another process may take over a stream automatically", low="10ms", high="1d"
     )
     on_gap: str = choice(
         "block",
@@ -541,18 +450,13 @@ class OffloadSettings:
 class LedgerSettings:
     """When the embedded ledger store closes a ledger and opens the next one, and its polling interval."""
 
-    ledger_bytes_max: int = size(256 * MIB, "maximum size of a ledger", low=1, high=2**50, key="ledger_size_max")
+    ledger_size_max: Size = size("256MiB", "maximum size of a ledger", low="1B", high="1024TiB")
     ledger_entries_max: int = setting(1_000_000, "number of entries at which a ledger is closed", low=1, high=2**40)
-    ledger_age_minutes_max: float = duration(
-        60.0,
-        "age at which a ledger is closed, by the next append",
-        low=0.0001,
-        high=365 * 24 * 60,
-        key="ledger_age_max",
-        unit="m",
+    ledger_age_max: Duration = duration(
+        "1h", "age at which a ledger is closed, by the next append", low="6ms", high="365d"
     )
-    poll_interval_s: float = duration(
-        1.0, "polling interval for the database of `serve.ledgers`", low=0.01, high=3600, key="poll_interval"
+    poll_interval: Duration = duration(
+        "1s", "polling interval for the database of `serve.ledgers`", low="10ms", high="1h"
     )
 
 
@@ -577,26 +481,20 @@ class PulsarSettings:
         "topics to offload: names, patterns with * and ? (`public/default/orders-*`), or namespaces (`public/default`)"
     )
     exclude: tuple[str, ...] = texts("exceptions from `topics`: names, patterns or namespaces that are not offloaded")
-    discovery_interval_s: float = duration(
-        30.0,
-        "interval between two checks for new and deleted topics and partitions",
-        low=0.1,
-        high=24 * 3600,
-        key="discovery_interval",
+    discovery_interval: Duration = duration(
+        "30s", "interval between two checks for new and deleted topics and partitions", low="100ms", high="1d"
     )
-    subscribers_seconds: float = duration(
-        300.0,
+    subscribers_interval: Duration = duration(
+        "5m",
         "interval between two checks of the topics' subscriptions, whose unread entries retention keeps",
-        low=0.1,
-        high=24 * 3600,
-        key="subscribers_interval",
+        low="100ms",
+        high="1d",
     )
-    store_outage_handover_s: float = duration(
-        60.0,
+    store_outage_handover: Duration = duration(
+        "1m",
         "duration of a store outage after which a topic is handed over to a standby process; 0: never",
-        low=0.0,
-        high=24 * 3600,
-        key="store_outage_handover",
+        low="0s",
+        high="1d",
     )
     topics_max: int = setting(10_000, "maximum topics and partitions of one process", low=1, high=1_000_000)
     on_gap: str = choice(
@@ -624,28 +522,16 @@ class PulsarSettings:
         False,
         "with broker_plugin: also delete ledgers from the cold tier that a broker trimmed, if retention allows it",
     )
-    receive_bytes_max: int = size(
-        128 * MIB,
-        "maximum size of received messages not yet processed, all topics combined",
-        low=MIB,
-        high=2**40,
-        key="receive_buffer_size_max",
+    receive_buffer_size_max: Size = size(
+        "128MiB", "maximum size of received messages not yet processed, all topics combined", low="1MiB", high="1TiB"
     )
-    connect_seconds_max: float = duration(
-        10.0, "connection timeout of a broker", low=0.1, high=600, key="connect_timeout"
+    connect_timeout: Duration = duration("10s", "connection timeout of a broker", low="100ms", high="10m")
+    request_timeout: Duration = duration("30s", "response timeout of a broker", low="100ms", high="10m")
+    keep_alive: Duration = duration(
+        "30s", "time without data from a broker after which a keep-alive ping is sent", low="100ms", high="10m"
     )
-    request_seconds_max: float = duration(
-        30.0, "response timeout of a broker", low=0.1, high=600, key="request_timeout"
-    )
-    keep_alive_seconds: float = duration(
-        30.0,
-        "time without data from a broker after which a keep-alive ping is sent",
-        low=0.1,
-        high=600,
-        key="keep_alive",
-    )
-    retry_seconds_max: float = duration(
-        10.0, "maximum delay before a failed operation is retried", low=0.01, high=3600, key="retry_delay_max"
+    retry_delay_max: Duration = duration(
+        "10s", "maximum delay before a failed operation is retried", low="10ms", high="1h"
     )
     workers_max: int = setting(8, "threads that receive from topics and feed their streams", low=1, high=256)
 
@@ -664,16 +550,10 @@ class ServeSettings:
     )
     streams_max: int = setting(10_000, "maximum streams offloaded by this process", low=1, high=1_000_000)
     maintenance: bool = flag(True, "run retention, cleanup and the search for orphans in this process")
-    restart_seconds_max: float = duration(
-        600.0,
-        "maximum delay before a stream that stopped on an error is restarted",
-        low=1,
-        high=24 * 3600,
-        key="restart_delay_max",
+    restart_delay_max: Duration = duration(
+        "10m", "maximum delay before a stream that stopped on an error is restarted", low="1s", high="1d"
     )
-    stop_seconds_max: float = duration(
-        30.0, "shutdown timeout after the last segments complete", low=1, high=3600, key="stop_timeout"
-    )
+    stop_timeout: Duration = duration("30s", "shutdown timeout after the last segments complete", low="1s", high="1h")
     log_level: str = choice("info", "minimum level of log messages", ("debug", "info", "warning", "error"))
     log_format: str = choice("json", "format of log messages: JSON lines, or plain text", ("json", "plain"))
 
@@ -683,15 +563,9 @@ class TelemetrySettings:
     """Status file, watchdog and metrics of a running process."""
 
     status_file: str = text("", "file to write the status document to, replaced atomically; empty: none")
-    status_interval_s: float = duration(
-        5.0, "interval between two checks of the streams", low=0.05, high=3600, key="status_interval"
-    )
-    watchdog_no_progress_s: float = duration(
-        900.0,
-        "time without progress after which a stream with a backlog counts as stalled",
-        low=1,
-        high=7 * 24 * 3600,
-        key="watchdog_no_progress",
+    status_interval: Duration = duration("5s", "interval between two checks of the streams", low="50ms", high="1h")
+    watchdog_no_progress: Duration = duration(
+        "15m", "time without progress after which a stream with a backlog counts as stalled", low="1s", high="7d"
     )
     labels: str = choice("namespace", "granularity of metrics", ("namespace", "topic"))
     topic_labels_max: int = setting(
@@ -701,9 +575,7 @@ class TelemetrySettings:
         high=1_000_000,
     )
     label_sets_max: int = setting(50_000, "maximum label sets; further ones count as other", low=1, high=10_000_000)
-    label_lifetime_s: float = duration(
-        3600.0, "time after which an unused label set is dropped", low=1, high=7 * 24 * 3600, key="label_lifetime"
-    )
+    label_lifetime: Duration = duration("1h", "time after which an unused label set is dropped", low="1s", high="7d")
     write_cost_per_1000: float = setting(0.005, "price of 1000 PUT-class requests in dollars", low=0, high=1000)
     read_cost_per_1000: float = setting(0.0004, "price of 1000 GET-class requests in dollars", low=0, high=1000)
 
@@ -730,13 +602,11 @@ class Settings:
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:
-        """Settings from nested mappings ``{"offload": {"block_bytes": 65536}}``; others keep their defaults.
-
-        Names and units are those of the attributes. Settings files use different ones: see
-        ``offloader.settings.layered``.
+        """Settings from nested mappings ``{"offload": {"block_size": "64KiB"}}``; others keep their defaults.
 
         Args:
-            values: section -> name -> value.
+            values: section -> name -> value. Names and values are those of a settings file. An amount may also be a
+                number of seconds or bytes.
             origin: source of the values, for the error message.
 
         Raises:

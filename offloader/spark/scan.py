@@ -523,7 +523,7 @@ class _Task:
         # Time bounds are exact, so they need times even if the schema doesn't.
         self._needs = max(projection.needs, Needs.ENTRY_TABLES if _bounds_times(options) else Needs.INDEXES)
         self._fetcher = fetcher
-        self._sizes = request_sizes(fetcher.settings.request_bytes)
+        self._sizes = request_sizes(fetcher.settings.request_size)
         self._lock = threading.Lock()
         #: Statistics: skipped pieces were damaged or missing, blocks that are ruled out can't hold wanted rows.
         self.done = Counter[str]()

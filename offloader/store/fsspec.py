@@ -79,8 +79,8 @@ def _storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
         "token": options.session_token,
         "client_kwargs": {name: value for name, value in client.items() if value},
         "config_kwargs": {
-            "connect_timeout": options.settings.connect_timeout_s,
-            "read_timeout": options.settings.read_timeout_s,
+            "connect_timeout": options.settings.connect_timeout,
+            "read_timeout": options.settings.read_timeout,
             "retries": {"total_max_attempts": 1},
         },
         "use_listings_cache": False,
@@ -118,7 +118,7 @@ class RemoteStore(checks.CheckedStore):
         self._path = root.rstrip("/") + "/"
         super().__init__(url, "", **_place(protocol, self._path, options))
         self._files = file_system
-        self._deadline_s = options.settings.connect_timeout_s + options.settings.read_timeout_s
+        self._deadline_s = options.settings.connect_timeout + options.settings.read_timeout
         self._places = threading.BoundedSemaphore(options.settings.connections_max)
 
     def _ask(self, what: str, call: Callable[[], _Answer]) -> _Answer:

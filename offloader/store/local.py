@@ -551,7 +551,7 @@ class LocalStore(checks.CheckedStore):
         self._temporaries = Temporaries(directory / HIDDEN / "tmp")
         self._files = VersionedFiles(directory, self._temporaries)
         self._uploads = directory / HIDDEN / "uploads"
-        self._locked = functools.partial(locked, directory / HIDDEN / "lock", settings.read_timeout_s, clock)
+        self._locked = functools.partial(locked, directory / HIDDEN / "lock", settings.read_timeout, clock)
 
     def _checked_key(self, key: str) -> str:
         levels = super()._checked_key(key).split("/")

@@ -160,7 +160,7 @@ class RequestScheduler:
         self._admitted = self._asked = self._slowed_at = 0
         rates = {name: getattr(settings, name) for name in RATES}
         self._buckets = {
-            name: Bucket(name, rate, max(1.0, rate * settings.burst_s)) for name, rate in rates.items() if rate
+            name: Bucket(name, rate, max(1.0, rate * settings.burst)) for name, rate in rates.items() if rate
         }
 
     def ask(self, priority: Priority, size_bytes: int) -> Ticket:
@@ -290,7 +290,7 @@ class Limiter:
             what: the request's name in errors.
 
         Raises:
-            ThrottledError: the request waited ``throttle_wait_s_max``, or ``throttle_queue_max`` others wait. Nothing
+            ThrottledError: the request waited ``throttle_wait_max``, or ``throttle_queue_max`` others wait. Nothing
                 was sent.
             StoreUnavailableError: the store was closed meanwhile. Nothing was sent.
         """
@@ -306,7 +306,7 @@ class Limiter:
             with self._lock:
                 now_s = self._clock.monotonic_s()
                 going = self._turns.admit(now_s)
-                left_s = started_s + self.settings.throttle_wait_s_max - now_s
+                left_s = started_s + self.settings.throttle_wait_max - now_s
                 lacks = self._turns.lacks(turn, now_s) if turn.admitted is None else ""
                 wait_s = min(left_s, self._turns.ready_in_s(turn, now_s))
                 if turn.admitted is None:
@@ -325,7 +325,7 @@ class Limiter:
             if left_s <= 0:
                 self._add_wait(now_s - started_s)
                 raise ThrottledError(
-                    f"{what}: not sent within throttle_wait_max = {self.settings.throttle_wait_s_max:g} s because of "
+                    f"{what}: not sent within throttle_wait_max = {self.settings.throttle_wait_max:g} s because of "
                     f"{lacks}",
                     hint="raise that limit, or limits.throttle_wait_max",
                 )

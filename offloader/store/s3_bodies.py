@@ -137,7 +137,7 @@ class Download:
         what: the call's name in errors.
         byte_range: the requested range, not empty; ``None``: the whole object.
         into: receives the body, instead of ``result``, if the response has exactly the requested range.
-        settings: ``retry_total_s`` after the first request, no further request is sent.
+        settings: ``retry_total`` after the first request, no further request is sent.
         recorder: counts each further request.
 
     Attributes:
@@ -163,7 +163,7 @@ class Download:
         self._clock = clock
         self._recorder = recorder
         self._whole = {"ChecksumMode": "ENABLED"} if settings.checksum == CRC32C else {}
-        self._until_s = clock.monotonic_s() + settings.retry_total_s
+        self._until_s = clock.monotonic_s() + settings.retry_total
         self._answer: Mapping[str, Any] = {}  # the first response
         #: Destination of the current body.
         self._room: Sink = _Whole(0)

@@ -104,8 +104,8 @@ def open_client(options: StoreOptions) -> Any:
 
     def built(addressing: str) -> Any:
         config = Config(
-            connect_timeout=settings.connect_timeout_s,
-            read_timeout=settings.read_timeout_s,
+            connect_timeout=settings.connect_timeout,
+            read_timeout=settings.read_timeout,
             max_pool_connections=settings.connections_max,
             retries={"total_max_attempts": 1, "mode": "standard"},
             request_checksum_calculation="when_required",

@@ -31,7 +31,7 @@ from offloader.errors import (
     UnsupportedError,
 )
 from offloader.runtime.clock import Clock, SystemClock
-from offloader.settings import LimitSettings, StoreSettings
+from offloader.settings import Duration, LimitSettings, StoreSettings
 from offloader.store.base import (
     OVERWRITE,
     PROBE_PREFIX,
@@ -446,13 +446,13 @@ class _SomeLeft(StoreUnavailableError):
 
 def retry_delay_s(settings: StoreSettings, attempt: int, fraction: float) -> float:
     """Delay before attempt ``attempt`` + 1 (``attempt`` from 1) with full jitter: ``fraction`` (0..1, drawn by the
-    caller) of a ceiling that doubles from ``retry_delay_first_s`` to ``retry_delay_max_s``. Jitter spreads the retries
+    caller) of a ceiling that doubles from ``retry_delay_first`` to ``retry_delay_max``. Jitter spreads the retries
     of clients whose requests failed at the same time."""
-    return min(settings.retry_delay_max_s, settings.retry_delay_first_s * 2.0 ** min(attempt - 1, 60)) * fraction
+    return min(settings.retry_delay_max, settings.retry_delay_first * 2.0 ** min(attempt - 1, 60)) * fraction
 
 
 class RetryingStore(StoreWrapper):
-    """Retries calls on ``inner``, up to ``1 + retries_max`` attempts within ``retry_total_s``.
+    """Retries calls on ``inner``, up to ``1 + retries_max`` attempts within ``retry_total``.
 
     Idempotent reads and writes are repeated. If a conditional put is refused after an earlier attempt of the same call
     had an unknown outcome, the object is read back: equal bytes prove that the earlier attempt succeeded. A completion
@@ -491,7 +491,7 @@ class RetryingStore(StoreWrapper):
         if attempt > self.settings.retries_max:
             return False
         delay_s = retry_delay_s(self.settings, attempt, self._random.random())
-        if self._spent_s() - started_s + delay_s > self.settings.retry_total_s:
+        if self._spent_s() - started_s + delay_s > self.settings.retry_total:
             return False
         return not self.clock.wait(self._closing, delay_s)
 
@@ -644,6 +644,6 @@ def with_short_retries(store: ObjectStore) -> ObjectStore:
     settings = replace(
         store.settings,
         retries_max=min(store.settings.retries_max, _IMPATIENT_RETRIES_MAX),
-        retry_total_s=min(store.settings.retry_total_s, _IMPATIENT_TOTAL_S_MAX),
+        retry_total=Duration(min(store.settings.retry_total, _IMPATIENT_TOTAL_S_MAX)),
     )
     return RetryingStore(store.inner, settings, store.clock, recorder=store.recorder)

@@ -59,7 +59,7 @@ class Metrics:
     label set, except for histograms. Once there are more than ``topic_labels_max`` topics, or a scrape exceeds
     ``TOPICS_SCRAPE_BYTES_MAX``, the topic label is empty and the topics' counts are added to the namespace's.
 
-    The gauges of a closed stream are dropped immediately. Its counters are kept for ``label_lifetime_s`` after their
+    The gauges of a closed stream are dropped immediately. Its counters are kept for ``label_lifetime`` after their
     last use, so that the next scrape includes their last value. Counters of open streams are never dropped. Above
     ``label_sets_max`` new label sets are counted under the namespace ``other``.
 
@@ -239,7 +239,7 @@ class Metrics:
 
     def _drop_unused(self, live: set[tuple[str, ...]]) -> None:
         """Drops label sets unused for their lifetime, except those of open streams."""
-        now_s, lifetime_s = self._clock.monotonic_s(), self._settings.label_lifetime_s
+        now_s, lifetime_s = self._clock.monotonic_s(), self._settings.label_lifetime
         self._sweep_due_s, oldest_s = now_s + lifetime_s / SWEEPS_PER_LIFETIME, now_s - lifetime_s
         for (name, labels), series in list(self._series.items()):
             if not self._shapes[name][0]:

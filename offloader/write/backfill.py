@@ -378,7 +378,7 @@ def segment_memory_bytes(settings: OffloadSettings, parts_max: int = 1, part_byt
     segment_bytes = segment_bytes_max(settings)
     part_bytes = min(part_bytes or part_bytes_for(settings), segment_bytes)
     parts = 1 if parts_max == 1 else 1 + parts_max
-    return READ_BYTES + parts * part_bytes + 2 * min(settings.block_bytes, segment_bytes)
+    return READ_BYTES + parts * part_bytes + 2 * min(settings.block_size, segment_bytes)
 
 
 def parts_at_once(settings: OffloadSettings, segments_max: int, limit_bytes: int) -> int:
@@ -736,7 +736,7 @@ class BackfillJob:
 
     def _later(self, failures: int, run: Callable[[], object]) -> None:
         # Doubles with each failure.
-        delay_s = min(RETRY_DELAY_FIRST_S * 2 ** (failures - 1), self._tools.settings.retry_seconds_max)
+        delay_s = min(RETRY_DELAY_FIRST_S * 2 ** (failures - 1), self._tools.settings.retry_delay_max)
         self._tools.workers.call_after(delay_s, run)
 
     def _acknowledge(self, state: ManifestState) -> None:

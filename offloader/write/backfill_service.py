@@ -608,11 +608,11 @@ class BackfillService:
         )
 
     def hot_release(self, source: LedgerSource, stream: str) -> HotRelease:
-        """Create the deleter of a stream's hot copies after ``deletion_lag_minutes``; not started."""
+        """Create the deleter of a stream's hot copies after ``deletion_lag``; not started."""
         return HotRelease(
             source,
             self._log(stream),
-            lag_minutes=self._tools.settings.deletion_lag_minutes,
+            lag_s=self._tools.settings.deletion_lag,
             with_gaps=self._tools.settings.release_with_gaps,
             workers=self._tools.workers,
             clock=self._tools.clock,

@@ -363,7 +363,7 @@ def accept_loss(
     commit: Callable[[Sequence[Edit]], ManifestState] = log.commit_as_maintainer
     adopted, failed = tuple[UUID, ...](), tuple[UUID, ...]()
     if found.gaps and state.assigned():
-        require_takeable(state, clock.now_ms(), settings.takeover_after_seconds, take_over=take_over)
+        require_takeable(state, clock.now_ms(), settings.takeover_after, take_over=take_over)
         open_owned(log, identity)
         adopted, _ = _settle_leftovers(log, source.ledgers, settings, clock, log.commit)
         found, commit = _lost(log.state, source), log.commit
@@ -485,7 +485,7 @@ class Ownership:
         """Also of a view that shows an owner who came while this one was about to take the stream."""
         if self._is_stopped:
             raise ClosedError(f"stream {self._log.stream} was stopped")
-        require_takeable(state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self.take_over)
+        require_takeable(state, self._clock.now_ms(), self._settings.takeover_after, take_over=self.take_over)
 
     def stop(self) -> None:
         """Open no further epoch after those of other writers; thread-safe."""
@@ -513,7 +513,7 @@ class Ownership:
         if state.record_id != self._seen_record or state.paused:
             self._seen_record, self._silent_since_s = state.record_id, self._clock.monotonic_s()
             return False
-        patience_s = self._settings.takeover_after_seconds
+        patience_s: float = self._settings.takeover_after
         if state.assigned():
             patience_s += segment_age_s_max(self._settings)
         if tail is None or (committed is not None and tail <= committed) or asked_s - self._silent_since_s < patience_s:

@@ -170,7 +170,7 @@ class LedgerExport:
         self._store, self._state, self._target, self._on_progress = store, state, target, on_progress
         self._settings = replace(settings, codec="none")
         read = replace(read, read_priority="tiered-storage-first")
-        self._entries = LedgerEntries(store, read, Cache(read.cache_bytes_max))
+        self._entries = LedgerEntries(store, read, Cache(read.cache_size_max))
         self._written = Fetcher(target, read)
 
     def run(self, ledgers: Sequence[RecordedLedger], *, dry_run: bool) -> list[ExportedLedger]:
@@ -287,7 +287,7 @@ class LedgerExport:
         digest, objects = EntryDigest(), ledger.objects()
         segment_map = SegmentMap.parse(index, object_name=objects.index_key, ledger_id=ledger.ledger_id)
         ends = Position(ledger.ledger_id, 0), Position(ledger.ledger_id, ledger.entries - 1)
-        runs = block_runs(objects, segment_map, segment_map.find(*ends), self._written.settings.request_bytes)
+        runs = block_runs(objects, segment_map, segment_map.find(*ends), self._written.settings.request_size)
         for batches in self._written.runs(runs):
             for batch in batches:
                 digest.add(batch)

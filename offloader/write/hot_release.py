@@ -26,7 +26,6 @@ from offloader.write.upload import verify_objects
 
 _log = logging.getLogger("offloader.hot_release")
 
-_MS_PER_MINUTE = 60_000
 #: Poll interval: a fraction of the lag, within these bounds.
 LOOK_S_MIN, LOOK_S_MAX = 1.0, 1800.0
 
@@ -160,7 +159,7 @@ class HotRelease:
 
     Args:
         log: a separate manifest log.
-        lag_minutes: negative: does nothing.
+        lag_s: negative: does nothing.
         with_gaps: as for ``release_hot_ledgers``.
     """
 
@@ -169,13 +168,13 @@ class HotRelease:
         source: LedgerSource,
         log: ManifestLog,
         *,
-        lag_minutes: float,
+        lag_s: float,
         with_gaps: bool = False,
         workers: Workers,
         clock: Clock,
     ) -> None:
         self._source, self._log, self._with_gaps, self._clock = source, log, with_gaps, clock
-        self._lag_ms = int(lag_minutes * _MS_PER_MINUTE) if lag_minutes >= 0 else -1
+        self._lag_ms = int(lag_s * 1000) if lag_s >= 0 else -1
         self._next_look = Alarm(workers, self._tick)
 
     def start(self) -> None:

@@ -87,12 +87,12 @@ class StreamOffload:
         self._step_task = SerialTask(workers, self._step)
         schedule = self._step_task.schedule
         buffer = StreamQuota(
-            settings.offload_buffer_bytes_max, tools.budget, wake=schedule, request_flush=self._request_flush
+            settings.offload_buffer_size_max, tools.budget, wake=schedule, request_flush=self._request_flush
         )
         progress = Progress(partial(recorder_of(log.store).add, stream=log.stream))
         # Shared with the appending thread and with waiting callers.
         self._shared = StreamState(log.stream, buffer, SegmentQueue(self._open_handle, buffer, settings), progress)
-        self._backoff = Backoff(workers, settings.retry_seconds_max, schedule)
+        self._backoff = Backoff(workers, settings.retry_delay_max, schedule)
         self._next_look = Alarm(workers, self._look_at_owner)
         # Polls of a paused stream, and the number of requested ones that the last reload answered.
         self._pause_timer: Timer | None = None
@@ -167,7 +167,7 @@ class StreamOffload:
             FencedError, ClosedError and other errors that stopped the stream; AccessDeniedError, BucketMissingError: an
             unusable store.
         """
-        wait_s = self._tools.settings.drain_seconds_max if timeout_s is None else timeout_s
+        wait_s = self._tools.settings.drain_timeout if timeout_s is None else timeout_s
         deadline_s = self._tools.clock.monotonic_s() + wait_s
         if (target := self.request_offload(until)) is None:
             return None
@@ -278,11 +278,11 @@ class StreamOffload:
     def _close_at_age(self, handle: OffloadHandle) -> None:
         """Close a segment at its age; one that is too small is looked at again, until it reaches the limit."""
         settings, call_after, clock = self._tools.settings, self._tools.workers.call_after, self._tools.clock
-        age_s, opened_s = settings.max_offload_segment_rollover_time_minutes * 60, clock.monotonic_s()
+        age_s, opened_s = settings.segment_age_max, clock.monotonic_s()
 
         def look() -> None:
             left_s = opened_s + segment_age_s_max(settings) - clock.monotonic_s()
-            if left_s <= 0 or handle.wire_bytes >= settings.segment_bytes_min:
+            if left_s <= 0 or handle.wire_bytes >= settings.segment_size_min:
                 handle.close()
             elif handle.is_open:
                 timers.append(call_after(min(age_s, left_s), look))
@@ -562,7 +562,7 @@ class StreamOffload:
         # Before waking waiters: a caller that learns of the loss may reopen the stream immediately.
         self._ownership.lose()
         if self._halt(error, Event.FENCED):
-            self._next_look.set(self._tools.settings.takeover_after_seconds)
+            self._next_look.set(self._tools.settings.takeover_after)
 
     def _look_at_owner(self) -> None:
         if self._shared.phase is not Phase.FENCED:
@@ -574,7 +574,7 @@ class StreamOffload:
             _log.warning("stream %s is fenced, and its manifest can't be read: %s", self.stream, error)
         finally:
             if not abandoned:  # also after any other error
-                self._next_look.set(self._tools.settings.takeover_after_seconds)
+                self._next_look.set(self._tools.settings.takeover_after)
         if abandoned:
             _log.warning("stream %s: its owner is inactive with a backlog; taking over", self.stream)
             self.reopen()

@@ -108,8 +108,8 @@ class LedgerOffloader:
         # Separate thread: it reports when all workers hang in the store.
         self._observers = Workers(1, self._clock)
         request_flush = SerialTask(self._workers, lambda: self._budget.request_flush())
-        self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, request_flush.schedule)
-        block_bytes = self.settings.offload.block_bytes
+        self._budget = MemoryBudget(self.settings.offload.offload_memory_size_max, request_flush.schedule)
+        block_bytes = self.settings.offload.block_size
         self._block_memory = BlockMemory(block_bytes, BLOCK_MEMORY_BYTES) if block_bytes >= BLOCK_BYTES_MIN else None
         self._upload_order = partial(
             upload_order, store, send_aside=None if self._is_simulated else self._senders.submit
@@ -140,7 +140,7 @@ class LedgerOffloader:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory granted to all streams now, at most ``offload_memory_bytes_max`` plus the overhead of encoding."""
+        """Memory granted to all streams now, at most ``offload_memory_size_max`` plus the overhead of encoding."""
         return self._budget.granted_bytes
 
     def streaming_offload(
@@ -191,7 +191,7 @@ class LedgerOffloader:
                 testimony=testimony,
             ),
             workers=self._workers,
-            buffer=buffer or StreamQuota(settings.offload_buffer_bytes_max),
+            buffer=buffer or StreamQuota(settings.offload_buffer_size_max),
             settings=settings,
             after=after,
             sending=sending,
@@ -201,7 +201,7 @@ class LedgerOffloader:
 
     def _memory_for(self, settings: OffloadSettings) -> BlockMemory | None:
         # Blocks of one size share it.
-        return self._block_memory if settings.block_bytes == self.settings.offload.block_bytes else None
+        return self._block_memory if settings.block_size == self.settings.offload.block_size else None
 
     def offload(
         self,
@@ -305,7 +305,7 @@ class LedgerOffloader:
                 there is something to offload.
             on_refused: called with the result when it stops because the manifest refused its edits, perhaps before
                 this returns.
-            take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
+            take_over: False: not from an owner whose last record is younger than ``takeover_after``.
             settings: of the stream; default: those of the process. Settings that all streams share (workers, memory,
                 segments of history in parallel) are always the process's.
         """
@@ -525,9 +525,9 @@ class LedgerTrigger:
         try:
             done = -1 if self._committed is None else self._committed.ledger_id
             left = [info for info in self._source.ledgers() if info.ledger_id > done]
-            limits = {
-                "threshold_bytes": self._settings.offload_threshold_bytes,
-                "threshold_seconds": self._settings.offload_threshold_seconds,
+            limits: dict[str, Any] = {
+                "threshold_bytes": self._settings.offload_threshold_size,
+                "threshold_seconds": self._settings.offload_threshold_age,
             }
             if not due_ledgers(left, now_ms=self._clock.now_ms(), **limits):
                 return

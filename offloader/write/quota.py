@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch
-from offloader.settings import OffloadSettings
+from offloader.settings import OffloadSettings, Size
 
 #: Bounds of a grant: chunks as large as the held bytes, so that an offer rarely needs the process's lock.
 CHUNK_BYTES_MIN = 4 * 1024
@@ -39,7 +39,7 @@ class MemoryBudget:
     """Bounded count of granted bytes. First come, first served: queued members precede new requests.
 
     Args:
-        limit_bytes: for all members together (``offload_memory_bytes_max``).
+        limit_bytes: for all members together (``offload_memory_size_max``).
         on_pressure: called, without a lock, when a member has to wait; should call ``request_flush`` soon.
 
     Attributes:
@@ -199,7 +199,7 @@ class StreamQuota:
     counted through ``adjust``, and may exceed the limit by that much.
 
     Args:
-        limit_bytes: of this stream (``offload_buffer_bytes_max``).
+        limit_bytes: of this stream (``offload_buffer_size_max``).
         budget: of the process, ``None``: no other limit.
         wake: called when room was granted that ``wait_for_room`` requested.
         request_flush: see ``MemoryBudget.join``.
@@ -317,24 +317,22 @@ PARTS_MAX = 9_000
 
 def sized_for(settings: OffloadSettings, payload_bytes: int) -> OffloadSettings:
     """The settings for an object of so many bytes: a ledger may be larger than a segment, so are its parts."""
-    size_mbytes = max(settings.max_size_per_offload_segment_mbytes, 2 * payload_bytes / 1024**2)
-    return replace(settings, max_size_per_offload_segment_mbytes=size_mbytes)
+    return replace(settings, segment_size_max=max(settings.segment_size_max, Size(2 * payload_bytes)))
 
 
 def segment_bytes_max(settings: OffloadSettings) -> int:
     """Entry bytes (headers included) at which a segment closes."""
-    return max(1, int(settings.max_size_per_offload_segment_mbytes * 1024 * 1024))
+    return max(1, settings.segment_size_max)
 
 
 def segment_age_s_max(settings: OffloadSettings) -> float:
     """The longest time for which a segment gathers entries."""
-    limit = settings.segment_age_limit_minutes if settings.segment_bytes_min else 0
-    return max(settings.max_offload_segment_rollover_time_minutes, limit) * 60
+    return max(settings.segment_age_max, settings.segment_age_limit if settings.segment_size_min else 0)
 
 
 def part_bytes_for(settings: OffloadSettings) -> int:
     """Part size of a segment: the setting, or more where the segment would need too many parts."""
-    return max(settings.part_bytes, -(-segment_bytes_max(settings) // PARTS_MAX))
+    return max(settings.part_size, -(-segment_bytes_max(settings) // PARTS_MAX))
 
 
 def entries_that_fit(batch: EntryBatch, held_wire_bytes: int, settings: OffloadSettings) -> int:

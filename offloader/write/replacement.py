@@ -201,7 +201,7 @@ class SegmentReplacement:
             raise EditRefusedError(
                 f"stream {self._log.stream} is on hold: none of its segments are replaced", hint="lift the hold first"
             )
-        now_ms, after_s = tools.clock.now_ms(), tools.settings.takeover_after_seconds
+        now_ms, after_s = tools.clock.now_ms(), tools.settings.takeover_after
         require_takeable(state, now_ms, after_s, take_over=beside_owner, option="--beside-owner")
         self._epoch, self._nonce = state.epoch, state.owner.nonce
         old = [each.uuid for each in state.rewrites if each.assigned_ms < now_ms - PROMISE_AGE_MS_MAX]

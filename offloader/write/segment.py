@@ -260,7 +260,7 @@ class OffloadHandle:
         self._new_builder = partial(
             SegmentBuilder,
             layout=Layout.V2,
-            block_bytes=settings.block_bytes,
+            block_bytes=settings.block_size,
             part_bytes=part_bytes_for(settings),
             codec=Codec[settings.codec.upper()],
             memory=memory,
@@ -275,7 +275,7 @@ class OffloadHandle:
         self._open, self._settled = True, False
         self._failure: BaseException | None = None
         # Held bytes by place: pending, being encoded, in the open block and part, in unacknowledged parts.
-        limits = {"entry_size_max": settings.entry_bytes_max}
+        limits: dict[str, int] = {"entry_size_max": settings.entry_size_max}
         limits |= {name: limit - ENTRY_HEADER_BYTES for name, limit in buffer.limits.items()}
         self._intake = PendingEntries(str(uuid), after, limits)
         self._single_wire_max = min(limits.values()) + ENTRY_HEADER_BYTES
@@ -319,7 +319,7 @@ class OffloadHandle:
             if not self._assigned:
                 return False
             moving = not self._open or self._is_moving() or bool(self._encoding_bytes)
-            return moving or self._intake.is_worth_a_turn(self._settings.block_bytes)
+            return moving or self._intake.is_worth_a_turn(self._settings.block_size)
 
     @property
     def is_leaving(self) -> bool:
@@ -343,7 +343,7 @@ class OffloadHandle:
         Raises:
             ClosedError: the handle was closed, or its upload failed.
             InvalidCallError: the entry doesn't follow the last one; the segment is unchanged.
-            LimitReachedError: the entry is larger than ``entry_bytes_max``.
+            LimitReachedError: the entry is larger than ``entry_size_max``.
         """
         ledger_id, entry_id, payload, _ = entry
         size_bytes = len(payload) + ENTRY_HEADER_BYTES
@@ -372,7 +372,7 @@ class OffloadHandle:
                     return False
                 intake.add_entry(own, size_bytes)
             # Inlined ``is_worth_a_turn`` for single entries.
-            if intake.waiting_bytes < self._settings.block_bytes and len(intake.singles) < SINGLES_MAX:
+            if intake.waiting_bytes < self._settings.block_size and len(intake.singles) < SINGLES_MAX:
                 return True
         self._encode_task.schedule()
         return True
@@ -412,7 +412,7 @@ class OffloadHandle:
                 self._buffer.adjust(-taken.wire_bytes)
                 raise
             self._intake.add_batch(kept, taken.wire_bytes)
-            if self._intake.is_worth_a_turn(self._settings.block_bytes):
+            if self._intake.is_worth_a_turn(self._settings.block_size):
                 self._encode_task.schedule()
         return count
 

@@ -418,7 +418,7 @@ def write_segment(
     """
     builder = SegmentBuilder(
         layout=layout,
-        block_bytes=settings.block_bytes,
+        block_bytes=settings.block_size,
         part_bytes=part_bytes or part_bytes_for(settings),
         codec=Codec[settings.codec.upper()],
         memory=memory,

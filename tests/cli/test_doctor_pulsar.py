@@ -15,6 +15,7 @@ from offloader.errors import ErrorKind
 from offloader.ledgers.pulsar.consumer import first_entries
 from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.runtime.clock import SystemClock
+from offloader.settings import Duration
 from offloader.settings.layered import read_settings_file
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
@@ -29,7 +30,7 @@ NAMESPACE = "public/default"
 @pytest.fixture
 def bench() -> Iterator[PulsarBench]:
     bench = PulsarBench()
-    bench.settings = replace(bench.settings, topics=(NAMESPACE,), connect_seconds_max=2.0)
+    bench.settings = replace(bench.settings, topics=(NAMESPACE,), connect_timeout=Duration(2.0))
     yield bench
     bench.close()
 

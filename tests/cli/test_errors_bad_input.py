@@ -42,7 +42,7 @@ from offloader.write.segment import OffloadHandle
 from tests.support.readback import stored_entries
 
 STREAM = "public/default/persistent/orders"
-SETTINGS = Settings.of({"offload": {"block_bytes": 1024}, "ledgers": {"ledger_entries_max": 30}})
+SETTINGS = Settings.of({"offload": {"block_size": 1024}, "ledgers": {"ledger_entries_max": 30}})
 WAIT_S = 60
 
 
@@ -193,7 +193,7 @@ def test_closed_handle_and_reader_refuse_calls(place: Place, handle: OffloadHand
 @pytest.mark.slow
 def test_an_entry_above_the_limit_is_not_appended_nor_is_any_of_its_batch(place: Place) -> None:
     hot = place.hot()
-    small = Settings.of({"offload": {"entry_bytes_max": 1000}})
+    small = Settings.of({"offload": {"entry_size_max": 1000}})
     with open_managed_ledger(STREAM, ledgers=place.ledgers, store=place.store, settings=small) as topic:
         with pytest.raises(LimitReachedError, match="entry_size_max") as refused:
             topic.append_batch([b"fine", bytes(1001)])

@@ -14,7 +14,7 @@ from formats.manifest import SetMethod
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.settings import LedgerSettings
+from offloader.settings import LedgerSettings, Size
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.holding_proxy import HoldingProxy
@@ -32,7 +32,7 @@ class Bench:
         self.url = f"file://{directory}/store"
         (directory / "store").mkdir()
         self.ledgers = f"sqlite:///{directory}/ledgers.db"
-        self.database = EmbeddedLedgers(self.ledgers, settings=LedgerSettings(ledger_bytes_max=2000))
+        self.database = EmbeddedLedgers(self.ledgers, settings=LedgerSettings(ledger_size_max=Size(2000)))
         self.source: EmbeddedStream = self.database.open_stream(STREAM)
         self.expected: list[tuple[Position, bytes]] = []
         for batch in self.source.append([f"entry {n}".encode().ljust(100, b".") for n in range(50)], 0):

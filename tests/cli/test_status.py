@@ -62,7 +62,7 @@ def writer(store_url: str) -> StreamWriter:
 def written(tmp_path: Path, store_url: str, *, drain: bool = True) -> Path:
     """The status file of a process that appended three entries, and ended."""
     file = tmp_path / "status.json"
-    settings = Settings.of({"telemetry": {"status_file": str(file), "status_interval_s": 3600.0}})
+    settings = Settings.of({"telemetry": {"status_file": str(file), "status_interval": 3600.0}})
     ledger = open_managed_ledger(
         "live", ledgers=str(tmp_path / "ledgers.db"), store=open_store(store_url), settings=settings
     )
@@ -133,9 +133,7 @@ def test_rate_of_a_serving_process_is_in_the_table_and_in_json(
     database = EmbeddedLedgers(str(tmp_path / "ledgers.db"))
     source = database.open_stream("orders")
     open_store(store_url, create=True)
-    settings = settings_file(
-        serve__store=store_url, telemetry__status_file=str(file), telemetry__status_interval_s=0.05
-    )
+    settings = settings_file(serve__store=store_url, telemetry__status_file=str(file), telemetry__status_interval=0.05)
     with serving(None, settings, feed) as assembled, closing(database):
         assert feed.streams is not None
         eventually(feed.streams.add("orders", source, feed="held").status)
@@ -201,13 +199,13 @@ def test_limits_lists_every_setting_with_default_and_description(
         for section in fields(Settings())
         for setting in fields(getattr(Settings(), section.name))
     }
-    assert rows["telemetry.status_interval_s"] == {
-        "setting": "telemetry.status_interval_s",
-        "value": 3600.0,
-        "default": 5.0,
+    assert rows["telemetry.status_interval"] == {
+        "setting": "telemetry.status_interval",
+        "value": "1h",
+        "default": "5s",
         "what": "interval between two checks of the streams",
     }
-    assert rows["offload.offload_buffer_bytes_max"]["value"] == Settings().offload.offload_buffer_bytes_max
+    assert rows["offload.offload_buffer_size_max"]["value"] == "64MiB"
     assert rows["store.single_writer"]["value"] is False
     code, line, _ = offloader.refuses("status", "--limits")
     assert (code, line) == (2, "neither a store nor a status file was given")

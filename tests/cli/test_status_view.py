@@ -136,7 +136,7 @@ def test_unknown_facts_take_no_columns() -> None:
 
 
 def test_changed_limits_are_shown_beside_their_default() -> None:
-    document = {"settings": {"offload": {"block_bytes": 4096}, "store": {"retries_max": 6}}}
+    document = {"settings": {"offload": {"block_size": 4096}, "store": {"retries_max": 6}}}
     assert [line.plain for line in limit_lines(document, 40)] == [
         "offload.block_size = 4KiB (default 1MiB)",
         "  target size of a block",
@@ -151,7 +151,7 @@ def test_empty_status_prints_no_streams() -> None:
 
 
 def test_an_old_file_is_a_warning() -> None:
-    document = {"written_ms": BASE_MS - 60_000, "pid": 7, "settings": {"telemetry": {"status_interval_s": 5.0}}}
+    document = {"written_ms": BASE_MS - 60_000, "pid": 7, "settings": {"telemetry": {"status_interval": 5.0}}}
     assert head_lines(document, "status.json", BASE_MS) == [
         (
             "status.json of process 7, written 60 s ago: OLD, expected every 5 s; the process may have stopped",

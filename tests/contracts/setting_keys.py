@@ -13,8 +13,8 @@ import formats
 import offloader
 from docs.make_reference import type_of
 from offloader.settings import Pairs, Settings
-from offloader.settings.fields import allowed
-from offloader.settings.layered import ALIASES, METHOD_OF, is_of_process, key_of, shown
+from offloader.settings.fields import allowed, in_file
+from offloader.settings.layered import METHOD_OF, is_of_process
 
 __all__ = ["setting_keys"]
 
@@ -34,7 +34,7 @@ def setting_keys() -> str:
 
 def _line(section: str, each: Field[Any]) -> str:
     name = f"{section}.{each.name}"
-    facts = [_type(each), f"default {_default(shown(name, each.default))}"]
+    facts = [_type(each), f"default {_default(in_file(each.default))}"]
     unit = next((words for ending, words in _UNITS.items() if re.sub(r"_(max|min)$", "", name).endswith(ending)), "")
     facts += [unit] if unit else []
     if "low" in each.metadata:
@@ -42,11 +42,9 @@ def _line(section: str, each: Field[Any]) -> str:
     facts.append("process" if is_of_process(name) else "stream")
     if name in METHOD_OF:
         facts.append(f"method {METHOD_OF[name]}")
-    if key_of(name) != name:
-        facts.append(f"attribute {each.name}")
-    if name in ALIASES:
-        facts.append("also its alias")
-    return f"{key_of(name)}: {', '.join(facts)}"
+    if each.metadata.get("alias"):
+        facts.append(f"alias {each.metadata['alias']} in {each.metadata['alias_unit']}")
+    return f"{name}: {', '.join(facts)}"
 
 
 def _type(each: Field[Any]) -> str:

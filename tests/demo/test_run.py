@@ -200,10 +200,10 @@ def test_every_store_url_has_its_own_ledgers_and_picture(tmp_path: Path) -> None
 @pytest.mark.parametrize("payload_bytes", [1, 1000, 10**6, 10**8, 10**11])
 def test_sizes_suit_any_amount(payload_bytes: int) -> None:
     settings = demo_settings(payload_bytes)
-    segment_bytes = settings.offload.max_size_per_offload_segment_mbytes * 1024 * 1024
-    assert segment_bytes < settings.ledgers.ledger_bytes_max
+    segment_bytes = settings.offload.segment_size_max.mebibytes * 1024 * 1024
+    assert segment_bytes < settings.ledgers.ledger_size_max
     if payload_bytes >= 10**6:
-        assert 3 <= -(-payload_bytes // settings.ledgers.ledger_bytes_max) <= 4
+        assert 3 <= -(-payload_bytes // settings.ledgers.ledger_size_max) <= 4
         assert 6 <= -(-payload_bytes // segment_bytes) <= 8
 
 

@@ -56,7 +56,7 @@ def test_benchmarks_page_is_rendered_from_the_kept_results_of_every_peer() -> No
 
 def test_readme_limits_are_the_settings() -> None:
     (mebibytes,) = re.findall(r"An entry is at most (\d+) MiB \(`entry_size_max`\)", TEXT)
-    assert Settings().offload.entry_bytes_max == int(mebibytes) * 1024 * 1024
+    assert Settings().offload.entry_size_max == int(mebibytes) * 1024 * 1024
 
 
 def test_readme_names_the_deletion_defaults() -> None:

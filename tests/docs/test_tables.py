@@ -34,15 +34,12 @@ from offloader.service.auth import OPERATION_OF_ACTION, OPERATION_OF_ROUTE, OPER
 from offloader.service.http.routes import DESCRIPTION
 from offloader.service.providers.flight import ACTIONS
 from offloader.settings import Settings
-from offloader.settings.fields import allowed
+from offloader.settings.fields import allowed, in_file
 from offloader.settings.layered import (
     ALIASES,
     FIELDS,
-    SETTINGS,
     is_of_process,
-    key_of,
     parse_settings,
-    shown,
     value_of,
 )
 from offloader.spark.options import _OPTIONS, _STREAM_ONLY, CONTENTS, SourceOptions, ddl
@@ -306,10 +303,10 @@ def test_arrow_and_iceberg_pages_have_the_arguments_and_the_properties_of_a_comm
 def row_of(section: str, field: Field[Any]) -> list[str]:
     """A row of the table of settings in all its columns."""
     name = f"{section}.{field.name}"
-    value = shown(name, field.default)
+    value = in_file(field.default)
     default = str(value).lower() if isinstance(value, bool) else str(value)
     return [
-        f"`{key_of(name)}`",
+        f"`{name}`",
         "(empty)" if default in ("", "()") else default,
         type_of(field.metadata, field.default),
         allowed(field.metadata),
@@ -333,7 +330,7 @@ def test_settings_tables_in_pages_are_complete_with_defaults() -> None:
 def test_settings_named_in_pages_exist() -> None:
     sections = "|".join(section.name for section in fields(Settings))
     units = "ms|seconds|minutes|hours|days|bytes|mbytes"
-    known = {*SETTINGS, *ALIASES, "broker.conf", "pulsar.toml"}  # files
+    known = {*FIELDS, *ALIASES, "broker.conf", "pulsar.toml"}  # files
     amounts = {each.partition(".")[2] for each in known} | {rule.name.lower() for rule in state.Rule}
     unknown = []
     for path in CURRENT:
@@ -350,7 +347,7 @@ UNITS = {"day": "d", "days": "d", "hour": "h", "hours": "h", "minute": "m", "min
 
 def test_defaults_in_parentheses_after_settings_are_the_settings() -> None:
     """``cleanup.grace_period`` (1 day), in pages and in the rules of alerts."""
-    names = dict(SETTINGS) | {key.partition(".")[2]: name for key, name in SETTINGS.items()}
+    names = {name: name for name in FIELDS} | {name.partition(".")[2]: name for name in FIELDS}
     paths = [*(path for path in CURRENT if path.name != "python.md"), ROOT / "deploy" / "alerts.yml"]
     text = "".join(path.read_text(encoding="utf-8") for path in paths)
     found = re.findall(r"(?<![\w.])([a-z_]+(?:\.[a-z_]+)?)`?,?\s\(?(\d+) ?([A-Za-z]*)\)", text)

@@ -14,7 +14,7 @@ from offloader.gc.orphans import Garbage
 from offloader.gc.reconcile import Reconciliation
 from offloader.manifest.boundary import listed
 from offloader.manifest.log import load_manifest
-from offloader.settings import ManifestSettings
+from offloader.settings import Duration, ManifestSettings
 from offloader.store.base import ObjectStore, UploadInfo
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
@@ -103,7 +103,7 @@ class Bucket:
     def reconcile(
         self, *, delete: bool = True, age_hours: float = 24.0, store: ObjectStore | None = None, **more: Any
     ) -> list[Garbage]:
-        settings = ManifestSettings(orphan_age_hours_min=age_hours)
+        settings = ManifestSettings(orphan_age_min=Duration(3600 * age_hours))
         run = Reconciliation(store or self.store, STREAM, clock=self.clock, settings=settings, delete=delete, **more)
         return list(run.leftovers())
 

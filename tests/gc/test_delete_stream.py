@@ -35,7 +35,7 @@ from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
 AT_ONCE = Settings.of(
-    {"manifest": {"orphan_age_hours_min": 0}, "cleanup": {"grace_hours": 0, "allow_large_delete": True}}
+    {"manifest": {"orphan_age_min": "0h"}, "cleanup": {"grace_period": "0h", "allow_large_delete": True}}
 )
 _names = count()
 

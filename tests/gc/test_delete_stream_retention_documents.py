@@ -37,20 +37,20 @@ from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from tests.retention.retained_streams import STREAM, TOPIC, Bench, mb
+from tests.retention.retained_streams import STREAM, TOPIC, Bench
 from tests.support.streams import StreamWriter, batch_of
 
 pytestmark = pytest.mark.slow
 
 PARTITIONS = [f"{TOPIC}-partition-{number}" for number in range(3)]
 DAY_S = 24 * 3600.0
-GRACELESS = Settings.of({"cleanup": {"grace_hours": 0, "allow_large_delete": True}})
+GRACELESS = Settings.of({"cleanup": {"grace_period": "0h", "allow_large_delete": True}})
 _names = itertools.count()
 
 
 def lived() -> Bench:
     """A stream and a topic of three partitions with everything that retention and cleanup keep of them."""
-    bench = Bench(policy="size", min_mbytes=mb(20), max_mbytes=mb(1000))
+    bench = Bench(policy="size", min_size="20KiB", max_size="1000KiB")
     for name, streams in ((STREAM, [STREAM]), (TOPIC, PARTITIONS)):
         for stream in streams:
             bench.writers[stream] = StreamWriter(bench.memory, stream, clock=bench.clock)

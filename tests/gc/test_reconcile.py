@@ -25,7 +25,7 @@ from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.protection import ClockSkewError, lift_global_hold, set_global_hold
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import ManifestState
-from offloader.settings import ManifestSettings
+from offloader.settings import Duration, ManifestSettings
 from offloader.store.base import OVERWRITE, ByteRange, DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.wrappers import ReadOnlyStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -380,7 +380,7 @@ def test_segment_written_during_reconciliation_stays() -> None:
 @pytest.mark.slow
 def test_concurrent_delete_and_recreate_of_stream_loses_nothing() -> None:
     def act(bucket: Bucket) -> None:
-        settings = ManifestSettings(orphan_age_hours_min=0)
+        settings = ManifestSettings(orphan_age_min=Duration("0h"))
 
         def delete(state: ManifestState) -> None:
             bucket.inner.delete(sorted(bucket.keys()))

@@ -21,7 +21,7 @@ from offloader.manifest.catalog import VOID
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.protection import set_global_hold, set_hold
 from offloader.manifest.state import EditRefusedError
-from offloader.settings import ManifestSettings
+from offloader.settings import Duration, ManifestSettings
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
 from tests.gc.cleaning import STREAM, Bench
@@ -48,7 +48,7 @@ class StandsStill(StoreWrapper):
 def test_a_segment_younger_than_the_round_is_never_taken_for_purged() -> None:
     """While a round is paused a segment is written, retired, and nearly purged: another process dies just before."""
     for call in count(1):
-        bench = Bench(grace_hours=1)
+        bench = Bench(grace_period="1h")
 
         def happen(bench: Bench = bench) -> None:
             bench.writer.add([batch_of(5, 0, 10)], closes=[5])
@@ -71,7 +71,7 @@ def test_a_segment_younger_than_the_round_is_never_taken_for_purged() -> None:
 def test_overtaken_round_plans_again_and_succeeds() -> None:
     """Paused at any request: both rounds retire and purge the same segments, and neither reports an error."""
     for call in count(1):
-        bench = Bench(grace_hours=1)
+        bench = Bench(grace_period="1h")
         bench.truncate(3)
         bench.run()
         bench.hours(2)
@@ -111,7 +111,7 @@ def test_reader_list_of_recreated_stream_is_not_taken_for_garbage() -> None:
     left = awaited_key(STREAM, 5)
     for key in (left, f"{STREAM}/notes.txt"):
         bench.memory.put(key, b"the old one's")
-    at_once = ManifestSettings(orphan_age_hours_min=0)
+    at_once = ManifestSettings(orphan_age_min=Duration("0h"))
     delete_stream(bench.memory, STREAM, clock=bench.clock, delete_objects=lambda _: None, settings=at_once)
     bench.hours(25)
     found = Reconciliation(bench.memory, STREAM, clock=bench.clock, delete=True).leftovers()

@@ -17,7 +17,7 @@ from offloader.manifest.catalog import forget_name, release_entry
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.protection import lift_global_hold, set_global_hold, take_lease
-from offloader.settings import ManifestSettings
+from offloader.settings import Duration, ManifestSettings
 from offloader.store.base import OVERWRITE
 from offloader.testing.faulty_store import Fault
 from tests.gc.left_behind import DAY_S, HOUR_S, STREAM, Bucket, outcomes
@@ -40,7 +40,7 @@ class Everything:
         run = StoreReconciliation(
             self.bucket.store,
             clock=self.bucket.clock,
-            settings_of=lambda _: ManifestSettings(orphan_age_hours_min=age_hours),
+            settings_of=lambda _: ManifestSettings(orphan_age_min=Duration(3600 * age_hours)),
             failed=self.failures.__setitem__,
             delete=delete,
         )

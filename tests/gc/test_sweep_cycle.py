@@ -267,7 +267,7 @@ class Stubborn:
 
 
 def test_key_kept_by_a_multi_delete_is_retried_forever_and_reported() -> None:
-    bench = Bench(retry_minutes_max=60)
+    bench = Bench(retry_delay_max="60m")
     stubborn = Stubborn(bench)
     data, index = bench.writer.keys(bench.writer.uuids[0])
     stubborn.kept = {index}
@@ -424,7 +424,7 @@ def test_concurrent_undo_keeps_its_segments_from_purging() -> None:
 
 
 def test_audit_is_bounded_by_age_and_number() -> None:
-    bench = Bench(ledgers=6, audit_days=30, audit_records_max=2, grace_hours=0)
+    bench = Bench(ledgers=6, audit_period="30d", audit_records_max=2, grace_period="0h")
     for ledger in (2, 3, 4):
         bench.truncate(ledger)
         bench.run()

@@ -19,7 +19,7 @@ from tests.support.streams import batch_of, build, put_objects
 
 def rewritten() -> tuple[Bench, set[str]]:
     """The segments of ledgers 1 and 2 are V1 ones now; and the keys of what they were."""
-    bench, by = Bench(grace_hours=1), []
+    bench, by = Bench(grace_period="1h"), []
     log, old = bench.writer.log, tuple(bench.writer.uuids[:2])
     for number in (1, 2):
         uuid = new_segment_uuid(log.state.incarnation, number)
@@ -65,7 +65,7 @@ def test_deletion_batch_without_a_record_deletes_nothing() -> None:
 
 
 def test_promised_segment_is_not_deleted_by_a_batch_naming_it() -> None:
-    bench = Bench(grace_hours=1)
+    bench = Bench(grace_period="1h")
     log = bench.writer.log
     uuid = new_segment_uuid(log.state.incarnation, 1)
     finished, data = build([batch_of(1, 0, 10)], 1024, Layout.V1, closed={1})

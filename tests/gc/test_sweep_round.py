@@ -200,7 +200,7 @@ def test_segment_after_head_in_a_deleted_ledger_is_retired() -> None:
 
 
 def test_lease_holds_objects_until_its_exact_end() -> None:
-    bench = Bench(grace_hours=0)
+    bench = Bench(grace_period="0h")
     bench.truncate(3)
     take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana")
     assert bench.run().swept.retired == 2
@@ -211,7 +211,7 @@ def test_lease_holds_objects_until_its_exact_end() -> None:
 
 
 def test_a_dry_round_writes_down_no_readers() -> None:
-    bench = Bench(grace_hours=0)
+    bench = Bench(grace_period="0h")
     bench.truncate(3)
     bench.run()
     take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana")
@@ -224,7 +224,7 @@ def test_a_dry_round_writes_down_no_readers() -> None:
 
 def test_reader_list_of_an_earlier_incarnation_is_ignored() -> None:
     """Of that name, and retired by a record of the same number."""
-    bench = Bench(grace_hours=0)
+    bench = Bench(grace_period="0h")
     bench.truncate(3)
     bench.run()
     number = bench.state.segments.retired()[0].retire_record
@@ -260,7 +260,7 @@ def test_retirement_of_unknown_time_is_not_old() -> None:
 
 
 def test_retirement_in_a_folded_record_is_as_young_as_the_checkpoint() -> None:
-    bench = Bench(grace_hours=100)
+    bench = Bench(grace_period="100h")
     bench.truncate(3)
     assert bench.run().swept.retired == 2
     bench.hours(1)
@@ -284,7 +284,7 @@ def test_retirement_in_a_folded_record_is_as_young_as_the_checkpoint() -> None:
 
 @pytest.mark.slow
 def test_segments_are_purged_although_records_are_kept_for_less_than_the_grace_period() -> None:
-    bench = Bench(grace_hours=100)
+    bench = Bench(grace_period="100h")
     bench.truncate(3)
     assert bench.run().swept.retired == 2
     purged, expired = [], 0
@@ -317,7 +317,7 @@ class Dying(StoreWrapper):
 
 
 def test_deletion_batch_is_stored_from_before_its_record_until_done() -> None:
-    bench = Bench(grace_hours=0)
+    bench = Bench(grace_period="0h")
     bench.truncate(3)
     bench.run()
     for after in (False, True):
@@ -369,7 +369,7 @@ def test_purge_that_was_never_recorded_is_not_done_after_a_rebuild() -> None:
 
 
 def test_deletion_retry_delay_doubles_up_to_its_limit() -> None:
-    settings = Settings.of({"cleanup": {"retry_minutes_max": 10}}).cleanup
+    settings = Settings.of({"cleanup": {"retry_delay_max": "10m"}}).cleanup
     nobodys = DeletionRecord(
         name=f"{0:016d}-{'0' * 16}",
         stream=STREAM,

@@ -12,7 +12,7 @@ from tests.gc.cleaning import STREAM, Bench
 
 @pytest.mark.parametrize("off_ms", [-50_000, 50_000])
 def test_grace_period_begins_at_the_later_of_writer_and_store_clock(off_ms: int) -> None:
-    bench = Bench(grace_hours=1)
+    bench = Bench(grace_period="1h")
     bench.truncate(3)
     # A record is never older than the one before it.
     bench.clock.advance(120)

@@ -233,7 +233,7 @@ def _awaited(place: Place) -> None:
 
 
 def _released(place: Place) -> None:
-    with place.topic("b/released", deletion_lag_minutes=0.0) as topic:
+    with place.topic("b/released", deletion_lag="0.0m") as topic:
         _in_ledgers(topic, "b/released", 2)
         topic.pause("maintenance")
         topic.resume()

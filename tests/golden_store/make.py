@@ -96,7 +96,7 @@ def _paused(place: Place) -> None:
 
 
 def _left(place: Place) -> None:
-    topic = place.topic("a/left", part_bytes=5 * 1024 * 1024)
+    topic = place.topic("a/left", part_size=5 * 1024 * 1024)
     topic.append_batch(entries("a/left", 0, 250))
     topic.offload()
     topic.append_batch(entries("a/left", 250, 60))

@@ -20,8 +20,8 @@ STORE = "memory://golden/root"
 #: Databases of streams that have one of their own; the others share ``ledgers.db``.
 DATABASES = {"b/lost": "lost.db", "b/aside": "aside.db"}
 _SETTINGS: dict[str, dict[str, Any]] = {
-    "offload": {"block_bytes": 4096, "max_size_per_offload_segment_mbytes": 1 / 64, "part_bytes": 5 * 1024 * 1024},
-    "ledgers": {"ledger_bytes_max": 20_000},
+    "offload": {"block_size": 4096, "segment_size_max": "16KiB", "part_size": 5 * 1024 * 1024},
+    "ledgers": {"ledger_size_max": 20_000},
     "manifest": {"checkpoint_records": 12},
 }
 

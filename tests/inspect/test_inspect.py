@@ -29,7 +29,7 @@ from formats.summary import Layout
 from offloader.errors import NotFoundError
 from offloader.inspect.inspect import inspect_object
 from offloader.manifest.checkpoint import checkpoint_now
-from offloader.settings import ReadSettings
+from offloader.settings import ReadSettings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
@@ -202,7 +202,7 @@ def test_walking_a_damaged_object_ends(data: st.DataObject) -> None:
     content = bytearray(content_of(path))
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     store.put(path.name, bytes(content))
-    found = inspect_object(store, path.name, settings=ReadSettings(block_bytes_max=1 << 22))
+    found = inspect_object(store, path.name, settings=ReadSettings(block_size_max=Size(1 << 22)))
     starts = [piece.start for piece in found.pieces]
     assert len(starts) <= len(content)
 

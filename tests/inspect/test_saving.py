@@ -44,7 +44,7 @@ def noise(count: int) -> list[bytes]:
 def offloaded(
     store: ObjectStore, folder: Path, payloads: list[bytes], stream: str = STREAM, codec: str = "none"
 ) -> Any:
-    settings = Settings.of({"offload": {"codec": codec, "block_bytes": 64 * 1024}})
+    settings = Settings.of({"offload": {"codec": codec, "block_size": 64 * 1024}})
     ledgers = f"sqlite:///{folder}/{stream.replace('/', '-')}-{codec}.db"
     with open_managed_ledger(stream, ledgers=ledgers, store=store, settings=settings) as topic:
         topic.append_batch(payloads, 1_700_000_000_000)

@@ -17,7 +17,7 @@ from offloader.errors import StoreUnavailableError
 from offloader.inspect.verify import Damage, Finding, check_order, check_segment, check_segments, find_unexpected
 from offloader.manifest.log import load_manifest
 from offloader.read.fetch import Fetcher
-from offloader.settings import ReadSettings
+from offloader.settings import ReadSettings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -66,8 +66,8 @@ def test_a_whole_stream_has_no_findings_and_every_block_was_read(
     store: ObjectStore, writer: StreamWriter, deep: bool, request_bytes: int
 ) -> None:
     state = load_manifest(store, STREAM)
-    checks = list(check_segments(Fetcher(store, ReadSettings(request_bytes=request_bytes)), state, deep=deep))
-    assert all_findings(store, deep=deep, request_bytes=request_bytes) == []
+    checks = list(check_segments(Fetcher(store, ReadSettings(request_size=Size(request_bytes))), state, deep=deep))
+    assert all_findings(store, deep=deep, request_size=request_bytes) == []
     assert [check.uuid for check in checks] == writer.uuids
     assert sum(check.entries for check in checks) == (len(writer.entries) if deep else 0)
     lengths = sum(record.summary.data_bytes for record in state.offloaded() if record.summary)

@@ -7,7 +7,7 @@ from typing import Any
 
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
-from offloader.settings import PulsarSettings
+from offloader.settings import Duration, PulsarSettings
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.support.pulsar_admin import FakeAdmin
 from tests.support.pulsar_broker import FakeBroker
@@ -31,7 +31,8 @@ class PulsarBench:
         self.topic = self.topics[names[0]]
         self.admin = FakeAdmin(*self.topics.values())
         self.settings = replace(
-            PulsarSettings(service_url=self.broker.url, admin_url=self.admin.url, retry_seconds_max=0.05), **changes
+            PulsarSettings(service_url=self.broker.url, admin_url=self.admin.url, retry_delay_max=Duration(0.05)),
+            **changes,
         )
         self._clusters: list[PulsarCluster] = []
 

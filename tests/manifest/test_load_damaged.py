@@ -23,14 +23,14 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream, expire_records
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import ManifestState
-from offloader.settings import ManifestSettings
+from offloader.settings import Duration, ManifestSettings
 from offloader.store.base import OVERWRITE
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 
 STREAM = "public/default/persistent/orders"
 #: Everything is old enough to be deleted.
-SETTINGS = ManifestSettings(checkpoint_records=5, orphan_age_hours_min=0)
+SETTINGS = ManifestSettings(checkpoint_records=5, orphan_age_min=Duration("0h"))
 _names = count()
 
 

@@ -18,7 +18,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 
 STREAM = "public/default/persistent/orders"
-SETTINGS = Settings.of({"offload": {"deletion_lag_minutes": 0}})
+SETTINGS = Settings.of({"offload": {"deletion_lag": "0m"}})
 WORDS = ("first", "second", "third")
 
 

@@ -95,7 +95,7 @@ class Place:
         self.object = folder / "store" / STORE_IDENTITY_KEY
 
     def offload(self) -> None:
-        settings = Settings.of({"offload": {"block_bytes": 1024}})
+        settings = Settings.of({"offload": {"block_size": 1024}})
         with open_managed_ledger(STREAM, ledgers=self.database, store=open_store(self.url), settings=settings) as topic:
             topic.append_batch([b"entry"] * 3)
             assert topic.offload() is not None

@@ -60,7 +60,7 @@ def test_unit_waits_for_the_drain_and_does_not_restart_permanent_errors(
     unit: dict[str, str],
 ) -> None:
     settings = Settings()
-    assert int(unit["TimeoutStopSec"]) > settings.offload.drain_seconds_max + settings.serve.stop_seconds_max
+    assert int(unit["TimeoutStopSec"]) > settings.offload.drain_timeout + settings.serve.stop_timeout
     assert [int(code) for code in unit["RestartPreventExitStatus"].split()] == [
         ErrorKind.INVALID_REQUEST.value,
         ErrorKind.DENIED.value,
@@ -220,7 +220,7 @@ def test_compose_profile_joins_existing_services() -> None:
     named = {source.partition(":")[2] for source in settings.access.read_tokens}
     assert named <= set(sidecar["environment"]), "where its token is"
     seconds = int(sidecar["stop_grace_period"].removesuffix("m")) * 60
-    assert seconds > settings.offload.drain_seconds_max + settings.serve.stop_seconds_max
+    assert seconds > settings.offload.drain_timeout + settings.serve.stop_timeout
     assert sidecar["restart"] == "on-failure", "killed, it begins again"
     mounted = [volume.partition(":")[0] for volume in sidecar["volumes"] if volume.startswith("./")]
     assert [ROOT / each for each in mounted] == [SIDECAR]

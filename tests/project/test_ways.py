@@ -140,7 +140,7 @@ def deletion(tmp_path: Path) -> Way:
     settings = Settings.of(
         {
             "retention": {"policy": "consumption"},
-            "cleanup": {"delete": True, "grace_hours": 0, "allow_large_delete": True},
+            "cleanup": {"delete": True, "grace_period": "0h", "allow_large_delete": True},
         }
     )
     store = open_store(f"file://{tmp_path}/store")

@@ -17,7 +17,7 @@ from formats.segment import Codec
 from offloader.errors import CorruptError, LimitReachedError, ObjectChangedError, StoreUnavailableError
 from offloader.read.fetch import ArrivingBlocks, BlockRun, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import open_stream_reader
-from offloader.settings import ReadSettings, StoreSettings
+from offloader.settings import ReadSettings, Size, StoreSettings
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore, Sink
 from offloader.store.open import open_store
 from offloader.store.wrappers import Request, RetryingStore, StoreWrapper
@@ -129,7 +129,7 @@ def test_a_scan_receives_and_answers_every_entry(codec: Codec) -> None:
     generator = random.Random(3)
     writer = written(*(random_batch(generator, number, 0, 150, 400) for number in (1, 2)), codec=codec)
     store, _ = trickling(writer)
-    reader = open_stream_reader(store, writer.stream, settings=ReadSettings(request_bytes=3 * BLOCK_BYTES))
+    reader = open_stream_reader(store, writer.stream, settings=ReadSettings(request_size=Size(3 * BLOCK_BYTES)))
     assert entries(list(reader.scan())) == writer.entries
     assert store.received > 3
 
@@ -178,7 +178,7 @@ def test_oversized_blocks_are_never_fetched() -> None:
     writer = written()
     store, _ = trickling(writer)
     with pytest.raises(LimitReachedError, match=r"exceeds read\.block_size_max = 1024"):
-        Fetcher(store, ReadSettings(block_bytes_max=1024)).run(run_of(writer))
+        Fetcher(store, ReadSettings(block_size_max=Size(1024))).run(run_of(writer))
     assert store.received == 0
 
 

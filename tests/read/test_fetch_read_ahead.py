@@ -14,7 +14,7 @@ import pytest
 
 from offloader.read.fetch import GROWTH, PrefetchWindow, ReaderThreads
 from offloader.read.reader import Reader, open_stream_reader
-from offloader.settings import ReadSettings
+from offloader.settings import ReadSettings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.wrappers import Request, StoreWrapper
@@ -72,7 +72,7 @@ def spy() -> Spy:
 
 
 def reader_of(spy: Spy, in_flight: int, executor: Executor | None = None) -> Reader:
-    settings = ReadSettings(request_bytes=REQUEST_BYTES, requests_in_flight_max=in_flight)
+    settings = ReadSettings(request_size=Size(REQUEST_BYTES), requests_in_flight_max=in_flight)
     return open_stream_reader(spy, STREAM, settings=settings, executor=executor)
 
 

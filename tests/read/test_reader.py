@@ -19,7 +19,7 @@ from formats.summary import Layout
 from offloader.errors import BeyondEndError, ClosedError, InvalidCallError, NotFoundError, TrimmedError
 from offloader.read.partitions import open_reader
 from offloader.read.reader import Reader, open_stream_reader
-from offloader.settings import ReadSettings
+from offloader.settings import ReadSettings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
@@ -140,7 +140,7 @@ def test_scan_batches_respect_their_size_except_for_large_entries(
 def test_read_result_does_not_depend_on_how_it_is_fetched(
     stream: StreamWriter, request_bytes: int, in_flight: int
 ) -> None:
-    chosen = ReadSettings(request_bytes=request_bytes, requests_in_flight_max=in_flight, cache_bytes_max=0)
+    chosen = ReadSettings(request_size=Size(request_bytes), requests_in_flight_max=in_flight, cache_size_max=Size(0))
     reader = open_stream_reader(stream.store, stream.stream, settings=chosen)
     assert entries_of(reader.scan()) == stream.entries
     assert list(reader.read(Position(3, 100), Position(9, 3))) == stream.between(Position(3, 100), Position(9, 3))

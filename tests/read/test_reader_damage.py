@@ -27,7 +27,7 @@ from offloader.errors import (
 )
 from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import open_stream_reader
-from offloader.settings import ReadSettings, StoreSettings
+from offloader.settings import ReadSettings, Size, StoreSettings
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -203,7 +203,7 @@ def test_an_object_of_an_unknown_format_version_is_refused(writer: StreamWriter,
 def test_block_above_the_limit_is_refused_before_it_is_fetched(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 1, size=5000)])
     store = FaultyStore(writer.store)
-    reader = open_stream_reader(store, writer.stream, settings=ReadSettings(block_bytes_max=4000))
+    reader = open_stream_reader(store, writer.stream, settings=ReadSettings(block_size_max=Size(4000)))
     with pytest.raises(LimitReachedError, match=r"read\.block_size_max = 4000"):
         reader.read(Position(1, 100), Position(1, 100))
     assert [key for verb, key in store.calls if key == writer.keys(writer.uuids[1])[0]] == []
@@ -212,7 +212,7 @@ def test_block_above_the_limit_is_refused_before_it_is_fetched(writer: StreamWri
 
 def test_decompression_is_capped_by_a_setting(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 1, size=50_000)], codec=Codec.ZSTD)
-    reader = open_stream_reader(writer.store, writer.stream, settings=ReadSettings(decompressed_bytes_max=10_000))
+    reader = open_stream_reader(writer.store, writer.stream, settings=ReadSettings(decompressed_size_max=Size(10_000)))
     with pytest.raises(LimitReachedError, match=r"read\.decompressed_size_max"):
         reader.read(Position(1, 100), Position(1, 100))
 
@@ -243,7 +243,7 @@ def test_read_failing_at_any_call_is_right_or_raises(writer: StreamWriter, call:
     writer.add([batch_of(1, 100, 100), batch_of(2, 0, 300)], closes=[1])
     store = FaultyStore(writer.store, [Fault(call=call, verb="get")])
     try:
-        reader = open_stream_reader(store, writer.stream, settings=ReadSettings(request_bytes=4096))
+        reader = open_stream_reader(store, writer.stream, settings=ReadSettings(request_size=Size(4096)))
         found = [entry for batch in reader.scan() for entry in batch.entries()]
     except OffloaderError:
         return
@@ -293,7 +293,7 @@ def test_scan_sends_as_many_concurrent_gets_as_configured(writer: StreamWriter) 
     writer.add([batch_of(1, 100, 2000)])
     data, _ = writer.keys(writer.uuids[1])
     store = HeldStore(writer.store, data)
-    chosen = ReadSettings(request_bytes=4096, requests_in_flight_max=3)
+    chosen = ReadSettings(request_size=Size(4096), requests_in_flight_max=3)
     reader = open_stream_reader(store, writer.stream, settings=chosen)  # type: ignore[arg-type]
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.extend(len(batch) for batch in reader.scan()))
@@ -308,7 +308,7 @@ def test_scan_sends_as_many_concurrent_gets_as_configured(writer: StreamWriter) 
 
 def test_no_thread_is_left_after_a_scan_was_closed_early(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 2000)])
-    scan = open_stream_reader(writer.store, writer.stream, settings=ReadSettings(request_bytes=4096)).scan()
+    scan = open_stream_reader(writer.store, writer.stream, settings=ReadSettings(request_size=Size(4096))).scan()
     assert len(next(scan)) > 0
     scan.close()
     for thread in threading.enumerate():

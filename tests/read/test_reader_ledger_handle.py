@@ -25,7 +25,7 @@ from offloader.errors import (
     ObjectMissingError,
 )
 from offloader.read.reader import ReadHandle, read_offloaded
-from offloader.settings import ReadSettings
+from offloader.settings import ReadSettings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.support.streams import batch_of, build
@@ -151,7 +151,7 @@ def test_entries_of_very_different_sizes_are_read_exactly(store: ObjectStore) ->
     sizes = [1 << 20, *([100] * 3000), 0, 1 << 16, 1]
     batch = EntryBatch.build(7, 0, [bytes([n % 251]) * size for n, size in enumerate(sizes)])
     handle = read_offloaded(
-        store, 7, context_of(put_segment(store, [batch])), {}, settings=ReadSettings(cache_bytes_max=10_000)
+        store, 7, context_of(put_segment(store, [batch])), {}, settings=ReadSettings(cache_size_max=Size(10_000))
     )
     expected = entries_of([batch])
     assert list(handle.read(0, len(sizes) - 1)) == expected

@@ -38,7 +38,7 @@ from offloader.manifest.protection import leases_of
 from offloader.read import cold, scan
 from offloader.read.partitions import open_reader
 from offloader.read.scan import Scan
-from offloader.settings import ReadSettings
+from offloader.settings import ReadSettings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
@@ -433,7 +433,7 @@ def test_one_batch_is_in_memory_at_a_time(store: ObjectStore) -> None:
     writer = StreamWriter(store, STREAM, block_bytes=256 * 1024)
     for ledger in range(1, 9):
         writer.add([batch_of(ledger, 0, 64, size=64 * 1024)], closes=[ledger])
-    settings = ReadSettings(batch_bytes=512 * 1024, request_bytes=256 * 1024, requests_in_flight_max=1)
+    settings = ReadSettings(batch_size=Size(512 * 1024), request_size=Size(256 * 1024), requests_in_flight_max=1)
     pool, seen = pa.default_memory_pool(), 0
     before = pool.bytes_allocated()
     for batch in scan_of(store, settings=settings).to_batches():
@@ -450,13 +450,13 @@ def test_large_entries_are_in_memory_as_far_as_the_settings_say(tmp_path: Path) 
     writer = StreamWriter(open_store(f"file://{tmp_path}"), STREAM, block_bytes=size + 1024)
     for number in range(12):
         writer.add([EntryBatch.build(1, number, [bytes(size)], BASE_MS)])
-    settings = ReadSettings(ahead_bytes_max=2 * size, requests_in_flight_max=8)
+    settings = ReadSettings(ahead_size_max=Size(2 * size), requests_in_flight_max=8)
     list(scan_of(writer.store, stop=Position(1, 1), settings=settings).to_batches())  # loads what it needs
     tracemalloc.start()
     try:
         reader = scan_of(writer.store, settings=settings).to_batches()
         assert sum(batch.num_rows for batch in reader) == 12
-        assert tracemalloc.get_traced_memory()[1] < settings.ahead_bytes_max + 2 * size + (1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < settings.ahead_size_max + 2 * size + (1 << 20)
     finally:
         tracemalloc.stop()
 

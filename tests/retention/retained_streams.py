@@ -25,10 +25,6 @@ ENTRIES = 10
 _names = itertools.count()
 
 
-def mb(kib: float) -> float:
-    return kib / 1024
-
-
 class Bench:
     """Ledgers of 10 KiB, one segment each, a minute apart; a cycle whenever one is asked for."""
 
@@ -38,7 +34,7 @@ class Bench:
         self.store = FaultyStore(self.memory)
         self.ledgers: dict[str, int] = {}
         self.writers: dict[str, StreamWriter] = {}
-        self.settings = Settings.of({"retention": {"record_minutes": 0.5, **retention}})
+        self.settings = Settings.of({"retention": {"record_interval": "0.5m", **retention}})
 
     def grow(self, stream: str = STREAM, ledgers: int = 1) -> None:
         if stream not in self.writers:

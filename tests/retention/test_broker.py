@@ -22,7 +22,7 @@ from offloader.retention.state import Rule
 from offloader.retention.truncate import truncate_stream, truncate_topic
 from offloader.settings import Settings
 from tests.retention.plain_stream import Offsets, at, by_size, queue, stream, who
-from tests.retention.retained_streams import ENTRIES, STREAM, TOPIC, Bench, mb
+from tests.retention.retained_streams import ENTRIES, STREAM, TOPIC, Bench
 
 TENS = {time: (time,) for time in range(10, 101, 10)}
 PARTITION = "public/default/persistent/payments-partition-{}"
@@ -125,7 +125,7 @@ class Listed(Bench):
 
     def __init__(self, *, follow: bool = False, **retention: Any) -> None:
         super().__init__(**retention)
-        kept = {"record_minutes": 0.5, **retention}
+        kept = {"record_interval": "0.5m", **retention}
         pulsar = {"broker_plugin": True, "follow_broker_trim": follow}
         self.settings = Settings.of({"retention": kept, "pulsar": pulsar})
         self.lists: dict[str, BrokerLedgers | OffloaderError | None] = {}
@@ -153,7 +153,7 @@ def why(outcome: CycleOutcome) -> str:
 
 @pytest.mark.slow
 def test_cycle_stops_at_the_first_listed_ledger_and_the_plan_names_it() -> None:
-    bench = Listed(policy="size", min_mbytes=mb(10))
+    bench = Listed(policy="size", min_size="10KiB")
     bench.listing(1)
     bench.grow_and_run(6)
     bench.listing(3, 4, 5, 6)
@@ -188,7 +188,7 @@ def test_cycle_stops_at_the_first_listed_ledger_and_the_plan_names_it() -> None:
 def test_answer_that_is_no_answer_moves_nothing(
     answer: BrokerLedgers | OffloaderError, said: str, follow: bool
 ) -> None:
-    bench = Listed(policy="size", min_mbytes=mb(10), follow=follow)
+    bench = Listed(policy="size", min_size="10KiB", follow=follow)
     bench.listing(1, since=1)
     bench.grow_and_run(6)
     before = bench.head()
@@ -201,7 +201,7 @@ def test_answer_that_is_no_answer_moves_nothing(
 
 @pytest.mark.slow
 def test_stream_of_another_hot_tier_has_its_policy_alone() -> None:
-    bench = Listed(policy="size", min_mbytes=mb(10))
+    bench = Listed(policy="size", min_size="10KiB")
     bench.lists[STREAM] = None
     bench.grow_and_run(6)
     assert bench.head() == Position(6, 0)
@@ -210,8 +210,8 @@ def test_stream_of_another_hot_tier_has_its_policy_alone() -> None:
 
 @pytest.mark.slow
 def test_without_the_setting_no_broker_is_asked() -> None:
-    bench = Listed(policy="size", min_mbytes=mb(10))
-    bench.settings = Settings.of({"retention": {"record_minutes": 0.5, "policy": "size", "min_mbytes": mb(10)}})
+    bench = Listed(policy="size", min_size="10KiB")
+    bench.settings = Settings.of({"retention": {"record_interval": "0.5m", "policy": "size", "min_size": "10KiB"}})
     outcome = bench.grow_and_run(6)
     assert outcome.decision is not None
     assert outcome.decision.broker is None
@@ -219,7 +219,7 @@ def test_without_the_setting_no_broker_is_asked() -> None:
 
 
 def test_process_without_a_source_moves_nothing() -> None:
-    bench = Listed(policy="size", min_mbytes=mb(10))
+    bench = Listed(policy="size", min_size="10KiB")
     bench.listing(1)
     bench.grow_and_run(6)
     before = bench.head()

@@ -22,11 +22,11 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
+from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench
 
 
 def test_stream_above_its_size_loses_only_the_oldest_ledgers_needed() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(30))
+    bench = Bench(policy="size", min_size="30KiB")
     outcome = bench.grow_and_run(6)
     # 60 KiB were written, each cycle leaves at least 30 behind the newest recorded cut.
     assert bench.head() == Position(4, 0)
@@ -39,7 +39,7 @@ def test_stream_above_its_size_loses_only_the_oldest_ledgers_needed() -> None:
 
 
 def test_plan_equals_the_following_run_and_writes_nothing() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench = Bench(policy="size", min_size="10KiB")
     bench.grow(ledgers=2)
     bench.run()
     bench.grow(ledgers=2)
@@ -65,7 +65,7 @@ def test_nothing_is_deleted_or_written_without_a_policy() -> None:
 
 
 def test_streams_that_brokers_keep_for_themselves_are_exempt() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(1))
+    bench = Bench(policy="size", min_size="1KiB")
     bench.grow("public/default/persistent/__change_events", 3)
     assert bench.run("public/default/persistent/__change_events").decision is None
 
@@ -87,7 +87,7 @@ def test_entries_read_by_all_subscribers_are_truncated_and_unread_ones_stay() ->
 
 
 def test_unread_data_above_max_is_truncated_and_the_losing_subscriber_recorded() -> None:
-    bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
+    bench = Bench(policy="consumption", min_size="10KiB", max_size="30KiB")
     bench.grow()
     bench.subscribe("slow")
     bench.publish("slow", Position(1, 2))
@@ -102,7 +102,7 @@ def test_unread_data_above_max_is_truncated_and_the_losing_subscriber_recorded()
 
 
 def test_age_decides_by_the_records_and_is_counted_from_the_head_on() -> None:
-    bench = Bench(policy="time", min_minutes=3)
+    bench = Bench(policy="time", min_age="3m")
     bench.grow_and_run(8)
     # Recorded a minute apart: the newest cut that is three minutes old.
     assert bench.head() == Position(6, 0)
@@ -113,7 +113,7 @@ def test_age_decides_by_the_records_and_is_counted_from_the_head_on() -> None:
 
 
 def test_a_tail_that_doesnt_move_is_recorded_once() -> None:
-    bench = Bench(policy="time", min_minutes=1000)
+    bench = Bench(policy="time", min_age="1000m")
     bench.grow(ledgers=2)
     assert bench.run().is_recorded
     before = bench.objects()
@@ -125,7 +125,7 @@ def test_a_tail_that_doesnt_move_is_recorded_once() -> None:
 
 @pytest.mark.slow
 def test_nothing_is_recorded_sooner_than_the_period_allows() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(1000), record_minutes=5)
+    bench = Bench(policy="size", min_size="1000KiB", record_interval="5m")
     recorded = []
     for _ in range(11):
         bench.grow()
@@ -137,8 +137,8 @@ def test_nothing_is_recorded_sooner_than_the_period_allows() -> None:
 @pytest.mark.slow
 def test_each_cycle_that_finds_new_entries_records_the_tail() -> None:
     """Also sooner after the last one than cycles are apart: their times vary."""
-    for policy in ({"policy": "consumption"}, {"policy": "size", "min_mbytes": mb(1000)}):
-        bench = Bench(**policy, record_minutes=RetentionSettings().record_minutes)
+    for policy in ({"policy": "consumption"}, {"policy": "size", "min_size": "1000KiB"}):
+        bench = Bench(**policy, record_interval=60 * (RetentionSettings().record_interval.minutes))
         recorded = []
         for _ in range(5):
             bench.grow()
@@ -149,7 +149,7 @@ def test_each_cycle_that_finds_new_entries_records_the_tail() -> None:
 
 
 def test_manual_truncation_removes_used_records() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(1000))
+    bench = Bench(policy="size", min_size="1000KiB")
     bench.grow_and_run(4)
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     truncate_stream(log, Position(3, 0), clock=bench.clock)
@@ -163,7 +163,7 @@ def test_manual_truncation_removes_used_records() -> None:
 
 @pytest.mark.slow
 def test_a_topic_is_truncated_as_one_stream() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(40))
+    bench = Bench(policy="size", min_size="40KiB")
     for _ in range(4):
         for number in range(3):
             bench.grow(f"{TOPIC}-partition-{number}")
@@ -199,7 +199,7 @@ def test_subscriber_registered_during_a_decision_counts() -> None:
 
 @pytest.mark.slow
 def test_min_is_kept_in_the_cycle_that_finds_a_partition_deleted() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(25))
+    bench = Bench(policy="size", min_size="25KiB")
     names = [f"{TOPIC}-partition-{number}" for number in range(2)]
     bench.grow(names[0], ledgers=3)
     bench.grow(names[1], ledgers=6)
@@ -218,7 +218,7 @@ def test_min_is_kept_in_the_cycle_that_finds_a_partition_deleted() -> None:
 
 def test_overtaken_cycle_leaves_recorded_sizes_unchanged() -> None:
     """It reads the stream before the other cycle does, and records after it."""
-    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench = Bench(policy="size", min_size="10KiB")
     bench.grow(ledgers=3)
     seen = list[str]()
 
@@ -239,7 +239,7 @@ def test_overtaken_cycle_leaves_recorded_sizes_unchanged() -> None:
 
 
 def test_held_stream_is_not_truncated() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench = Bench(policy="size", min_size="10KiB")
     bench.grow(ledgers=2)
     bench.run()
     bench.grow(ledgers=2)
@@ -275,7 +275,7 @@ def test_consumed_entries_not_yet_offloaded_stay() -> None:
 
 
 def test_clock_far_ahead_deletes_nothing() -> None:
-    bench = Bench(policy="time", min_minutes=1)
+    bench = Bench(policy="time", min_age="1m")
     bench.grow_and_run(3)
     head = bench.head()
     ahead = ManualClock()
@@ -287,7 +287,7 @@ def test_clock_far_ahead_deletes_nothing() -> None:
 
 
 def test_a_clock_that_jumps_back_while_the_process_runs_deletes_nothing() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(10), max_mbytes=mb(20))
+    bench = Bench(policy="size", min_size="10KiB", max_size="20KiB")
     cycle = bench.cycle(bench.memory)
     bench.grow(ledgers=2)
     cycle.run(STREAM)
@@ -303,7 +303,7 @@ def test_a_clock_that_jumps_back_while_the_process_runs_deletes_nothing() -> Non
 @pytest.mark.parametrize("off_s", [-3600, 3600])
 def test_a_truncation_under_way_waits_for_a_clock_that_can_be_trusted(off_s: int) -> None:
     """A process truncated one partition of a topic and died; the next process has a wrong clock."""
-    bench = Bench(policy="size", min_mbytes=mb(1000))
+    bench = Bench(policy="size", min_size="1000KiB")
     names = [f"{TOPIC}-partition-{number}" for number in range(2)]
     for name in names:
         bench.grow(name, ledgers=3)
@@ -333,7 +333,7 @@ def test_damaged_subscribers_stop_retention_of_their_stream() -> None:
 
 
 def test_bad_calls_are_refused_by_name() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(20), max_mbytes=mb(10))
+    bench = Bench(policy="size", min_size="20KiB", max_size="10KiB")
     bench.grow(ledgers=2)
     with pytest.raises(InvalidCallError, match=r"retention\.min_size = .* is above max_size"):
         bench.run()
@@ -344,7 +344,7 @@ def test_bad_calls_are_refused_by_name() -> None:
 
 def test_subscriber_in_the_midst_of_a_segment_never_lets_go_of_what_min_keeps() -> None:
     """It isn't known how much of the segment is before it: at the most all."""
-    bench = Bench(policy="size", min_mbytes=mb(35))
+    bench = Bench(policy="size", min_size="35KiB")
     bench.grow(ledgers=4)
     bench.subscribe("billing")
     bench.publish("billing", Position(1, ENTRIES - 1))

@@ -18,14 +18,14 @@ from offloader.manifest.log import load_manifest
 from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cycle import HotStreams
 from offloader.retention.subscribers import open_retention
-from offloader.settings import ManifestSettings, Settings
+from offloader.settings import Duration, ManifestSettings, Settings
 from offloader.store.base import OVERWRITE, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 
 STREAM = "a/b/persistent/orders"
-QUEUE = {"policy": "consumption", "record_minutes": 1}
+QUEUE = {"policy": "consumption", "record_interval": "1m"}
 _names = itertools.count()
 
 
@@ -115,7 +115,12 @@ def test_consumed_ledgers_of_a_stream_without_offloading_are_deleted(make: Any) 
 
 def test_a_policy_by_size_holds_without_any_subscriber(make: Any) -> None:
     bench = make(
-        retention={"policy": "size", "min_mbytes": 100 / 2**20, "max_mbytes": 200 / 2**20, "record_minutes": 1}
+        retention={
+            "policy": "size",
+            "min_size": 100,
+            "max_size": 200,
+            "record_interval": "1m",
+        }
     )
     for _ in range(6):
         bench.grow(1)
@@ -219,7 +224,7 @@ def test_stream_that_reappears_gets_a_new_manifest() -> None:
     hot = HotStreams(memory, clock=clock, settings_of=lambda _: settings, names=lambda: names)
     assert (hot.enrol(), hot.enrol()) == ([STREAM], [])
     names.clear()
-    at_once = ManifestSettings(orphan_age_hours_min=0)
+    at_once = ManifestSettings(orphan_age_min=Duration("0h"))
     delete_stream(memory, STREAM, clock=clock, delete_objects=lambda _: None, settings=at_once)
     assert hot.enrol() == []
     names.append(STREAM)

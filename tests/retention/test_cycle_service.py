@@ -25,7 +25,7 @@ from offloader.retention.cycle import (
 )
 from offloader.retention.scope import find_scope
 from offloader.retention.subscribers import open_retention
-from offloader.settings import ManifestSettings, Settings, TelemetrySettings
+from offloader.settings import Duration, ManifestSettings, Settings, TelemetrySettings
 from offloader.store.memory import MemoryStore
 from offloader.telemetry.prometheus import Metrics
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -41,7 +41,7 @@ class Bench:
         self.clock = ManualClock()
         self.memory = MemoryStore(f"retention-service-{next(_names)}", "", self.clock)
         self.store = FaultyStore(self.memory)
-        self.settings = Settings.of({"retention": {"record_minutes": 0.01, **retention}})
+        self.settings = Settings.of({"retention": {"record_interval": "0.01m", **retention}})
         self.metrics = Metrics(TelemetrySettings(labels="topic"), clock=self.clock)
         self.cycles: list[tuple[float, str, StreamCycle]] = []
         for number in range(streams):
@@ -111,7 +111,7 @@ def test_recreated_stream_has_one_cycle_a_period() -> None:
     bench = Bench(streams=1)
     while not bench.cycles:
         bench.pass_time(1)
-    at_once = ManifestSettings(orphan_age_hours_min=0)
+    at_once = ManifestSettings(orphan_age_min=Duration("0h"))
     delete_stream(bench.memory, stream, clock=bench.clock, delete_objects=lambda _: None, settings=at_once)
     bench.pass_time(DISCOVERY_S_MAX + 1)
     bench.grow(stream, 0)
@@ -122,7 +122,7 @@ def test_recreated_stream_has_one_cycle_a_period() -> None:
 
 
 def test_failing_stream_is_retried_and_counted_and_stops_no_other() -> None:
-    bench = Bench(streams=3, policy="size", min_mbytes=1)
+    bench = Bench(streams=3, policy="size", min_size="1MiB")
     bench.store.set_faults([Fault(call=1, calls=10**6, key_part="/topic1/")])
     bench.pass_time(2 * PERIOD_S)
     errors = {stream: cycle.error for _, stream, cycle in bench.cycles if cycle.error is not None}
@@ -174,7 +174,7 @@ def test_truncated_bytes_and_subscriber_lag_are_measured(caplog: pytest.LogCaptu
 def test_subscribers_losing_data_to_max_are_counted() -> None:
     """Segments of ten entries and 100 bytes; 200 bytes may stay for slow subscribers."""
     stream = "a/b/persistent/topic0"
-    bench = Bench(policy="consumption", min_mbytes=50 / 2**20, max_mbytes=200 / 2**20)
+    bench = Bench(policy="consumption", min_size=50, max_size=200)
     bench.grow(stream, 0)
     for name in ("slow", "slower"):
         subscribers = open_retention(bench.memory, stream, clock=bench.clock)
@@ -211,7 +211,7 @@ def test_refusals_are_counted_by_their_reason_and_nothing_changes(kind: str) -> 
     elif kind == "ClockSkew":
         bench.clock.set_now_ms(bench.clock.now_ms() + 72 * 3_600_000)
     elif kind == "InvalidCall":
-        bench.settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 2, "max_mbytes": 1}})
+        bench.settings = Settings.of({"retention": {"policy": "size", "min_size": "2MiB", "max_size": "1MiB"}})
     else:
         place = find_scope(bench.memory, stream)
         assert place.incarnation is not None
@@ -262,9 +262,9 @@ def test_queue_without_subscribers_falls_back_after_its_period() -> None:
     stream = "a/b/persistent/topic0"
     bench = Bench(
         policy="consumption",
-        subscriber_timeout_minutes=10,
-        fallback_after_minutes=60,
-        fallback_min_mbytes=150 / 1024**2,
+        subscriber_timeout="10m",
+        fallback_after="60m",
+        fallback_min_size=150,
     )
     for number in range(3):
         bench.grow(stream, number)

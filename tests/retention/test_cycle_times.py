@@ -24,7 +24,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
 from offloader.testing.memory_ledgers import MemoryLedgers
-from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
+from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench
 from tests.support.streams import StreamWriter, batch_of
 
 _Answer = TypeVar("_Answer")
@@ -47,7 +47,7 @@ class Meanwhile(StoreWrapper):
 
 
 def test_nothing_of_a_recorded_tail_is_younger_than_its_record() -> None:
-    bench = Bench(policy="time", min_minutes=10)
+    bench = Bench(policy="time", min_age="10m")
     bench.grow()
 
     def grows(request: Request) -> bool:
@@ -70,7 +70,7 @@ def test_nothing_of_a_recorded_tail_is_younger_than_its_record() -> None:
 
 
 def test_a_clock_that_went_back_behind_what_was_recorded_stops_retention() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench = Bench(policy="size", min_size="10KiB")
     bench.grow_and_run(1)
     bench.grow(ledgers=2)
     bench.clock.set_now_ms(bench.clock.now_ms() - 3600_000)
@@ -82,7 +82,7 @@ def test_a_clock_that_went_back_behind_what_was_recorded_stops_retention() -> No
 
 
 def test_sizes_continue_after_truncation_by_an_interrupted_cycle() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench = Bench(policy="size", min_size="10KiB")
     bench.grow_and_run(1)
     bench.grow()
     # What comes after the truncation is lost with the process.
@@ -91,7 +91,7 @@ def test_sizes_continue_after_truncation_by_an_interrupted_cycle() -> None:
         bench.run()
     bench.store.set_faults([])
     assert bench.head() == Position(2, 0)
-    settings = Settings.of({"cleanup": {"grace_hours": 0, "allow_large_delete": True}})
+    settings = Settings.of({"cleanup": {"grace_period": "0h", "allow_large_delete": True}})
     for _ in range(2):
         cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=settings)
     assert len(load_manifest(bench.memory, STREAM).segments) == 1
@@ -101,12 +101,12 @@ def test_sizes_continue_after_truncation_by_an_interrupted_cycle() -> None:
 
 
 def test_sizes_continue_after_a_manual_truncation() -> None:
-    bench = Bench(policy="size", min_mbytes=1)
+    bench = Bench(policy="size", min_size="1MiB")
     bench.grow_and_run(2)
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     truncate_stream(log, Position(2, 0), clock=bench.clock)
     bench.grow_and_run(1)
-    settings = Settings.of({"cleanup": {"grace_hours": 0, "allow_large_delete": True}})
+    settings = Settings.of({"cleanup": {"grace_period": "0h", "allow_large_delete": True}})
     for _ in range(2):
         cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=settings)
     assert len(load_manifest(bench.memory, STREAM).segments) == 2
@@ -117,7 +117,7 @@ def test_sizes_continue_after_a_manual_truncation() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_truncated", [False, True])
 def test_sizes_grow_with_what_is_written_though_a_partition_left_uncounted(is_truncated: bool) -> None:
-    bench = Bench(policy="size", min_mbytes=1)
+    bench = Bench(policy="size", min_size="1MiB")
     zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
     for _ in range(2):
         bench.grow(one)
@@ -137,9 +137,7 @@ def test_sizes_grow_with_what_is_written_though_a_partition_left_uncounted(is_tr
 
 
 def test_added_partition_does_not_restart_the_fallback_period() -> None:
-    bench = Bench(
-        policy="consumption", subscriber_timeout_minutes=5, fallback_after_minutes=60, fallback_min_mbytes=mb(10)
-    )
+    bench = Bench(policy="consumption", subscriber_timeout="5m", fallback_after="60m", fallback_min_size="10KiB")
     zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
     for _ in range(2):
         bench.grow(zero)
@@ -159,7 +157,7 @@ def test_added_partition_does_not_restart_the_fallback_period() -> None:
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_two_cycles_at_once_that_cut_elsewhere_leave_min_together(comes_back: bool) -> None:
     """Each keeps 40 KiB: one all of partition 1, the other, of other subscribers, all of partition 0."""
-    bench = Bench(policy="size", min_mbytes=mb(40))
+    bench = Bench(policy="size", min_size="40KiB")
     streams = [f"{TOPIC}-partition-{number}" for number in range(2)]
     for stream in streams:
         bench.grow(stream, ledgers=4)
@@ -190,7 +188,7 @@ def test_two_cycles_at_once_that_cut_elsewhere_leave_min_together(comes_back: bo
 
 
 def test_decision_is_dropped_when_a_partition_was_deleted_since() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench = Bench(policy="size", min_size="10KiB")
     zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
     for stream in (zero, one):
         bench.grow(stream, ledgers=4)
@@ -213,7 +211,7 @@ def test_decision_is_dropped_when_a_partition_was_deleted_since() -> None:
 
 @pytest.mark.slow
 def test_decision_is_not_carried_out_when_a_partition_was_purged_since() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(30))
+    bench = Bench(policy="size", min_size="30KiB")
     zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
     for stream in (zero, one):
         bench.grow(stream, ledgers=4)
@@ -239,7 +237,7 @@ def test_decision_is_not_carried_out_when_a_partition_was_purged_since() -> None
 
 @pytest.mark.slow
 def test_recreated_stream_is_not_cut_at_positions_of_its_predecessor() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(10), max_mbytes=mb(20))
+    bench = Bench(policy="size", min_size="10KiB", max_size="20KiB")
     bench.grow_and_run(1)
     bench.grow(ledgers=4)
 
@@ -273,7 +271,7 @@ def test_a_stream_of_which_nothing_is_left_has_no_tail_to_record() -> None:
 
 @pytest.mark.slow
 def test_old_records_are_thinned_by_the_cycles() -> None:
-    bench = Bench(policy="size", min_mbytes=1000)
+    bench = Bench(policy="size", min_size="1000MiB")
     bench.grow_and_run(40)
     records = bench.remembered().records.records
     assert len(records) < 40
@@ -281,7 +279,7 @@ def test_old_records_are_thinned_by_the_cycles() -> None:
 
 
 def test_unpublished_subscriber_is_protected_until_the_timeout() -> None:
-    bench = Bench(policy="consumption", subscriber_timeout_minutes=10, protect_unpublished=True)
+    bench = Bench(policy="consumption", subscriber_timeout="10m", protect_unpublished=True)
     bench.grow(ledgers=2)
     for name in ("never", "fast"):
         bench.subscribe(name)
@@ -295,7 +293,7 @@ def test_unpublished_subscriber_is_protected_until_the_timeout() -> None:
 
 
 def test_ledger_offloaded_during_a_cycle_counts_by_its_manifest() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(1000))
+    bench = Bench(policy="size", min_size="1000KiB")
     bench.grow(ledgers=1)
     hot = MemoryLedgers(STREAM, bench.clock)
     for _ in range(2):
@@ -317,7 +315,7 @@ def test_ledger_offloaded_during_a_cycle_counts_by_its_manifest() -> None:
 
 
 def test_segments_that_are_offloaded_during_a_cycle_take_no_part_in_its_decision() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(20))
+    bench = Bench(policy="size", min_size="20KiB")
     hot = MemoryLedgers(STREAM, bench.clock)
     hot.append([b"x" * KIB] * 4 * ENTRIES)
     writer = StreamWriter(bench.memory, STREAM, clock=bench.clock)

@@ -13,7 +13,7 @@ from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.decide import Situation, decide
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit, policy_of, policy_text
 from offloader.retention.state import Role, Rule
-from offloader.settings import RetentionSettings
+from offloader.settings import Duration, RetentionSettings, Size
 from offloader.settings.layered import parse_settings
 from tests.retention.plain_stream import Offsets, at, by_time, ends, keep, queue, stream, who
 from tests.retention.retained_streams import KIB, STREAM, TOPIC, Bench
@@ -158,12 +158,14 @@ def test_policy_none_of_a_topic_stands_below_a_keep_for_all() -> None:
 def test_settings_of_earlier_releases_mean_what_they_meant() -> None:
     assert policy_of(STREAM, RetentionSettings()) is None
     assert policy_of(STREAM, RetentionSettings(policy="none")) is None
-    old = policy_of(STREAM, RetentionSettings(policy="time", min_minutes=60, max_minutes=120))
+    old = policy_of(STREAM, RetentionSettings(policy="time", min_age=Duration("60m"), max_age=Duration("120m")))
     assert old == Policy(kind=PolicyKind.TIME, limits=Limits(Unit.TIME, HOUR_S * 1000, 2 * HOUR_S * 1000))
 
 
 def test_min_and_max_by_size_and_time_may_stand_together() -> None:
-    policy = policy_of(STREAM, RetentionSettings(policy="time", min_minutes=1, min_mbytes=1, max_mbytes=3))
+    policy = policy_of(
+        STREAM, RetentionSettings(policy="time", min_age=Duration("1m"), min_size=Size("1MiB"), max_size=Size("3MiB"))
+    )
     assert policy is not None
     assert policy.all_limits == (Limits(Unit.TIME, 60_000), Limits(Unit.SIZE, 2**20, 3 * 2**20))
 
@@ -194,7 +196,7 @@ THREE_DAYS = [72 - number for number in range(73)]
 
 @pytest.mark.slow
 def test_first_cycle_starts_existing_data_within_one_segment_of_keep() -> None:
-    bench = Aged(keep_seconds=DAY_S)
+    bench = Aged(keep=DAY_S)
     bench.add(STREAM, THREE_DAYS)
     planned = bench.cycle().plan(STREAM).decision
     done = bench.run()
@@ -214,12 +216,12 @@ def test_first_cycle_starts_existing_data_within_one_segment_of_keep() -> None:
 @pytest.mark.slow
 def test_existing_data_is_cut_by_size_and_by_the_limit_that_is_reached_first() -> None:
     for retention, ledger in (
-        ({"keep_bytes": 100 * KIB}, 64),
-        ({"keep_bytes": 100 * KIB, "keep_seconds": DAY_S}, 64),
-        ({"keep_bytes": 500 * KIB, "keep_seconds": DAY_S}, 50),
-        ({"keep_bytes": 100 * KIB, "keep_at_least_seconds": DAY_S}, 50),
-        ({"keep_seconds": HOUR_S, "keep_at_least_bytes": 200 * KIB}, 54),
-        ({"keep_bytes": 1000 * KIB, "keep_seconds": 90 * HOUR_S}, None),
+        ({"keep_size": 100 * KIB}, 64),
+        ({"keep_size": 100 * KIB, "keep": DAY_S}, 64),
+        ({"keep_size": 500 * KIB, "keep": DAY_S}, 50),
+        ({"keep_size": 100 * KIB, "keep_at_least": DAY_S}, 50),
+        ({"keep": HOUR_S, "keep_at_least_size": 200 * KIB}, 54),
+        ({"keep_size": 1000 * KIB, "keep": 90 * HOUR_S}, None),
     ):
         bench = Aged(**retention)
         bench.add(STREAM, THREE_DAYS)
@@ -229,7 +231,7 @@ def test_existing_data_is_cut_by_size_and_by_the_limit_that_is_reached_first() -
 
 @pytest.mark.slow
 def test_entries_without_publish_times_stay_until_a_recorded_cut_is_old_enough() -> None:
-    bench = Aged(keep_seconds=DAY_S)
+    bench = Aged(keep=DAY_S)
     bench.add(STREAM, THREE_DAYS[:10])
     bench.add(STREAM, THREE_DAYS[10:20], known=False)
     bench.add(STREAM, THREE_DAYS[20:])
@@ -242,14 +244,14 @@ def test_entries_without_publish_times_stay_until_a_recorded_cut_is_old_enough()
 
 
 def test_an_older_entry_that_comes_late_is_kept_by_a_younger_one_before_it() -> None:
-    bench = Aged(keep_seconds=DAY_S)
+    bench = Aged(keep=DAY_S)
     bench.add(STREAM, [60, 50, 12, 48, 40, 2])
     bench.run()
     assert bench.head() == Position(3, 0)
 
 
 def test_partitions_are_cut_at_one_publish_time() -> None:
-    bench = Aged(keep_seconds=DAY_S)
+    bench = Aged(keep=DAY_S)
     zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
     bench.add(zero, [70, 60, 30, 26, 2])
     bench.add(one, [71, 25, 23, 1])
@@ -259,7 +261,7 @@ def test_partitions_are_cut_at_one_publish_time() -> None:
 
 
 def test_head_never_passes_what_is_offloaded_or_held_by_a_hole() -> None:
-    bench = Aged(keep_seconds=HOUR_S)
+    bench = Aged(keep=HOUR_S)
     bench.add(STREAM, [60, 50])
     bench.run()
     # The end of the last segment is the tail: all that is offloaded may go, and nothing beyond.

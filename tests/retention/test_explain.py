@@ -5,12 +5,17 @@ from __future__ import annotations
 from formats.entries import Position
 from offloader.retention.explain import WIDTH, explain, outcome_facts
 from offloader.times import time_text
-from tests.retention.retained_streams import ENTRIES, STREAM, Bench, mb
+from tests.retention.retained_streams import ENTRIES, STREAM, Bench
 from tests.support.streams import batch_of
 
 
 def test_explain_shows_cut_rule_and_losing_subscribers() -> None:
-    bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(40), subscriber_timeout_minutes=600)
+    bench = Bench(
+        policy="consumption",
+        min_size="10KiB",
+        max_size="40KiB",
+        subscriber_timeout="600m",
+    )
     bench.grow()
     for name in ("billing", "search", "never"):
         bench.subscribe(name)
@@ -72,7 +77,7 @@ def test_reason_without_a_decision_is_the_missing_policy_or_entry() -> None:
 
 
 def test_entries_published_in_the_future_are_named() -> None:
-    bench = Bench(keep_seconds=3600)
+    bench = Bench(keep=3600)
     bench.grow(ledgers=0)
     now_ms, writer = bench.clock.now_ms(), bench.writers[STREAM]
     old_ms, ahead_ms = now_ms - 10**8, now_ms + 30 * 86_400_000

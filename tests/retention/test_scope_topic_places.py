@@ -54,7 +54,7 @@ def test_stream_named_like_a_partition_of_a_plain_stream_has_its_own_retention()
 
 
 def test_stream_being_deleted_has_no_cycle() -> None:
-    bench = Bench(policy="size", min_mbytes=1)
+    bench = Bench(policy="size", min_size="1MiB")
     bench.grow_and_run(1)
     remove_stream(bench.memory, STREAM, clock=bench.clock)
     bench.clock.advance(60)

@@ -13,7 +13,7 @@ from offloader.errors import OffloaderError
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import open_retention
 from offloader.settings import Settings
-from tests.retention.retained_streams import STREAM, Bench, mb
+from tests.retention.retained_streams import STREAM, Bench
 
 
 def kept(bench: Bench) -> list[Mapping[str, Any]]:
@@ -24,7 +24,7 @@ def kept(bench: Bench) -> list[Mapping[str, Any]]:
 
 @pytest.mark.slow
 def test_each_loss_is_kept_though_the_same_rule_took_it() -> None:
-    bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
+    bench = Bench(policy="consumption", min_size="10KiB", max_size="30KiB")
     bench.grow()
     bench.subscribe("slow")
     bench.publish("slow", Position(1, 2))
@@ -40,11 +40,11 @@ def test_each_loss_is_kept_though_the_same_rule_took_it() -> None:
 
 
 def test_reason_for_no_deletion_is_kept_once_per_reason() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(500))
+    bench = Bench(policy="size", min_size="500KiB")
     bench.grow_and_run(3)
     (found,) = kept(bench)
     assert (found["rule"], found["cut"], found["limits"]["min"]) == ("below_min", None, 500 * 1024)
-    bench.settings = Settings.of({"retention": {"record_minutes": 0.5, "policy": "size", "min_mbytes": mb(900)}})
+    bench.settings = Settings.of({"retention": {"record_interval": "0.5m", "policy": "size", "min_size": "900KiB"}})
     bench.grow_and_run(3)
     assert [(each["rule"], each["limits"]["min"]) for each in kept(bench)] == [
         ("below_min", 500 * 1024),
@@ -53,7 +53,7 @@ def test_reason_for_no_deletion_is_kept_once_per_reason() -> None:
 
 
 def test_another_rule_is_kept_and_so_is_another_cut_that_a_hold_puts_off() -> None:
-    bench = Bench(policy="size", min_mbytes=mb(20))
+    bench = Bench(policy="size", min_size="20KiB")
     bench.grow_and_run(2)
     bench.writers[STREAM].log.commit_as_maintainer([Hold(on=True, reason="audit")])
     for _ in range(4):
@@ -67,7 +67,7 @@ def test_another_rule_is_kept_and_so_is_another_cut_that_a_hold_puts_off() -> No
 
 @pytest.mark.slow
 def test_decision_delayed_by_a_hold_is_kept_with_cut_and_losing_subscribers() -> None:
-    bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
+    bench = Bench(policy="consumption", min_size="10KiB", max_size="30KiB")
     bench.grow()
     bench.subscribe("slow")
     bench.publish("slow", Position(1, 2))

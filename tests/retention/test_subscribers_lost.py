@@ -95,7 +95,7 @@ def test_accepted_loss_goes_on_with_what_is_there(place: Place) -> None:
 
 
 def test_retention_deletes_nothing_while_the_registry_is_lost(place: Place) -> None:
-    settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 0.001, "max_mbytes": 1.0}})
+    settings = Settings.of({"retention": {"policy": "size", "min_size": 1049, "max_size": "1.0MiB"}})
     cycle = RetentionCycle(place.store, clock=SystemClock(), settings_of=lambda _: settings)
     place.store.delete([place.key])
     with pytest.raises(CorruptError, match="Nothing is deleted"):
@@ -148,7 +148,7 @@ def test_each_partition_knows_of_a_topics_registry(first: str) -> None:
     retention = open_retention(store, TOPIC)
     assert set(retention.registry().subscribers) == {"billing"}
     lose_registry(store)
-    settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 0.001, "max_mbytes": 1.0}})
+    settings = Settings.of({"retention": {"policy": "size", "min_size": 1049, "max_size": "1.0MiB"}})
     cycle = RetentionCycle(store, clock=SystemClock(), settings_of=lambda _: settings)
     with pytest.raises(CorruptError, match="Nothing is deleted"):
         cycle.run(TOPIC)

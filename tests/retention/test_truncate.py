@@ -332,7 +332,7 @@ def test_hot_ledgers_that_a_truncation_left_stay_while_the_stream_is_on_hold() -
 
 
 def _settings(**changes: object) -> Settings:
-    offload = {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64, "retry_seconds_max": 0.01, **changes}
+    offload = {"block_size": 1024, "segment_size_max": "16KiB", "retry_delay_max": 0.01, **changes}
     return Settings.of({"offload": offload, "ledgers": {"ledger_entries_max": 20}})
 
 
@@ -409,7 +409,7 @@ def test_writer_continues_at_the_head_after_its_own_forced_truncation(tmp_path: 
 def test_living_writer_elsewhere_is_fenced_and_continues_at_the_head(
     tmp_path: Path, store: MemoryStore, at: int
 ) -> None:
-    with _topic(tmp_path, store, takeover_after_seconds=0.05) as topic:
+    with _topic(tmp_path, store, takeover_after=0.05) as topic:
         positions = _append(topic, 0, 30)
         topic.offload()
         positions += _append(topic, 30, 50)  # gathering: neither full nor old
@@ -445,7 +445,7 @@ def test_repeated_truncations_of_an_active_stream_keep_later_entries(
     tmp_path: Path, store: MemoryStore, seed: int
 ) -> None:
     random = Random(seed)
-    with _topic(tmp_path, store, max_size_per_offload_segment_mbytes=0.002) as topic:
+    with _topic(tmp_path, store, segment_size_max=2097) as topic:
         positions: list[Position] = []
         head = Position(0, 0)
         for turn in range(60):

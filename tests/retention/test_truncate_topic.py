@@ -20,7 +20,7 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import EditRefusedError
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.truncate import resume_topic_truncation, truncate_topic
-from offloader.settings import OffloadSettings, Settings
+from offloader.settings import Duration, OffloadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -30,7 +30,7 @@ from tests.support.streams import StreamWriter, batch_of
 
 TOPIC = "public/default/persistent/orders"
 ZERO, ONE, TEN = (f"{TOPIC}-partition-{number}" for number in (0, 1, 10))
-PATIENT = Settings(offload=OffloadSettings(takeover_after_seconds=600))
+PATIENT = Settings(offload=OffloadSettings(takeover_after=Duration(600)))
 _names = count()
 
 

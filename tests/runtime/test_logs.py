@@ -20,7 +20,7 @@ from offloader.manifest.log import load_manifest
 from offloader.monitor import stream_document
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.logs import JsonLines, PlainLines, log_to
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -174,7 +174,7 @@ def test_text_log_has_the_same_facts(tmp_path: Path) -> None:
 
 def test_no_secret_is_ever_logged_or_shown(logged: Any, tmp_path: Path) -> None:
     secrets = ("AKIDNOTFORLOGS", "secret-not-for-logs", "token-not-for-logs")
-    fast = StoreSettings(retries_max=0, connect_timeout_s=0.5)
+    fast = StoreSettings(retries_max=0, connect_timeout=Duration(0.5))
     with socket.socket() as port:
         # Bound and not listening: nobody answers there.
         port.bind(("127.0.0.1", 0))

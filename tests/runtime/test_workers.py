@@ -151,7 +151,7 @@ from offloader.managed_ledger import open_managed_ledger
 from offloader.store.open import open_store
 from offloader.settings import Settings
 
-small = {"offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64}}
+small = {"offload": {"block_size": 1024, "segment_size_max": "16KiB"}}
 topic = open_managed_ledger(
     "orders", ledgers=sys.argv[1] + "/ledgers.db", store=open_store("file://" + sys.argv[1] + "/store"),
     settings=Settings.of(small),

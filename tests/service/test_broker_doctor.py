@@ -18,7 +18,7 @@ from offloader.errors import ErrorKind, InvalidCallError
 from offloader.owner_client import CA_VARIABLE
 from offloader.runtime.clock import SystemClock
 from offloader.service.broker_doctor import check_broker_routes, may_have_token
-from offloader.settings import Settings
+from offloader.settings import Duration, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from services.servers import free_port
@@ -37,7 +37,9 @@ ENVIRON = {"BROKER": "broker-token-0123456789", "OTHER": "another-token-01234567
 @pytest.fixture
 def bench() -> Iterator[PulsarBench]:
     bench = PulsarBench()
-    bench.settings = replace(bench.settings, topics=("public/default",), connect_seconds_max=2.0, broker_plugin=True)
+    bench.settings = replace(
+        bench.settings, topics=("public/default",), connect_timeout=Duration(2.0), broker_plugin=True
+    )
     yield bench
     bench.close()
 

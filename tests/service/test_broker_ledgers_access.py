@@ -153,7 +153,7 @@ def test_answer_that_nobody_takes_is_cut_after_its_time(
     writer.block_bytes = 1024 * 1024
     writer.add([batch_of(7, 0, 600, size=100_000)], closes=(7,))
     path = f"/v1/streams/{quoted(STREAM)}/ledgers/7/entries?from=0&to=599"
-    sections = {"broker": {"streams_max": 1}, "http": {"answer_seconds_max": 1}}
+    sections = {"broker": {"streams_max": 1}, "http": {"answer_timeout": 1}}
     with http_process(tmp_path, sections, streams=(), store=store) as (http, _), closing(unread(http, path)):
         broker = Broker(http.url)
         eventually(lambda: broker.entries(7, 0, 0).status == 200)

@@ -31,7 +31,7 @@ from tests.support.streams import StreamWriter, batch_of
 
 _names = itertools.count()
 #: Nothing is committed by itself.
-SLOW: dict[str, Any] = {"offload": {"max_offload_segment_rollover_time_minutes": 60.0}}
+SLOW: dict[str, Any] = {"offload": {"segment_age_max": "60.0m"}}
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_other_bytes_for_stored_entries_are_refused(store: ObjectStore, tmp_path
 @pytest.mark.slow
 def test_long_body_is_taken_for_missing_entries_only(store: ObjectStore, tmp_path: Path) -> None:
     with_gaps(store)
-    with http_process(tmp_path, {"http": {"idle_seconds_max": 1}}, streams=(), store=store) as (http, _):
+    with http_process(tmp_path, {"http": {"idle_timeout": 1}}, streams=(), store=store) as (http, _):
         broker = Broker(http.url)
         large = [(0, bytes(4_000_000)), (1, bytes(4_000_000))]
         assert broker.fill(7, 0, 1, large).json() == {"stored": 2}

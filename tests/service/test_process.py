@@ -60,7 +60,7 @@ def test_streams_of_several_providers_are_offloaded_and_drained(store: FaultySto
     one, two = HeldFeed("one"), HeldFeed("two")
     sources = {name: database.open_stream(name) for name in (ORDERS, BILLS)}
     # Segments that close by nothing but the drain.
-    file = settings_file(offload__max_offload_segment_rollover_time_minutes=60)
+    file = settings_file(offload__segment_age_max="60m")
     with serving(store, file, one, two) as assembled:
         assert one.streams is not None
         assert two.streams is not None
@@ -267,7 +267,7 @@ def test_stream_stopped_by_an_error_is_restarted(store: FaultyStore, database: E
 def test_removed_stream_is_drained_and_can_be_added_again(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
     source = database.open_stream(ORDERS)
-    file = settings_file(offload__max_offload_segment_rollover_time_minutes=60, serve__streams_max=1)
+    file = settings_file(offload__segment_age_max="60m", serve__streams_max=1)
     with serving(store, file, feed) as assembled:
         streams = feed.streams
         assert streams is not None
@@ -441,7 +441,7 @@ def test_ledger_method_continues_after_another_process_took_the_stream(
     append(inner)
     inner.close_ledger()
     source = Taken(inner, 1, OSError())
-    file = settings_file(offload__method="ledger", offload__takeover_after_seconds=0.05)
+    file = settings_file(offload__method="ledger", offload__takeover_after=0.05)
     with serving(store, file, feed) as assembled:
         assert feed.streams is not None
         feed.streams.add(ORDERS, source, feed="held")
@@ -537,7 +537,7 @@ def test_status_file_is_kept_up_to_date_whatever_the_method(
     is_idle = method == "nothing is served"
     settings = settings_file(
         telemetry__status_file=str(path),
-        telemetry__status_interval_s=0.05,
+        telemetry__status_interval=0.05,
         offload__method="streaming" if is_idle else method,
     )
     with serving(store, settings, feed):
@@ -562,11 +562,11 @@ def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: E
     file = settings_file(
         serve__maintenance=True,
         retention__policy="size",
-        retention__min_mbytes=0.001,
-        retention__record_minutes=0.001,
-        retention__cycle_minutes=0.002,
-        cleanup__cycle_minutes=0.002,
-        cleanup__grace_hours=0.0,
+        retention__min_size=1049,
+        retention__record_interval="0.001m",
+        retention__cycle_interval="0.002m",
+        cleanup__cycle_interval="0.002m",
+        cleanup__grace_period="0.0h",
         cleanup__allow_large_delete=True,
     )
     with serving(store, file, feed) as assembled:
@@ -594,7 +594,7 @@ def test_cycle_of_a_stream_without_a_policy_names_that_as_its_reason(
     feed = HeldFeed()
     source = database.open_stream(ORDERS)
     append(source)
-    file = settings_file(serve__maintenance=True, retention__cycle_minutes=0.002)
+    file = settings_file(serve__maintenance=True, retention__cycle_interval="0.002m")
     with serving(store, file, feed) as assembled:
         assert feed.streams is not None
         feed.streams.add(ORDERS, source, feed="held")
@@ -612,7 +612,7 @@ def test_cleanup_of_more_than_half_waits_for_the_approval_of_its_plan(
 ) -> None:
     feed = HeldFeed()
     source = database.open_stream(ORDERS)
-    file = settings_file(serve__maintenance=True, cleanup__cycle_minutes=0.002, cleanup__delete=True)
+    file = settings_file(serve__maintenance=True, cleanup__cycle_interval="0.002m", cleanup__delete=True)
     with serving(store, file, feed) as assembled:
         assert feed.streams is not None
         served = feed.streams.add(ORDERS, source, feed="held")
@@ -686,7 +686,7 @@ def test_hanging_source_does_not_delay_status_requests(
     source = Hanging(inner, 0, OSError())
     monkeypatch.setattr("offloader.service.process.LOOK_WAIT_S_MAX", 0.01)
     monkeypatch.setattr("offloader.service.process.DOCUMENT_AGE_S_MAX", 0.0)
-    file = settings_file(offload__max_offload_segment_rollover_time_minutes=60)
+    file = settings_file(offload__segment_age_max="60m")
     with serving(store, file, feed) as assembled:
         assert feed.streams is not None
         feed.streams.add(ORDERS, source, feed="held")
@@ -755,7 +755,7 @@ def test_stream_whose_store_is_another_one_is_a_problem_and_begins_nothing(datab
     first, other = (MemoryStore(f"served-{next(_names)}", "", SystemClock()) for _ in range(2))
     source = database.open_stream(ORDERS)
     append(source)
-    file = settings_file(offload__max_offload_segment_rollover_time_minutes=60)
+    file = settings_file(offload__segment_age_max="60m")
     feed = HeldFeed("one")
     with serving(first, file, feed):
         assert feed.streams is not None

@@ -187,13 +187,13 @@ def test_reload_keeps_and_reports_fixed_settings() -> None:
 
 
 def test_reload_is_refused_if_it_contradicts_values_that_only_a_restart_replaces() -> None:
-    old = SettingsFile("x.toml", {"": {"offload.offload_memory_bytes_max": 64 << 20}})
-    larger = {"offload.offload_memory_bytes_max": 256 << 20, "offload.offload_buffer_bytes_max": 128 << 20}
+    old = SettingsFile("x.toml", {"": {"offload.offload_memory_size_max": 64 << 20}})
+    larger = {"offload.offload_memory_size_max": 256 << 20, "offload.offload_buffer_size_max": 128 << 20}
     assert list(conflicts(SettingsFile("x.toml", {"": larger}))) == []
     with pytest.raises(InvalidCallError, match=r"is above offload\.offload_memory") as refused:
         reloaded(old, SettingsFile("x.toml", {"": {"offload.method": "streaming", **larger}}))
     assert "not in force before a restart: offload.offload_memory" in refused.value.message
-    fitting = {**larger, "offload.method": "streaming", "offload.offload_buffer_bytes_max": 32 << 20}
+    fitting = {**larger, "offload.method": "streaming", "offload.offload_buffer_size_max": 32 << 20}
     assert reloaded(old, SettingsFile("x.toml", {"": fitting})).changed != ()
 
 

@@ -13,7 +13,7 @@ from offloader.monitor import idle_document
 from offloader.runtime.clock import SystemClock
 from offloader.service.process import ServingProcess
 from offloader.service.queries import ONE_AGE_S_MAX, ROW_AGE_S_MAX, ServiceView
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from offloader.store.open import open_store
 from offloader.store.wrappers import RetryingStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -75,7 +75,7 @@ def test_served_streams_are_shown_while_the_store_is_unreachable(tmp_path: Path)
     """The request doesn't wait for as many attempts as an upload."""
     clock = ManualClock()
     away = FaultyStore(open_store("memory://view-without-store"), [Fault(call=1, calls=10**6)], clock=clock)
-    patient = RetryingStore(away, StoreSettings(retries_max=50, retry_total_s=3600), clock)
+    patient = RetryingStore(away, StoreSettings(retries_max=50, retry_total=Duration(3600)), clock)
     with http_process(tmp_path, streams=(ORDERS,)) as (_, process):
         view = ServiceView(patient, clock=clock, process=process.served)
         with pytest.raises(StoreUnavailableError):

@@ -15,6 +15,7 @@ from offloader.ledgers.pulsar.topics import internals_of
 from offloader.manifest.store_identity import identify
 from offloader.runtime.clock import SystemClock
 from offloader.service.topic_doctor import check_topics, kept_ledger
+from offloader.settings import Duration
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench
@@ -27,7 +28,7 @@ _names = itertools.count()
 def bench() -> Iterator[PulsarBench]:
     bench = PulsarBench()
     bench.settings = replace(
-        bench.settings, topics=("public/default",), exclude=("public/default/not-*",), connect_seconds_max=2.0
+        bench.settings, topics=("public/default",), exclude=("public/default/not-*",), connect_timeout=Duration(2.0)
     )
     yield bench
     bench.close()

@@ -18,6 +18,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
+from offloader.settings.fields import in_file
 from offloader.settings.layered import (
     AT_MOST,
     FIELDS,
@@ -27,10 +28,8 @@ from offloader.settings.layered import (
     PROCESS_SETTINGS,
     PULSARS,
     SettingsFile,
-    key_of,
     parse_settings,
     read_settings_file,
-    shown,
 )
 from offloader.store.open import open_store
 from offloader.store.rate_limit import RATES
@@ -79,7 +78,7 @@ def test_misspelt_settings_are_refused_with_the_name_that_is_meant(text: str, me
 
 
 def test_names_of_pulsars_settings_lead_to_settings() -> None:
-    assert set(PULSARS.values()) <= set(map(key_of, FIELDS))
+    assert set(PULSARS.values()) <= set(FIELDS)
 
 
 def test_settings_like_no_other_are_refused_without_a_suggestion() -> None:
@@ -93,10 +92,10 @@ def test_topic_settings_override_namespace_and_process_settings(tmp_path: Path) 
     orders, other, foreign = (
         found.settings_of(stream).offload for stream in (ORDERS, "public/default/persistent/other", "a/b/persistent/c")
     )
-    assert (orders.method, orders.block_bytes, orders.codec) == ("ledger", 8192, "zstd")
-    assert orders.offload_threshold_bytes == 1000
-    assert (other.method, other.block_bytes, other.codec) == ("streaming", 8192, "zstd")
-    assert (foreign.method, foreign.block_bytes, foreign.codec) == ("streaming", 4096, "none")
+    assert (orders.method, orders.block_size, orders.codec) == ("ledger", 8192, "zstd")
+    assert orders.offload_threshold_size == 1000
+    assert (other.method, other.block_size, other.codec) == ("streaming", 8192, "zstd")
+    assert (foreign.method, foreign.block_size, foreign.codec) == ("streaming", 4096, "none")
 
 
 def test_each_value_has_its_source(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_each_value_has_its_source(tmp_path: Path) -> None:
     values = read_settings_file(path).values_of(ORDERS)
     assert values["offload.codec"].source == f"{path} [namespace public/default]"
     assert values["offload.method"].source == f"{path} [topic {ORDERS}]"
-    assert values["offload.part_bytes"].source == "default"
+    assert values["offload.part_size"].source == "default"
     sections = [getattr(Settings(), each.name) for each in fields(Settings)]
     assert len(values) == sum(len(fields(section)) for section in sections)
 
@@ -205,12 +204,13 @@ def test_each_pair_that_must_fit_is_checked_in_both_directions(tmp_path: Path, k
     high, low = _metadata(section, name), _metadata(other, most)
     small = max(low["low"], 1)
     large = min(high["high"], max(small * 2, high["low"] * 2, 1))
-    above, bound = shown(key, large), shown(limit, small)
-    tables = {section: f"{key_of(key).partition('.')[2]} = {above!r}\n"}
-    tables[other] = tables.get(other, "") + f"{key_of(limit).partition('.')[2]} = {bound!r}\n"
+    kind = type(low["low"])  # a number, a duration or a size
+    above, bound = in_file(kind(large)), in_file(kind(small))
+    tables = {section: f"{key.partition('.')[2]} = {above!r}\n"}
+    tables[other] = tables.get(other, "") + f"{limit.partition('.')[2]} = {bound!r}\n"
     text = "streaming_offload = true\n" + "".join(f"[{each}]\n{lines}" for each, lines in tables.items())
     above, bound = (each if isinstance(each, str) else f"{each:g}" for each in (above, bound))
-    assert f"{key_of(key)} = {above} is above {key_of(limit)} = {bound}" in problems_of(tmp_path, text)
+    assert f"{key} = {above} is above {limit} = {bound}" in problems_of(tmp_path, text)
 
 
 def test_setting_of_one_method_is_valid_if_a_stream_below_uses_it(tmp_path: Path) -> None:
@@ -246,9 +246,10 @@ def test_toml_that_no_parser_takes_is_refused_like_any_other_that_is_none(tmp_pa
 
 def test_settings_from_mappings_report_everything_at_once() -> None:
     with pytest.raises(InvalidCallError, match="nothing was changed") as refused:
-        Settings.of({"offload": {"block_bytes": True, "x": 1}, "y": {}}, origin="here")
+        Settings.of({"offload": {"block_size": True, "x": 1}, "y": {}}, origin="here")
     assert refused.value.message == (
-        "here: offload.block_bytes: True is not a whole number; offload.x: no such setting; y: no such section "
+        'here: offload.block_size: True is not a size like "64MiB" (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB); '
+        "offload.x: no such setting; y: no such section "
         f"(sections: {', '.join(Settings.__dataclass_fields__)})"
     )
 
@@ -301,7 +302,7 @@ def test_every_setting_is_read_somewhere_and_described() -> None:
     Rates are read by their names, see ``store.rate_limit.RATES``, and so are limits, see ``retention.policies``.
     """
     read = set(RATES)
-    limits = itertools.product(("", "fallback_"), ("min", "max"), ("mbytes", "minutes"))
+    limits = itertools.product(("", "fallback_"), ("min", "max"), ("size", "age"))
     read |= {f"{prefix}{which}_{unit}" for prefix, which, unit in limits}
     for path in (Path(__file__).parents[2] / "offloader").rglob("*.py"):
         if "settings" in path.parts:
@@ -352,6 +353,6 @@ def test_settings_of_a_topic_count_for_its_partitions_and_those_of_a_partition_b
     """
     found = read_settings_file(write(tmp_path, text))
     partitions = [found.settings_of(f"{ORDERS}-partition-{number}").cleanup for number in range(2)]
-    assert [(each.delete, each.grace_hours) for each in partitions] == [(False, 2), (False, 3)]
+    assert [(each.delete, each.grace_period.hours) for each in partitions] == [(False, 2), (False, 3)]
     assert found.values_of(f"{ORDERS}-partition-0")["cleanup.delete"].source.endswith(f"[topic {ORDERS}]")
     assert found.settings_of(f"{ORDERS}-partition-x").cleanup.delete

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from offloader.errors import InvalidCallError
-from offloader.settings.layered import SETTINGS, parse_settings
+from offloader.settings import Duration, Size
+from offloader.settings.layered import FIELDS, parse_settings
 from offloader.settings.pulsar_names import REFUSED, TRANSLATED
 
 VALUES: dict[str, tuple[str, Any]] = {
-    "maxSizePerOffloadSegmentMbytes": ("512", 512.0),
-    "maxOffloadSegmentRolloverTimeMinutes": ("60", 60.0),
+    "maxSizePerOffloadSegmentMbytes": ("512", Size("512MiB")),
+    "maxOffloadSegmentRolloverTimeMinutes": ("60", Duration("1h")),
     "managedLedgerOffloadThresholdInBytes": ("1099511627776", 2**40),
     "managedLedgerOffloadAutoTriggerSizeThresholdBytes": ("1073741824", 2**30),
     "managedLedgerOffloadThresholdInSeconds": ("2592000", 2_592_000),
-    "managedLedgerOffloadDeletionLagMs": ("14400000", 240.0),
-    "managedLedgerOffloadDeletionLagInMillis": ("90000", 1.5),
+    "managedLedgerOffloadDeletionLagMs": ("14400000", Duration("4h")),
+    "managedLedgerOffloadDeletionLagInMillis": ("90000", Duration("90s")),
     "managedLedgerOffloadedReadPriority": ('"TIERED_STORAGE_FIRST"', "tiered-storage-first"),
     "managedLedgerDataReadPriority": ('"bookkeeper-first"', "bookkeeper-first"),
     "managedLedgerOffloadServiceEndpoint": ('"http://minio:9000"', "http://minio:9000"),
@@ -70,7 +71,7 @@ def test_names_hold_for_a_namespace_and_a_topic() -> None:
         "s.toml",
     )
     sizes = [
-        found.settings_of(f"t/{name}").offload.max_size_per_offload_segment_mbytes
+        found.settings_of(f"t/{name}").offload.segment_size_max.mebibytes
         for name in ("other/persistent/a", "n/persistent/b", "n/persistent/a")
     ]
     assert sizes == [1024.0, 7.0, 9.0]
@@ -89,7 +90,7 @@ def test_negative_lag_and_threshold_mean_never() -> None:
         "[offload]\nmethod = 'ledger'\n"
     )
     found = parse_settings(text, "s.toml").settings_of("a").offload
-    assert (found.deletion_lag_minutes, found.offload_threshold_bytes) == (-1, -1)
+    assert [found.deletion_lag, found.offload_threshold_size] == [-1, -1]
 
 
 def test_policies_of_a_namespace_are_translated_or_refused_by_name() -> None:
@@ -108,7 +109,7 @@ def test_policies_of_a_namespace_are_translated_or_refused_by_name() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusal_names_an_existing_setting_or_what_to_do(name: str) -> None:
     instead = REFUSED[name]
-    assert " " in instead or instead in SETTINGS
+    assert " " in instead or instead in FIELDS
     with pytest.raises(InvalidCallError, match=instead.split("(")[0].strip()):
         parse_settings(f"[offload]\n{name} = 'x'\n", "s.toml")
 
@@ -137,4 +138,4 @@ def test_contradictions_are_refused(text: str, message: str) -> None:
 def test_topics_table_may_have_the_topics_name() -> None:
     text = 'streaming_offload = true\n[topics."persistent://public/default/a/b".offload]\nsegment_age_max = "1m"\n'
     settings = parse_settings(text, "s.toml").settings_of("public/default/persistent/a/b")
-    assert settings.offload.max_offload_segment_rollover_time_minutes == 1.0
+    assert settings.offload.segment_age_max.minutes == 1.0

@@ -11,7 +11,7 @@ import pytest
 
 from offloader.cli.main import main
 from offloader.settings import Settings
-from offloader.settings.layered import SETTINGS, read_settings_file, sample_settings
+from offloader.settings.layered import FIELDS, read_settings_file, sample_settings
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "offloader.toml"
 
@@ -28,7 +28,7 @@ def test_sample_is_valid_and_shows_the_defaults(tmp_path: Path) -> None:
     assert file.layers == {"": {"offload.method": "streaming", "serve.store": "s3://BUCKET/ROOT"}}
     text = re.sub(r"^#(?=[\w.]+ = )", "", sample_settings().partition("# --- overrides per namespace")[0], flags=re.M)
     named = {f"{section}.{key}" for section, given in tomllib.loads(text).items() for key in given}
-    assert named == set(SETTINGS)
+    assert named == set(FIELDS)
     path = tmp_path / "offloader.toml"
     path.write_text(re.sub(r"^offload_threshold_.*\n", "", text, flags=re.M))  # of the other method
     found = read_settings_file(str(path)).settings_of("")

@@ -14,7 +14,7 @@ from formats.entries import EntryBatch, Position
 from formats.manifest import Edit, decode_record
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Ledgers, LedgerSource, Listener, Subscription
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.settings import LedgerSettings
+from offloader.settings import LedgerSettings, Size
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 
@@ -23,8 +23,8 @@ LEDGER_BYTES = 25_000
 #: Small segments, so that a stream of some kilobytes is several tasks.
 SMALL = {
     "offload.method": "streaming",
-    "offload.block_bytes": 1024,
-    "offload.max_size_per_offload_segment_mbytes": SEGMENT_BYTES / 2**20,
+    "offload.block_size": 1024,
+    "offload.segment_size_max": SEGMENT_BYTES,
 }
 
 
@@ -42,7 +42,7 @@ class HotTier:
 
     def __post_init__(self) -> None:
         self.url = f"sqlite:///{self.folder}/ledgers.db"
-        self.database = EmbeddedLedgers(self.url, settings=LedgerSettings(ledger_bytes_max=LEDGER_BYTES))
+        self.database = EmbeddedLedgers(self.url, settings=LedgerSettings(ledger_size_max=Size(LEDGER_BYTES)))
         self._sources: dict[str, EmbeddedStream] = {}
         self._random = random.Random(7)
 
@@ -52,6 +52,9 @@ class HotTier:
         payloads = [self._random.randbytes(self._random.randint(0, size_max)) for _ in range(entries)]
         for batch in source.append(payloads, 0):
             self.expected.setdefault(stream, []).extend((entry.position, entry.payload) for entry in batch.entries())
+
+    def close_ledger(self, stream: str) -> None:
+        self._sources[stream].close_ledger()
 
 
 def edits_of(store: ObjectStore, stream: str) -> list[Edit]:

@@ -22,7 +22,7 @@ from offloader.retention.scope import find_scope
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
-from offloader.settings import RetentionSettings, Settings
+from offloader.settings import RetentionSettings, Settings, Size
 from offloader.store.open import open_store
 from tests.spark.reading import entries_in, failure_of, load
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
@@ -255,7 +255,7 @@ def test_retention_decisions_and_their_candidates_are_rows(spark: SparkSession, 
             each.add([batch_of(ledger, 0, 50)], closes=[ledger])
     open_retention(writer.store, writer.stream).add("reports")
     open_retention(writer.store, writer.stream).publish("reports", Position(1, 20), generation=0)
-    keep = Settings(retention=RetentionSettings(keep_bytes=1000))
+    keep = Settings(retention=RetentionSettings(keep_size=Size(1000)))
     cycle = RetentionCycle(writer.store, clock=SystemClock(), settings_of=lambda _: keep)
     for name in (writer.stream, sales):
         cycle.run(name)

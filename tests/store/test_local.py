@@ -30,7 +30,7 @@ from offloader.errors import (
     UnsupportedError,
 )
 from offloader.runtime.clock import SystemClock
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 from offloader.store.local import LocalStore, list_files
 from offloader.store.open import open_store
@@ -302,7 +302,7 @@ def test_a_level_longer_than_the_file_system_takes_is_refused(store: ObjectStore
 
 @pytest.mark.slow
 def test_a_lock_held_elsewhere_runs_into_the_deadline(root: Path) -> None:
-    store = LocalStore(root, StoreSettings(read_timeout_s=0.05), SystemClock())
+    store = LocalStore(root, StoreSettings(read_timeout=Duration(0.05)), SystemClock())
     store.put("k", b"1")
     with (root / ".offloader" / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from formats.entries import Pieces, views_of
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, PutMode, StoreOptions
 from offloader.store.open import open_store
 from offloader.store.probe import CREATES, ETAGS, probe_conditional_puts, require_conditional_puts
@@ -243,7 +243,7 @@ def test_object_that_is_replaced_while_it_is_read_through_fsspec_comes_whole(tmp
     register_implementation("replaced", Replaced, clobber=True)
     (tmp_path / "k").write_bytes(b"old")
     Replaced.bodies = [b"new and longer"]
-    store = open_store(f"replaced://{tmp_path}", settings=StoreSettings(retry_delay_first_s=0.001))
+    store = open_store(f"replaced://{tmp_path}", settings=StoreSettings(retry_delay_first=Duration(0.001)))
     body, info = store.get("k")
     assert (body, info.size_bytes) == (b"new and longer", 14)
 
@@ -262,7 +262,7 @@ def test_s3_is_readable_through_fsspec_too(s3_place: Any) -> None:
 @pytest.mark.slow
 def test_a_remote_file_system_that_never_answers_runs_into_the_deadline() -> None:
     with silent_server() as url:
-        settings = StoreSettings(connect_timeout_s=0.2, read_timeout_s=0.3, retries_max=0)
+        settings = StoreSettings(connect_timeout=Duration(0.2), read_timeout=Duration(0.3), retries_max=0)
         store = open_store(f"{url}/root", settings=settings)
         with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.5 s"):
             store.head("k")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offloader.errors import StoreUnavailableError, ThrottledError
 from offloader.runtime.clock import SystemClock
-from offloader.settings import LimitSettings
+from offloader.settings import Duration, LimitSettings
 from offloader.store.rate_limit import (
     AdaptiveRate,
     Bucket,
@@ -63,7 +63,7 @@ def test_request_above_the_burst_drives_a_full_bucket_negative() -> None:
 def test_admitted_bytes_never_exceed_rate_burst_and_one_request(
     rate: float, burst_s: float, steps: list[tuple[float, int]]
 ) -> None:
-    turns = RequestScheduler(LimitSettings(bytes_per_s=rate, burst_s=burst_s))
+    turns = RequestScheduler(LimitSettings(bytes_per_s=rate, burst=Duration(burst_s)))
     burst = max(1.0, rate * burst_s)
     now_s, gone = 0.0, []
     for passed_s, size_bytes in steps:
@@ -79,7 +79,7 @@ def test_admitted_bytes_never_exceed_rate_burst_and_one_request(
 
 
 def test_live_requests_precede_reads_backfill_and_deletion_then_by_arrival() -> None:
-    turns = RequestScheduler(LimitSettings(requests_per_s=1.0, burst_s=1.0))
+    turns = RequestScheduler(LimitSettings(requests_per_s=1.0, burst=Duration(1.0)))
     turns.ask(Priority.LIVE, 0)
     turns.admit(0.0)
     order = [Priority.DELETION, Priority.BACKFILL, Priority.READ, Priority.LIVE, Priority.READ, Priority.LIVE]
@@ -89,7 +89,7 @@ def test_live_requests_precede_reads_backfill_and_deletion_then_by_arrival() -> 
 
 
 def test_lower_priority_takes_no_tokens_a_higher_one_waits_for() -> None:
-    turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
+    turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, burst=Duration(1.0)))
     turns.ask(Priority.LIVE, 100)
     turns.admit(0.0)
     large = turns.ask(Priority.LIVE, 90)
@@ -100,7 +100,7 @@ def test_lower_priority_takes_no_tokens_a_higher_one_waits_for() -> None:
 
 
 def test_request_behind_a_large_one_polls_again_when_that_is_admitted() -> None:
-    turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
+    turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, burst=Duration(1.0)))
     turns.ask(Priority.LIVE, 95)
     turns.admit(0.0)
     large = turns.ask(Priority.LIVE, 95)
@@ -113,7 +113,7 @@ def test_request_behind_a_large_one_polls_again_when_that_is_admitted() -> None:
 
 def test_withdrawn_request_unblocks_those_behind_it() -> None:
     clock = ManualClock(waits_pass=False)
-    limiter = Limiter(LimitSettings(bytes_per_s=1.0, burst_s=100.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=1.0, burst=Duration(100.0)), clock)
     limiter.acquire(Traffic.UPLOAD, 90, NEVER, what="first")
     closing = threading.Event()
     with ThreadPoolExecutor(2) as pool:
@@ -247,7 +247,7 @@ def test_throttled_request_waits_by_the_clock_and_the_wait_is_counted() -> None:
 
 def test_request_waiting_too_long_is_refused_naming_the_limit() -> None:
     clock = ManualClock()
-    limiter = Limiter(LimitSettings(bytes_per_s=1.0, throttle_wait_s_max=10.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=1.0, throttle_wait_max=Duration(10.0)), clock)
     limiter.acquire(Traffic.UPLOAD, 1000, NEVER, what="put a")
     with pytest.raises(
         ThrottledError, match=r"put b: not sent within throttle_wait_max = 10 s because of limits.bytes_per_s"
@@ -275,7 +275,7 @@ def test_throttle_queue_is_bounded() -> None:
 
 @pytest.mark.slow
 def test_threads_share_a_rate_and_all_are_admitted() -> None:
-    limiter = Limiter(LimitSettings(requests_per_s=2000.0, burst_s=0.001), SystemClock())
+    limiter = Limiter(LimitSettings(requests_per_s=2000.0, burst=Duration(0.001)), SystemClock())
     with ThreadPoolExecutor(8) as pool:
         turns = list(pool.map(lambda _: limiter.acquire(Traffic.READ, 0, NEVER, what="get"), range(200)))
     assert sorted(turn.admitted or 0 for turn in turns) == list(range(1, 201))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError, ThrottledError
-from offloader.settings import LimitSettings, Settings, StoreSettings
+from offloader.settings import Duration, LimitSettings, Settings, StoreSettings
 from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
@@ -90,7 +90,7 @@ def test_each_attempt_is_rate_limited_and_waiting_uses_no_retry_time() -> None:
         [Fault(verb="put", call=1, calls=2, error=StoreUnavailableError)],
     )
     limiter = Limiter(LimitSettings(bytes_per_s=1.0), clock)
-    settings = StoreSettings(retry_total_s=5.0, retry_delay_first_s=0.1)
+    settings = StoreSettings(retry_total=Duration(5.0), retry_delay_first=Duration(0.1))
     store = RetryingStore(AttemptStore(faulty, limiter), settings, clock, random.Random(1))
     store.put("k", bytes(50))
     assert len(faulty.calls) == 3

@@ -12,7 +12,7 @@ from botocore.response import StreamingBody
 from urllib3.connectionpool import HTTPConnectionPool
 
 from offloader.errors import NotFoundError, ObjectChangedError, OffloaderError, StoreUnavailableError
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from offloader.store import s3_bodies
 from offloader.store.base import ByteRange, ObjectStore
 from offloader.store.open import open_store
@@ -77,7 +77,9 @@ def test_reset_refetches_at_most_the_piece_being_read(store: ObjectStore, proxy:
 
 
 def test_short_interrupted_body_is_fetched_again_by_the_retry_layer(s3_place: Any, proxy: CuttingProxy) -> None:
-    store = s3_place.open(endpoint_url=proxy.url, settings=StoreSettings(retries_max=1, retry_delay_first_s=0.001))
+    store = s3_place.open(
+        endpoint_url=proxy.url, settings=StoreSettings(retries_max=1, retry_delay_first=Duration(0.001))
+    )
     store.put("k", BODY[:WHOLE_BYTES_MAX])
     proxy.cut(CUT)
     assert store.get("k")[0] == BODY[:WHOLE_BYTES_MAX]
@@ -116,7 +118,7 @@ def test_object_deleted_during_a_read_is_missing(s3_place: Any, store: ObjectSto
 
 
 def test_after_the_last_continuation_the_call_is_retried_as_a_whole(s3_place: Any, proxy: CuttingProxy) -> None:
-    settings = StoreSettings(retries_max=1, retry_delay_first_s=0.001)
+    settings = StoreSettings(retries_max=1, retry_delay_first=Duration(0.001))
     store = s3_place.open(endpoint_url=proxy.url, settings=settings)
     store.put("k", BODY)
     proxy.cut(PIECE_BYTES, times=1 + CONTINUATIONS_MAX)
@@ -130,7 +132,7 @@ def test_nothing_is_continued_after_the_time_for_retries(s3_place: Any, proxy: C
     clock = ManualClock()
     store = s3_place.open(endpoint_url=proxy.url, clock=clock)
     store.put("k", BODY)
-    proxy.cut(CUT, then=lambda: clock.advance(StoreSettings().retry_total_s + 1))
+    proxy.cut(CUT, then=lambda: clock.advance(StoreSettings().retry_total + 1))
     with pytest.raises(StoreUnavailableError) as caught:
         store.get("k")
     assert f"gave up after 0 further requests and {CUT} bytes" in caught.value.__notes__
@@ -234,7 +236,9 @@ def test_interrupted_receive_continues_at_the_next_byte(store: ObjectStore, prox
 
 
 def test_repeated_receive_begins_again(s3_place: Any, proxy: CuttingProxy) -> None:
-    store = s3_place.open(endpoint_url=proxy.url, settings=StoreSettings(retries_max=1, retry_delay_first_s=0.001))
+    store = s3_place.open(
+        endpoint_url=proxy.url, settings=StoreSettings(retries_max=1, retry_delay_first=Duration(0.001))
+    )
     store.put("k", BODY)
     into = KeptBody(100_003)
     proxy.cut(PIECE_BYTES, times=1 + CONTINUATIONS_MAX)

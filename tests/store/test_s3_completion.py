@@ -15,7 +15,7 @@ from formats.checksum import crc32c
 from formats.entries import Pieces
 from formats.segment import Part
 from offloader.errors import OffloaderError, OutcomeUnknownError
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from offloader.store.base import ObjectStore, PartInfo
 from offloader.store.open import open_store
 from offloader.write.upload import SegmentUpload
@@ -24,7 +24,7 @@ from tests.support.misbehaving_servers import Answer, ScriptedServer
 from tests.support.server_fixtures import S3Place
 
 ONCE = StoreSettings(retries_max=0)
-FEW = StoreSettings(retries_max=2, retry_delay_first_s=0.001)
+FEW = StoreSettings(retries_max=2, retry_delay_first=Duration(0.001))
 _REFUSED = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 

@@ -27,7 +27,7 @@ from offloader.errors import (
     ThrottledError,
     UnsupportedError,
 )
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo
 from offloader.store.open import open_store
 from offloader.store.s3_responses import composite_crc32c, composite_etag, meaning_of
@@ -196,7 +196,7 @@ def test_keys_that_failed_for_a_passing_reason_are_deleted_again() -> None:
         <Error><Key>root/a</Key><Code>AccessDenied</Code><Message>no</Message></Error>
         <Error><Key>root/c</Key><Code>SlowDown</Code><Message>later</Message></Error></DeleteResult>"""
     with ScriptedServer([Answer(200, failing), Answer(200, b"<DeleteResult/>")]) as server:
-        store = opened(server.url, StoreSettings(retries_max=3, retry_delay_first_s=0.001))
+        store = opened(server.url, StoreSettings(retries_max=3, retry_delay_first=Duration(0.001)))
         assert [failure.key for failure in store.delete(["a", "b", "c"])] == ["a"]
         assert len(server.requests) == 2
         store.close()
@@ -326,7 +326,7 @@ def test_large_body_may_take_longer_than_the_connect_timeout() -> None:
     """During a request its socket has the *connect* timeout for each send, so the body is sent in slices."""
     answer = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
     with slow_server(4 * 1024 * 1024, answer) as url:
-        store = opened(url, StoreSettings(connect_timeout_s=0.5, read_timeout_s=5, retries_max=0))
+        store = opened(url, StoreSettings(connect_timeout=Duration(0.5), read_timeout=Duration(5), retries_max=0))
         started = time.monotonic()
         assert store.put("k", bytearray(8 * 1024 * 1024)).etag == '"e"'
         assert time.monotonic() - started > 0.5
@@ -346,7 +346,7 @@ def _through(proxy: LosingProxy, place: Any, settings: StoreSettings) -> ObjectS
     return store
 
 
-FAST = StoreSettings(retries_max=3, retry_delay_first_s=0.001)
+FAST = StoreSettings(retries_max=3, retry_delay_first=Duration(0.001))
 
 
 @pytest.mark.parametrize("mode", [CREATE, None])

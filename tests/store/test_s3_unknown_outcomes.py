@@ -24,7 +24,7 @@ from offloader.errors import (
     StoreUnavailableError,
     ThrottledError,
 )
-from offloader.settings import LimitSettings, StoreSettings
+from offloader.settings import Duration, LimitSettings, StoreSettings
 from offloader.store.base import CREATE, ByteRange, ObjectStore, PartInfo
 from offloader.store.clouds.gcs import DELETES_AT_ONCE_MAX
 from offloader.store.open import open_store
@@ -34,7 +34,7 @@ from tests.support.misbehaving_servers import Answer, ScriptedServer
 from tests.support.waiting import PATIENCE_S
 
 ONCE = StoreSettings(retries_max=0)
-FAST = StoreSettings(retries_max=3, retry_delay_first_s=0.001)
+FAST = StoreSettings(retries_max=3, retry_delay_first=Duration(0.001))
 PART = PartInfo(1, '"0123456789abcdef0123456789abcdef"', 5, 1234)
 WRITES: dict[str, Callable[[ObjectStore], object]] = {
     "put": lambda store: store.put("k", b"body"),

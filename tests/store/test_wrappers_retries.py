@@ -19,7 +19,7 @@ from offloader.errors import (
     StoreUnavailableError,
     ThrottledError,
 )
-from offloader.settings import LimitSettings, StoreSettings
+from offloader.settings import Duration, LimitSettings, StoreSettings
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
@@ -28,7 +28,9 @@ from offloader.store.wrappers import AttemptStore, RetryingStore, VerbCount, req
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 
-SETTINGS = StoreSettings(retries_max=3, retry_delay_first_s=1.0, retry_delay_max_s=4.0, retry_total_s=60.0)
+SETTINGS = StoreSettings(
+    retries_max=3, retry_delay_first=Duration(1.0), retry_delay_max=Duration(4.0), retry_total=Duration(60.0)
+)
 
 
 def stores(
@@ -73,7 +75,7 @@ def test_permanent_error_is_not_retried(verb: str, error: type[OffloaderError]) 
 
 @pytest.mark.parametrize("retries_max", [0, 1, 5])
 def test_number_of_attempts_is_bounded_and_reported(retries_max: int) -> None:
-    settings = StoreSettings(retries_max=retries_max, retry_delay_first_s=0.1)
+    settings = StoreSettings(retries_max=retries_max, retry_delay_first=Duration(0.1))
     store, faulty, _ = stores(Fault(verb="get", call=1, calls=1000), settings=settings)
     with pytest.raises(StoreUnavailableError) as caught:
         store.get("k")
@@ -82,7 +84,9 @@ def test_number_of_attempts_is_bounded_and_reported(retries_max: int) -> None:
 
 
 def test_no_attempt_starts_after_the_total_time() -> None:
-    settings = StoreSettings(retries_max=100, retry_delay_first_s=1.0, retry_delay_max_s=10.0, retry_total_s=30.0)
+    settings = StoreSettings(
+        retries_max=100, retry_delay_first=Duration(1.0), retry_delay_max=Duration(10.0), retry_total=Duration(30.0)
+    )
     store, faulty, clock = stores(Fault(verb="get", call=1, calls=1000), settings=settings)
     with pytest.raises(StoreUnavailableError):
         store.get("k")

@@ -187,7 +187,7 @@ def http_stage(
     """
     given = {name: dict(values) for name, values in (sections or {}).items()}
     # Nothing is late because the machine has other things to do: tests of deadlines set theirs.
-    patient = {"request_seconds_max": 300, "answer_seconds_max": 300, "idle_seconds_max": 300}
+    patient = {"request_timeout": 300, "answer_timeout": 300, "idle_timeout": 300}
     given["http"] = {"listen": "127.0.0.1:0", **patient, **given.get("http", {})}
     settings = Settings.of(given)
     clock = SystemClock()

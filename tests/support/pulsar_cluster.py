@@ -65,9 +65,9 @@ class Cluster:
             "service_url": self.broker.url,
             "admin_url": self.admin.url,
             "topics": topics or ("t/n",),
-            "discovery_interval_s": 0.1,
-            "subscribers_seconds": 0.1,
-            "retry_seconds_max": 0.05,
+            "discovery_interval": 0.1,
+            "subscribers_interval": 0.1,
+            "retry_delay_max": 0.05,
             **more,
         }
 

@@ -11,7 +11,7 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.service.bootstrap import Assembled, assemble
 from offloader.service.process import RecentErrors
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider
-from offloader.settings.layered import SettingsFile
+from offloader.settings.layered import FIELDS, SettingsFile
 from offloader.store.base import ObjectStore
 from tests.support.waiting import PATIENCE_S
 
@@ -22,17 +22,23 @@ def settings_file(*, topics: Mapping[str, Mapping[str, Any]] | None = None, **na
     """Settings by ``section__name``, and of topics by theirs; small segments, and upkeep off, unless said otherwise."""
     values = {
         "offload.method": "streaming",
-        "offload.block_bytes": 1024,
-        "offload.max_size_per_offload_segment_mbytes": 1 / 64,
-        "offload.max_offload_segment_rollover_time_minutes": 0.002,
-        "offload.drain_seconds_max": PATIENCE_S,
+        "offload.block_size": 1024,
+        "offload.segment_size_max": "16KiB",
+        "offload.segment_age_max": "120ms",
+        "offload.drain_timeout": PATIENCE_S,
         "serve.maintenance": False,
     }
-    values |= {name.replace("__", "."): value for name, value in names.items()}
-    layers: dict[str, Mapping[str, Any]] = {"": values}
+    layers: dict[str, Mapping[str, Any]] = {"": _values({**values, **names})}
     for topic, given in (topics or {}).items():
-        layers[f"topics.{topic}"] = {name.replace("__", "."): value for name, value in given.items()}
+        layers[f"topics.{topic}"] = _values(given)
     return SettingsFile("test.toml", layers)
+
+
+def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by ``section__name``; amounts may be texts, as in a file."""
+    found = {name.replace("__", "."): value for name, value in given.items()}
+    defaults: dict[str, Any] = {name: FIELDS[name].default for name in found}
+    return {name: type(defaults[name])(value) if isinstance(value, str) else value for name, value in found.items()}
 
 
 class HeldFeed:

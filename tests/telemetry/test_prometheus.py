@@ -177,7 +177,7 @@ def test_request_cost_is_estimated_by_billing_class() -> None:
 
 def test_unused_label_sets_are_dropped() -> None:
     clock = ManualClock()
-    kept = metrics(clock, labels="topic", label_lifetime_s=60.0)
+    kept = metrics(clock, labels="topic", label_lifetime=60.0)
     for number in range(1000):
         kept.add("entries_offloaded_total", stream=f"t/n/persistent/{number}")
         clock.advance(1.0)
@@ -188,7 +188,7 @@ def test_unused_label_sets_are_dropped() -> None:
 
 def test_label_sets_of_open_streams_stay_and_expire_after_closing() -> None:
     clock = ManualClock()
-    kept = metrics(clock, labels="topic", label_lifetime_s=60.0)
+    kept = metrics(clock, labels="topic", label_lifetime=60.0)
     unwatch = kept.watch(lambda: [Reading("buffer_bytes", 0.0, TOPIC)])
     kept.add("entries_offloaded_total", 5, stream=TOPIC)
     name = f'entries_offloaded_total{{namespace="tenant/ns",topic="{TOPIC}"}}'
@@ -218,7 +218,7 @@ def test_number_of_label_sets_is_bounded_and_the_rest_counts_as_other() -> None:
 
 def test_expired_label_sets_make_room_for_new_ones() -> None:
     clock = ManualClock()
-    kept = metrics(clock, labels="topic", label_sets_max=10, label_lifetime_s=60.0)
+    kept = metrics(clock, labels="topic", label_sets_max=10, label_lifetime=60.0)
     for number in range(10):
         kept.add("entries_offloaded_total", stream=f"t/n/persistent/{number}")
     clock.advance(61.0)
@@ -281,7 +281,7 @@ def test_long_names_are_no_labels_where_a_scrape_would_be_too_large(
 
 def test_short_lived_topics_never_exceed_the_topic_limit() -> None:
     clock = ManualClock()
-    kept = metrics(clock, labels="topic", topic_labels_max=10, label_lifetime_s=60.0)
+    kept = metrics(clock, labels="topic", topic_labels_max=10, label_lifetime=60.0)
     for number in range(200):
         kept.add("entries_offloaded_total", stream=f"t/n/persistent/{number}")
         clock.advance(10.0)
@@ -290,7 +290,7 @@ def test_short_lived_topics_never_exceed_the_topic_limit() -> None:
 
 def test_histograms_of_open_streams_stay_with_labels_by_topic() -> None:
     clock = ManualClock()
-    kept = metrics(clock, labels="topic", label_lifetime_s=60.0)
+    kept = metrics(clock, labels="topic", label_lifetime=60.0)
     kept.observe("upload_seconds", 0.1, stream=TOPIC)
     unwatch = kept.watch(lambda: [Reading("buffer_bytes", 0.0, TOPIC)])
     clock.advance(600.0)

@@ -13,7 +13,7 @@ from formats.entries import Position
 from offloader.errors import FencedError, OutcomeUnknownError, StoreUnavailableError, ThrottledError
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
-from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
+from offloader.settings import Duration, LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
 from offloader.store.base import Body, ObjectInfo, ObjectStore, StoreOptions
 from offloader.store.memory import MemoryStore
 from offloader.store.open import stack
@@ -45,13 +45,13 @@ class Measured:
 
 
 def opened(raw: ObjectStore, metrics: Metrics, clock: ManualClock | None = None) -> ObjectStore:
-    fast = StoreSettings(retry_delay_first_s=0.0, retry_delay_max_s=0.0)
+    fast = StoreSettings(retry_delay_first=Duration(0.0), retry_delay_max=Duration(0.0))
     return stack(raw, StoreOptions(settings=fast, clock=clock or SystemClock(), recorder=metrics))
 
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Iterator[Measured]:
-    made = Measured(tmp_path, settings(max_size_per_offload_segment_mbytes=100))
+    made = Measured(tmp_path, settings(segment_size_max="100MiB"))
     yield made
     made.bench.close()
 
@@ -206,7 +206,7 @@ def test_stream_taken_by_another_owner_counts_as_fenced_once(measured: Measured)
 
 
 def test_an_entry_that_finds_the_buffer_full_is_a_refused_offer(tmp_path: Path) -> None:
-    small = settings(offload_buffer_bytes_max=64 * 1024, max_size_per_offload_segment_mbytes=100)
+    small = settings(offload_buffer_size_max=64 * 1024, segment_size_max="100MiB")
     measured = Measured(tmp_path, replace(small, ledgers=LedgerSettings()))
     try:
         source = measured.bench.open()

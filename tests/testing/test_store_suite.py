@@ -11,14 +11,14 @@ from urllib.parse import unquote, urlsplit
 import boto3
 import pytest
 
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import _buckets
 from offloader.store.open import open_store
 from offloader.testing.store_suite import StoreSuite
 from services.servers import Endpoint
 
-_FEW_RETRIES = StoreSettings(retries_max=2, retry_delay_first_s=0.01)
+_FEW_RETRIES = StoreSettings(retries_max=2, retry_delay_first=Duration(0.01))
 
 
 class TestMemory(StoreSuite):

@@ -59,11 +59,11 @@ class PhaseWorld:
         self.store = SwitchableStore(self.memory)
         self.workers = SimulatedWorkers(self.clock, Random(1))
         limits = {
-            "block_bytes": 512,
-            "max_size_per_offload_segment_mbytes": 1 / 64,
-            "max_offload_segment_rollover_time_minutes": SEGMENT_AGE_S / 60,
-            "takeover_after_seconds": TAKEOVER_S,
-            "offload_buffer_bytes_max": 64 * 1024,
+            "block_size": 512,
+            "segment_size_max": "16KiB",
+            "segment_age_max": SEGMENT_AGE_S,
+            "takeover_after": TAKEOVER_S,
+            "offload_buffer_size_max": 64 * 1024,
             "backfill_segments_in_flight_max": 1,
             **offload,
         }

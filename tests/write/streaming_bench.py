@@ -29,14 +29,14 @@ _names = count()
 def settings(**changes: object) -> Settings:
     """Segments of about 16 KiB, ledgers of about 25 KiB, retries at once."""
     offload = {
-        "block_bytes": 1 * KIB,
-        "max_size_per_offload_segment_mbytes": 1 / 64,
-        "retry_seconds_max": 0.01,
+        "block_size": 1 * KIB,
+        "segment_size_max": "16KiB",
+        "retry_delay_max": 0.01,
         "workers_max": 4,
-        "drain_seconds_max": PATIENCE_S,
+        "drain_timeout": PATIENCE_S,
         **changes,
     }
-    return Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 25 * KIB}})
+    return Settings.of({"offload": offload, "ledgers": {"ledger_size_max": 25 * KIB}})
 
 
 def records_in(store: ObjectStore) -> list[tuple[Edit, ...]]:

@@ -41,12 +41,12 @@ SEGMENT_BYTES = 16_384
 SETTINGS = Settings.of(
     {
         "offload": {
-            "block_bytes": 1024,
-            "max_size_per_offload_segment_mbytes": SEGMENT_BYTES / 2**20,
-            "max_offload_segment_rollover_time_minutes": 60,
-            "takeover_after_seconds": 0.01,
+            "block_size": 1024,
+            "segment_size_max": SEGMENT_BYTES,
+            "segment_age_max": "60m",
+            "takeover_after": 0.01,
         },
-        "ledgers": {"ledger_bytes_max": 25_000},
+        "ledgers": {"ledger_size_max": 25_000},
     }
 )
 _names = count()
@@ -348,8 +348,8 @@ def test_a_deleted_ledger_between_two_live_ones_is_not_offloaded(bench: Bench, s
     log.load(create=True)
     log.commit_as_maintainer([LedgersDeleted((deleted,))])
     kept = [each for each in bench.expected if each[0].ledger_id != deleted]
-    sizes = {"max_size_per_offload_segment_mbytes": segment_mbytes, "takeover_after_seconds": 0.01}
-    offloader = LedgerOffloader(bench.store, Settings.of({"offload": {"block_bytes": 1024, **sizes}}))
+    sizes = {"segment_size_max": round(segment_mbytes * 2**20), "takeover_after": 0.01}
+    offloader = LedgerOffloader(bench.store, Settings.of({"offload": {"block_size": 1024, **sizes}}))
 
     result = offloader.history.backfill(bench.source, STREAM)
     offloader.close()
@@ -421,7 +421,7 @@ def test_a_ledger_listed_only_after_the_range_around_it_was_assigned_is_offloade
     source = ListsLate(bench.source, lambda: None)
     source.hidden = 2
     store = AfterAssignments(bench.memory, lambda: setattr(source, "hidden", 0))
-    large = {"max_size_per_offload_segment_mbytes": 5.0, "takeover_after_seconds": 0.01, "block_bytes": 1024}
+    large = {"segment_size_max": "5.0MiB", "takeover_after": 0.01, "block_size": 1024}
     offloader = LedgerOffloader(store, Settings.of({"offload": large}))
 
     result = offloader.history.backfill(source, STREAM)
@@ -437,7 +437,7 @@ def test_ledger_lost_inside_an_assigned_range_is_never_skipped(bench: Bench) -> 
     lost = 2
     assert bench.expected[-1][0].ledger_id > lost + 1
     store = AfterAssignments(bench.store, lambda: lose_ledger(bench, lost))
-    whole = {"max_size_per_offload_segment_mbytes": 5.0, "on_gap": "record", "takeover_after_seconds": 0.01}
+    whole = {"segment_size_max": "5.0MiB", "on_gap": "record", "takeover_after": 0.01}
     offloader = LedgerOffloader(store, Settings.of({"offload": whole}))
 
     result = offloader.history.backfill(bench.source, STREAM)

@@ -31,9 +31,7 @@ from tests.support.waiting import PATIENCE_S
 
 STREAM = "a/b"
 MIB = 1024 * 1024
-SETTINGS = Settings.of(
-    {"offload": {"block_bytes": 4096, "part_bytes": 5 * MIB}, "ledgers": {"ledger_bytes_max": 20_000}}
-)
+SETTINGS = Settings.of({"offload": {"block_size": 4096, "part_size": 5 * MIB}, "ledgers": {"ledger_size_max": 20_000}})
 _names = count()
 
 

@@ -14,7 +14,7 @@ import pytest
 from offloader.errors import OffloaderError, StoreUnavailableError
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.settings import OffloadSettings, Settings
+from offloader.settings import OffloadSettings, Settings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.rate_limit import Priority, current_priority
@@ -66,9 +66,9 @@ class _Gate(StoreWrapper):
 
 class Bench:
     def __init__(self, parts: int, segment_mib: float = 1024) -> None:
-        sizes = {"block_bytes": KIB, "max_size_per_offload_segment_mbytes": segment_mib}
+        sizes = {"block_size": KIB, "segment_size_max": round(segment_mib * 2**20)}
         made = Settings.of({"offload": {**sizes, "parts_in_flight_max": parts}})
-        self.settings = replace(made, offload=replace(made.offload, part_bytes=8 * KIB))
+        self.settings = replace(made, offload=replace(made.offload, part_size=Size(8 * KIB)))
         self.store = _Gate(MemoryStore(f"ahead-{next(_names)}", "", SystemClock()))
         self.offloader = LedgerOffloader(self.store, self.settings)
         self.ledgers = MemoryLedgers(STREAM, SystemClock())

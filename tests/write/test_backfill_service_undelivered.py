@@ -114,6 +114,6 @@ def test_entries_lost_by_the_bookies_block_where_the_policy_says_so(
     result = run(store, view, "streaming", on_gap="block")
     assert [str(error).partition(":")[0] for error in result.errors] == [f"stream {STREAM}"]
     assert result.committed == Position(2, 0)
-    recorded = run(store, view, "streaming", on_gap="record", takeover_after_seconds=0.0)
+    recorded = run(store, view, "streaming", on_gap="record", takeover_after=0.0)
     assert recorded.errors == []
     assert stored_entries(store, STREAM) == [each for each in bench.stored() if each[0] != lost]

@@ -193,7 +193,7 @@ def is_of_assigned(bench: Bench, key: str) -> bool:
 
 def test_hot_released_and_deleted_ledger_is_no_gap(new_bench: Callable[..., Bench]) -> None:
     """Its end is in the manifest: the next ledger follows it, though the hot tier has it no more."""
-    bench = new_bench(settings=settings(deletion_lag_minutes=0))
+    bench = new_bench(settings=settings(deletion_lag="0m"))
     source = bench.open()
     stream = bench.start(source)
     bench.append(source, 3)

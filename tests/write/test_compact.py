@@ -36,14 +36,14 @@ from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"
 #: One task at a time, so that the n-th storage call is the same one each time.
-OFFLOAD = {"block_bytes": 1024, "backfill_segments_in_flight_max": 1}
+OFFLOAD = {"block_size": 1024, "backfill_segments_in_flight_max": 1}
 SETTINGS = Settings.of({"offload": OFFLOAD})
 _names = count()
 
 
 def sized(size_bytes: int, **more: object) -> Settings:
     """Settings with segments of so many bytes."""
-    return Settings.of({"offload": {**OFFLOAD, "max_size_per_offload_segment_mbytes": size_bytes / 2**20, **more}})
+    return Settings.of({"offload": {**OFFLOAD, "segment_size_max": size_bytes, **more}})
 
 
 class FaultStore(FaultyStore):
@@ -225,7 +225,7 @@ def test_v1_deleted_and_truncated_segments_are_left_alone(bench: CompactionBench
 @pytest.mark.slow
 def test_the_owner_continues_beside_compactions(tmp_path: Path) -> None:
     """It appends, offloads and is restarted; no compaction stops it."""
-    made = Settings.of({"offload": {**OFFLOAD, "drain_seconds_max": 0}, "ledgers": {"ledger_entries_max": 25}})
+    made = Settings.of({"offload": {**OFFLOAD, "drain_timeout": 0}, "ledgers": {"ledger_entries_max": 25}})
     memory = MemoryStore("compact-owner", "", SystemClock())
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
     expected, replaced = [], 0
@@ -269,7 +269,7 @@ def adopted_view(state: ManifestState, uuid: UUID) -> ManifestState:
 
 @pytest.mark.slow
 def test_compression_of_the_result_is_the_settings(bench: CompactionBench) -> None:
-    done = bench.compact(settings=Settings.of({"offload": {**OFFLOAD, "codec": "zstd", "block_bytes": 4096}}))
+    done = bench.compact(settings=Settings.of({"offload": {**OFFLOAD, "codec": "zstd", "block_size": 4096}}))
     assert [(summary.compressed, summary.blocks) for _, summary in done.merged] == [(True, 5)]
     bench.require_whole()
 

@@ -30,7 +30,7 @@ from offloader.write.hot_release import release_hot_ledgers
 from offloader.write.ownership import open_owned
 
 STREAM = "public/default/persistent/orders"
-SETTINGS = Settings.of({"offload": {"block_bytes": 1024, "deletion_lag_minutes": 0}})
+SETTINGS = Settings.of({"offload": {"block_size": 1024, "deletion_lag": "0m"}})
 
 
 class Place:

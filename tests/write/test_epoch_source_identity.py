@@ -53,7 +53,7 @@ class Place:
 
     def open(self, name: str = "ledgers", *, method: str = "streaming", new_source: bool = False) -> ManagedLedger:
         """The stream over a database; hot copies may go as soon as they are offloaded, but only on request."""
-        settings = Settings.of({"offload": {"method": method, "deletion_lag_minutes": 0, "block_bytes": 1024}})
+        settings = Settings.of({"offload": {"method": method, "deletion_lag": "0m", "block_size": 1024}})
         # Only what is asked for: most of these tests say something about products that know no such option.
         options: dict[str, Any] = {"new_source": True} if new_source else {}
         opened = open_managed_ledger(

@@ -17,6 +17,7 @@ from formats.manifest import Assign, Failed, Offloaded
 from offloader.errors import FencedError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import ManifestState, require_takeable
+from offloader.settings import Size
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
@@ -30,7 +31,7 @@ from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings
 
-BIG = settings(max_size_per_offload_segment_mbytes=100, part_bytes=5 * 1024 * 1024)
+BIG = settings(segment_size_max="100MiB", part_size=5 * 1024 * 1024)
 
 
 @pytest.fixture
@@ -111,13 +112,13 @@ def test_a_complete_data_object_is_adopted_and_not_sent_again(new_bench: Callabl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part_bytes", [BIG.offload.part_bytes, 4096])
+@pytest.mark.parametrize("part_bytes", [BIG.offload.part_size, 4096])
 def test_existing_index_is_checked_against_the_data_and_used(new_bench: Callable[..., Bench], part_bytes: int) -> None:
     """The owner died before its commit: its own index stays, byte for byte, also if its parts were longer."""
     bench = new_bench(settings=BIG)
     [left] = crash_at(bench, "put", "-index", after=True).assigned()
     index = bench.memory.get(index_key(STREAM, left.uuid))
-    bench.settings = replace(BIG, offload=replace(BIG.offload, part_bytes=part_bytes))
+    bench.settings = replace(BIG, offload=replace(BIG.offload, part_size=Size(part_bytes)))
     data_bytes = bench.memory.head(data_key(STREAM, left.uuid)).size_bytes
     assert (data_bytes > part_bytes_for(bench.settings.offload)) is (part_bytes == 4096)
 

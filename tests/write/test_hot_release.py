@@ -16,7 +16,7 @@ from offloader.errors import ObjectChangedError, ObjectMissingError, OutcomeUnkn
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.read.reader import open_stream_reader
-from offloader.settings import ReadSettings, Settings
+from offloader.settings import ReadSettings, Settings, Size
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -28,8 +28,8 @@ STREAM = "a/b"
 LAG_MINUTES = 10
 SETTINGS = Settings.of(
     {
-        "offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 0.004, "deletion_lag_minutes": 10},
-        "ledgers": {"ledger_bytes_max": 5000},
+        "offload": {"block_size": 1024, "segment_size_max": 4194, "deletion_lag": "10m"},
+        "ledgers": {"ledger_size_max": 5000},
     }
 )
 _names = count()
@@ -208,7 +208,7 @@ def test_release_goes_on_after_an_error_of_any_kind(bench: Bench) -> None:
     bench.backfill()
     source = ShortOfMemory()
     log = ManifestLog(bench.store, STREAM, clock=bench.clock)
-    release = HotRelease(source, log, lag_minutes=LAG_MINUTES, workers=bench.offloader._workers, clock=bench.clock)
+    release = HotRelease(source, log, lag_s=60 * LAG_MINUTES, workers=bench.offloader._workers, clock=bench.clock)
     release.start()
     eventually(lambda: not source.failing, first=lambda: bench.pass_minutes(LAG_MINUTES))
     eventually(lambda: bench.ledgers() == [5], first=lambda: bench.pass_minutes(LAG_MINUTES), within_s=20)
@@ -219,7 +219,7 @@ def test_a_negative_lag_means_never(bench: Bench) -> None:
     bench.backfill()
     bench.pass_minutes(10_000_000)
     log = ManifestLog(bench.store, STREAM, clock=bench.clock)
-    release = HotRelease(bench.source, log, lag_minutes=-1, workers=bench.offloader._workers, clock=bench.clock)
+    release = HotRelease(bench.source, log, lag_s=-1, workers=bench.offloader._workers, clock=bench.clock)
     release.start()
     assert release.look() == ReleasedLedgers()
 
@@ -240,7 +240,7 @@ def test_common_cause_for_keeping_all_ledgers_is_logged_once(bench: Bench, caplo
     release = HotRelease(
         FullDisk(),
         log,
-        lag_minutes=LAG_MINUTES,
+        lag_s=60 * LAG_MINUTES,
         workers=bench.offloader._workers,
         clock=bench.clock,
     )
@@ -254,7 +254,7 @@ def test_common_cause_for_keeping_all_ledgers_is_logged_once(bench: Bench, caplo
 @pytest.mark.slow
 @pytest.mark.parametrize("priority", ["tiered-storage-first", "bookkeeper-first"])
 def test_reader_switches_tiers_without_an_error_when_the_hot_copy_is_deleted(bench: Bench, priority: str) -> None:
-    settings = ReadSettings(read_priority=priority, batch_bytes=300)
+    settings = ReadSettings(read_priority=priority, batch_size=Size(300))
     with open_stream_reader(bench.memory, STREAM, source=bench.source, settings=settings) as reader:
         scan = reader.scan()
         found = [*next(scan).entries()]

@@ -180,7 +180,7 @@ def test_entries_read_from_a_ledger_deleted_meanwhile_are_offloaded(
 
 
 def test_segment_assigned_in_a_gap_fails_in_the_gaps_own_record(new_bench: Callable[..., Bench]) -> None:
-    bench = new_bench(settings=settings(on_gap="record", max_size_per_offload_segment_mbytes=100))
+    bench = new_bench(settings=settings(on_gap="record", segment_size_max="100MiB"))
     source = bench.open()
     bench.append(source, 5)
     first = source.close_ledger()
@@ -234,7 +234,7 @@ BEFORE = pytest.mark.parametrize("committed_before", [False, True], ids=["the fi
 def test_stream_does_not_skip_lost_assigned_entries_silently(
     new_bench: Callable[..., Bench], committed_before: bool
 ) -> None:
-    bench = new_bench(settings=settings(max_size_per_offload_segment_mbytes=100))
+    bench = new_bench(settings=settings(segment_size_max="100MiB"))
     lose_what_was_assigned(bench, committed_before=committed_before)
     end = load_manifest(bench.memory, STREAM).committed_end()
 
@@ -246,7 +246,7 @@ def test_stream_does_not_skip_lost_assigned_entries_silently(
 @pytest.mark.slow
 @BEFORE
 def test_lost_assigned_entries_become_a_gap(new_bench: Callable[..., Bench], committed_before: bool) -> None:
-    bench = new_bench(settings=settings(on_gap="record", max_size_per_offload_segment_mbytes=100))
+    bench = new_bench(settings=settings(on_gap="record", segment_size_max="100MiB"))
     lose_what_was_assigned(bench, committed_before=committed_before)
     [left] = load_manifest(bench.memory, STREAM).assigned()
 
@@ -326,7 +326,7 @@ def test_the_first_ledger_that_a_stream_saw_is_missed_too(new_bench: Callable[..
 @pytest.mark.slow
 def test_failed_range_before_a_gap_becomes_part_of_it_when_lost_too() -> None:
     """The entries before the gap are in memory; then their upload fails, and their ledger is deleted."""
-    small = {"offload": {"block_bytes": 1024, "offload_buffer_bytes_max": 64 * 1024, "on_gap": "record"}}
+    small = {"offload": {"block_size": 1024, "offload_buffer_size_max": 64 * 1024, "on_gap": "record"}}
     found = set()
     for seed in range(20):
         world = World(
@@ -383,7 +383,7 @@ def test_a_gap_ends_where_the_manifest_has_entries(new_bench: Callable[..., Benc
 
 def test_released_hot_ledger_is_no_gap(new_bench: Callable[..., Bench]) -> None:
     """Its end is in the manifest, and nowhere else any more."""
-    bench = new_bench(settings=settings(deletion_lag_minutes=0))
+    bench = new_bench(settings=settings(deletion_lag="0m"))
     source = bench.open()
     stream = bench.start(source)
     bench.append(source, 2)
@@ -404,7 +404,7 @@ def test_released_hot_ledger_is_no_gap(new_bench: Callable[..., Bench]) -> None:
 
 def test_ledger_that_closes_during_a_read_and_is_released_is_no_gap(new_bench: Callable[..., Bench]) -> None:
     """The list that came with the read doesn't make the closed ledger an open one again, whose end nobody knows."""
-    bench = new_bench(settings=settings(deletion_lag_minutes=0))
+    bench = new_bench(settings=settings(deletion_lag="0m"))
     source = bench.open()
     bench.append(source, 2)
     closed: list[LedgerInfo | None] = []

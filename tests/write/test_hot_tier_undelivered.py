@@ -21,14 +21,14 @@ from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscri
 from offloader.ledgers.tail_buffer import Listeners
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.settings import OffloadSettings, Settings
+from offloader.settings import Duration, OffloadSettings, Settings, Size
 from offloader.store.memory import MemoryStore
 from offloader.write.hot_tier import proven_gap
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 
 STREAM = "public/default/persistent/marked"
-SETTINGS = Settings(offload=OffloadSettings(on_gap="block", deletion_lag_minutes=0, block_bytes=1024))
+SETTINGS = Settings(offload=OffloadSettings(on_gap="block", deletion_lag=Duration("0m"), block_size=Size(1024)))
 SIZE = 40
 _names = count()
 
@@ -167,7 +167,7 @@ def test_streaming_skips_undelivered_entries(layout: Layouts, segment_bytes: int
     if not source.given():
         return
     # Few bytes a segment: what is there already is a run over history; many: the stream reads it itself.
-    sizes = replace(SETTINGS.offload, max_size_per_offload_segment_mbytes=segment_bytes / 1e6)
+    sizes = replace(SETTINGS.offload, segment_size_max=Size(segment_bytes))
     store = new_store()
     offloader = LedgerOffloader(store, replace(SETTINGS, offload=sizes))
     if when == "after":
@@ -220,7 +220,7 @@ def test_lost_entries_are_recorded_by_policy(
         return
     sizes = replace(
         SETTINGS.offload,
-        max_size_per_offload_segment_mbytes=segment_bytes / 1e6,
+        segment_size_max=Size(segment_bytes),
         on_gap="record",
         release_with_gaps=releases,
     )

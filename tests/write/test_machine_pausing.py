@@ -31,7 +31,7 @@ _names = count()
 
 
 def made_settings(**offload: object) -> Settings:
-    limits = {"block_bytes": 512, "max_size_per_offload_segment_mbytes": 1 / 128, "deletion_lag_minutes": 0, **offload}
+    limits = {"block_size": 512, "segment_size_max": "8KiB", "deletion_lag": "0m", **offload}
     return Settings.of({"offload": limits, "manifest": {"record_requests_max": 1}})
 
 

@@ -31,11 +31,11 @@ KIB = 1024
 
 def settings(**changes: object) -> Settings:
     offload = {
-        "block_bytes": 2 * KIB,
-        "max_size_per_offload_segment_mbytes": 16 * KIB / 2**20,
-        "offload_buffer_bytes_max": 64 * KIB,
-        "retry_seconds_max": 0.05,
-        "drain_seconds_max": PATIENCE_S,
+        "block_size": 2 * KIB,
+        "segment_size_max": 16 * KIB,
+        "offload_buffer_size_max": 64 * KIB,
+        "retry_delay_max": 0.05,
+        "drain_timeout": PATIENCE_S,
     }
     return Settings.of({"offload": {**offload, **changes}})
 
@@ -219,7 +219,7 @@ def test_a_full_buffer_holds_the_broker_back_and_a_limit_ends_its_wait(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
     broker = history(Broker(size_max=2 * KIB), ledgers=0, entries=400)
-    sidecar = start(store, offload_buffer_bytes_max=64 * KIB)
+    sidecar = start(store, offload_buffer_size_max=64 * KIB)
     sidecar.push(broker, 1)
     sidecar.stream.offload()
     store.set_faults([Fault(call=1, calls=10**6)])  # nothing leaves any more
@@ -330,7 +330,7 @@ def test_other_readers_get_a_retryable_error_for_entries_not_yet_pushed(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
     broker = history(Broker(size_max=10), ledgers=0, entries=100)
-    sidecar = start(store, max_size_per_offload_segment_mbytes=1.0)
+    sidecar = start(store, segment_size_max="1.0MiB")
     sidecar.push_all(broker)
     eventually(lambda: sidecar.stream.status().mode is Mode.LIVE)
     sidecar.source.news()

@@ -15,7 +15,7 @@ LIMIT_S = 2.5 * SEGMENT_AGE_S
 
 @pytest.fixture
 def world() -> Iterator[PhaseWorld]:
-    made = PhaseWorld(segment_bytes_min=4 * 1024, segment_age_limit_minutes=LIMIT_S / 60)
+    made = PhaseWorld(segment_size_min=4 * 1024, segment_age_limit=LIMIT_S)
     made.start()
     yield made
     made.offloader.close()

@@ -51,10 +51,10 @@ class World:
         self.memory = MemoryStore(f"stopping-{next(_names)}", "", SystemClock())
         self.store = InterruptedStore(self.memory)
         self.workers = SimulatedWorkers(self.clock, Random(1))
-        settings = Settings.of({"offload": {"max_size_per_offload_segment_mbytes": 0.001}})
+        settings = Settings.of({"offload": {"segment_size_max": 1049}})
         self.offloader = LedgerOffloader(self.store, settings, clock=self.clock, workers=self.workers)
         self.source = MemoryLedgers(STREAM, self.clock)
-        self.takeover_s = settings.offload.takeover_after_seconds
+        self.takeover_s = settings.offload.takeover_after
 
     def start(self) -> StreamOffload:
         return self.offloader.offload_stream(self.source, STREAM)

@@ -186,7 +186,7 @@ def test_commit_and_next_assignment_are_one_record() -> None:
 
 @pytest.mark.slow
 def test_source_is_acknowledged_only_after_the_record_is_durable(new_bench: Callable[..., Bench]) -> None:
-    bench = new_bench(settings=settings(drain_seconds_max=0.2))
+    bench = new_bench(settings=settings(drain_timeout=0.2))
     source = bench.open()
     record = f"{3:020d}.json"  # epoch, assigned, offloaded
     bench.store.set_faults([Fault(call=1, calls=10_000, verb="put", key_part=record, error=StoreUnavailableError)])
@@ -239,7 +239,7 @@ def test_a_segment_closed_by_age_costs_four_puts(new_bench: Callable[..., Bench]
 @pytest.mark.slow
 def test_stream_with_a_full_buffer_catches_up_and_is_live_again(new_bench: Callable[..., Bench]) -> None:
     """The store is down while entries are appended: the buffer fills, the writer never waits."""
-    bench = new_bench(settings=settings(offload_buffer_bytes_max=64 * KIB))
+    bench = new_bench(settings=settings(offload_buffer_size_max=64 * KIB))
     source = bench.open()
     stream = bench.start(source)
     bench.append(source, 1)
@@ -281,7 +281,7 @@ def test_a_new_owner_fences_the_old_one_which_deletes_nothing(new_bench: Callabl
 def test_unfinished_segment_of_the_last_owner_is_offloaded_again(
     new_bench: Callable[..., Bench],
 ) -> None:
-    bench = new_bench(settings=settings(max_size_per_offload_segment_mbytes=100))
+    bench = new_bench(settings=settings(segment_size_max="100MiB"))
     source = bench.open()
     first = bench.start(source)
     bench.append(source, 10)

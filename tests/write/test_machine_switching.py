@@ -57,10 +57,10 @@ class Bench:
         self.drain_seconds_max = 300.0
 
     def open(self, method: str) -> ManagedLedger:
-        offload = {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64, "method": method}
+        offload = {"block_size": 1024, "segment_size_max": "16KiB", "method": method}
         # A test says itself when closed ledgers go.
-        offload |= {"offload_threshold_bytes": -1, "drain_seconds_max": self.drain_seconds_max}
-        made = Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 10_000}})
+        offload |= {"offload_threshold_size": "never", "drain_timeout": self.drain_seconds_max}
+        made = Settings.of({"offload": offload, "ledgers": {"ledger_size_max": 10_000}})
         topic = open_managed_ledger(STREAM, ledgers=self.ledgers, store=self.store, settings=made)
         self.opened.append(topic)
         return topic

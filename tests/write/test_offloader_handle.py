@@ -47,7 +47,7 @@ _names = count()
 
 
 def small(**changes: object) -> Settings:
-    values = {"block_bytes": 4096, "part_bytes": 5 * MIB, "workers_max": 4, **changes}
+    values = {"block_size": 4096, "part_size": 5 * MIB, "workers_max": 4, **changes}
     return Settings.of({"offload": values})
 
 
@@ -243,7 +243,7 @@ def test_bytes_leave_the_buffer_when_their_part_is_acknowledged(
 
 
 def test_entries_above_a_limit_are_refused_by_name(new_offloader: Callable[..., LedgerOffloader]) -> None:
-    handle = new_offloader(small(entry_bytes_max=1000)).streaming_offload(UUID_A, {}, stream=STREAM)
+    handle = new_offloader(small(entry_size_max=1000)).streaming_offload(UUID_A, {}, stream=STREAM)
     with pytest.raises(LimitReachedError, match="above the limit of 1000 set by entry_size_max"):
         handle.offer_entry(Entry(1, 0, bytes(1001)))
 
@@ -530,7 +530,7 @@ def test_small_offers_wait_for_each_other_and_are_encoded_together(
             turns.append(1)
             super().submit(run)
 
-    offloader = new_offloader(small(block_bytes=MIB), workers=Counting(2, SystemClock()))
+    offloader = new_offloader(small(block_size=MIB), workers=Counting(2, SystemClock()))
     handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM)
     for first in range(0, 500, 50):
         handle.offer_batch(batch(1, first, 1))
@@ -544,7 +544,7 @@ def test_too_many_pending_pieces_are_encoded_whatever_their_size(
     new_offloader: Callable[..., LedgerOffloader],
 ) -> None:
     buffer = StreamQuota(64 * MIB)
-    handle = new_offloader(small(block_bytes=MIB)).streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer)
+    handle = new_offloader(small(block_size=MIB)).streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer)
     offered_bytes = 0
     for first in range(0, 2 * PIECES_MAX, 2):
         each = batch(1, first, 2, size=10)
@@ -577,7 +577,7 @@ def test_finished_handle_holds_no_entries_while_it_is_referenced(
     block_bytes = 128 * 1024
     memory = CountedMemory(block_bytes, 64 * block_bytes)
     monkeypatch.setattr("offloader.write.offloader.BlockMemory", lambda *_: memory)
-    offloader = new_offloader(small(block_bytes=block_bytes))
+    offloader = new_offloader(small(block_size=block_bytes))
     handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM)
     handle.offer_batch(batch(1, 0, 800, size=1000))
     if fails:

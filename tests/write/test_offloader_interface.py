@@ -24,8 +24,8 @@ from tests.support.waiting import PATIENCE_S
 STREAM = "a/b"
 SETTINGS = Settings.of(
     {
-        "offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64},
-        "ledgers": {"ledger_bytes_max": 25_000},
+        "offload": {"block_size": 1024, "segment_size_max": "16KiB"},
+        "ledgers": {"ledger_size_max": 25_000},
     }
 )
 _names = count()

@@ -67,7 +67,7 @@ def test_ledger_is_offloaded_as_soon_as_it_is_closed(bench: Bench) -> None:
 
 
 def test_oldest_ledgers_above_the_size_threshold_are_offloaded(bench: Bench) -> None:
-    topic = bench.open(offload_threshold_bytes=2500)
+    topic = bench.open(offload_threshold_size=2500)
     topic.append_batch([b"x" * 100] * 45)
     eventually(lambda: bench.offloaded() == [1, 2])
     topic.append_batch([b"x" * 100] * 10)
@@ -75,7 +75,7 @@ def test_oldest_ledgers_above_the_size_threshold_are_offloaded(bench: Bench) -> 
 
 
 def test_ledger_is_offloaded_at_its_age_without_an_append_or_earlier_requests(bench: Bench) -> None:
-    topic = bench.open(offload_threshold_bytes=-1, offload_threshold_seconds=600)
+    topic = bench.open(offload_threshold_size="never", offload_threshold_age=600)
     before = len(bench.store.calls)
     topic.append_batch([b"x"] * 25)
     bench.clock.advance(599)
@@ -86,7 +86,7 @@ def test_ledger_is_offloaded_at_its_age_without_an_append_or_earlier_requests(be
 
 
 def test_with_both_thresholds_off_only_the_command_offloads(bench: Bench) -> None:
-    topic = bench.open(offload_threshold_bytes=-1, offload_threshold_seconds=-1)
+    topic = bench.open(offload_threshold_size="never", offload_threshold_age="never")
     topic.append_batch([b"x"] * 25)
     bench.clock.advance(10_000_000)
     assert bench.offloaded() == []

@@ -16,7 +16,7 @@ import pytest
 from formats.keys import parse_object_key, record_number
 from formats.manifest import Offloaded, decode_record
 from offloader.runtime.clock import SystemClock
-from offloader.settings import Settings
+from offloader.settings import Settings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
@@ -34,8 +34,8 @@ WRITES = {"put", "delete", "begin_upload", "upload_part", "complete_upload", "ab
 
 def small_parts(part_bytes: int, **offload: object) -> Settings:
     """Below what a bucket takes as a part."""
-    made = Settings.of({"offload": {"block_bytes": KIB, **offload}})
-    return replace(made, offload=replace(made.offload, part_bytes=part_bytes))
+    made = Settings.of({"offload": {"block_size": KIB, **offload}})
+    return replace(made, offload=replace(made.offload, part_size=Size(part_bytes)))
 
 
 class World:
@@ -111,7 +111,7 @@ def test_streams_share_the_worker_threads() -> None:
 
 @pytest.mark.slow
 def test_segment_costs_its_parts_and_four_requests_or_three_when_small() -> None:
-    world = World(1, small_parts(8 * KIB, max_size_per_offload_segment_mbytes=1 / 32))
+    world = World(1, small_parts(8 * KIB, segment_size_max="32KiB"))
     [source] = world.ledgers.values()
     for _ in range(40):
         source.append([b"x" * 500] * 8)
@@ -167,7 +167,7 @@ class _Gate(StoreWrapper):
 @pytest.mark.slow
 def test_part_uploads_of_a_segment_are_bounded() -> None:
     gate = _Gate(MemoryStore(f"budget-{next(_names)}", "", SystemClock()))
-    made = small_parts(8 * KIB, parts_in_flight_max=3, workers_max=8, max_size_per_offload_segment_mbytes=1)
+    made = small_parts(8 * KIB, parts_in_flight_max=3, workers_max=8, segment_size_max="1MiB")
     offloader = LedgerOffloader(gate, made)
     source = MemoryLedgers("many/s0", SystemClock())
     stream = offloader.offload_stream(source, "many/s0")
@@ -185,7 +185,7 @@ def test_part_uploads_of_a_segment_are_bounded() -> None:
 @pytest.mark.slow
 def test_busy_stream_leaves_room_for_all_others() -> None:
     """While it writes without a pause into a full budget, every other stream's first entry is offered soon."""
-    world = World(30, Settings.of({"offload": {"block_bytes": KIB, "offload_memory_bytes_max": 256 * KIB}}))
+    world = World(30, Settings.of({"offload": {"block_size": KIB, "offload_memory_size_max": 256 * KIB}}))
     busy, *others = world.ledgers.values()
     for _ in range(50):
         busy.append([bytes(8 * KIB)] * 4)

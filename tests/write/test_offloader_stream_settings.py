@@ -11,20 +11,20 @@ import pytest
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.settings import Settings
+from offloader.settings import Settings, Size
 from offloader.store.memory import MemoryStore
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S
 
-SMALL = Settings.of({"offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64}})
+SMALL = Settings.of({"offload": {"block_size": 1024, "segment_size_max": "16KiB"}})
 
 
 @pytest.mark.slow
 def test_each_stream_has_its_own_size_codec_method_and_writer_url(tmp_path: Path) -> None:
     store = MemoryStore("stream-settings", "", SystemClock())
     database = EmbeddedLedgers(f"{tmp_path}/ledgers.db")
-    large = replace(SMALL.offload, max_size_per_offload_segment_mbytes=64.0, codec="zstd")
+    large = replace(SMALL.offload, segment_size_max=Size("64.0MiB"), codec="zstd")
     names = {"small": SMALL.offload, "large": large, "ledger": replace(SMALL.offload, method="ledger")}
     sources = {name: database.open_stream(name) for name in names}
     generator = Random(7)

@@ -8,31 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch
-from offloader.settings import OffloadSettings, Settings
+from offloader.settings import OffloadSettings, Settings, Size
 from offloader.write.quota import PARTS_MAX, entries_that_fit, part_bytes_for, segment_bytes_max
 
 MIB = 1024 * 1024
 
 
 def test_size_of_a_segment_is_in_mebibytes() -> None:
-    settings = OffloadSettings(max_size_per_offload_segment_mbytes=1.5)
+    settings = OffloadSettings(segment_size_max=Size("1.5MiB"))
 
     assert segment_bytes_max(settings) == 1_572_864
 
 
 @pytest.mark.parametrize("mbytes", [0.001, 1, 1024, 300_000, 5 * 1024 * 1024])
 def test_no_segment_needs_more_than_ten_thousand_parts(mbytes: float) -> None:
-    settings = OffloadSettings(max_size_per_offload_segment_mbytes=mbytes)
+    settings = OffloadSettings(segment_size_max=Size(round(mbytes * 2**20)))
 
     parts = -(-segment_bytes_max(settings) // part_bytes_for(settings))
 
     assert parts <= PARTS_MAX
-    assert part_bytes_for(settings) >= settings.part_bytes
+    assert part_bytes_for(settings) >= settings.part_size
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=50), st.integers(0, 2000))
 def test_the_entry_that_reaches_the_limit_is_the_last_one_in(sizes: list[int], held: int) -> None:
-    settings = OffloadSettings(max_size_per_offload_segment_mbytes=1024 / MIB)
+    settings = OffloadSettings(segment_size_max=Size(1024))
     batch = EntryBatch.build(1, 0, [bytes(size) for size in sizes])
 
     fit = entries_that_fit(batch, held, settings)
@@ -45,8 +45,8 @@ def test_the_entry_that_reaches_the_limit_is_the_last_one_in(sizes: list[int], h
 
 
 def test_invalid_settings_are_all_reported_at_once() -> None:
-    with pytest.raises(Exception, match=r"offload\.part_bytes: 1 is not between") as caught:
-        Settings.of({"offload": {"part_bytes": 1, "colour": "red", "codec": "lz77"}, "paint": {}}, origin="a.toml")
+    with pytest.raises(Exception, match=r"offload\.part_size: 1 is not between") as caught:
+        Settings.of({"offload": {"part_size": 1, "colour": "red", "codec": "lz77"}, "paint": {}}, origin="a.toml")
 
     text = str(caught.value)
     for problem in ("a.toml", "offload.colour: no such setting", "offload.codec: 'lz77'", "paint: no such section"):

@@ -153,12 +153,12 @@ class World:
         self.random = Random(seed)
         self.store = MemoryStore(f"memory-{next(_names)}", "", SystemClock())
         self.workers = SimulatedWorkers(self.clock, Random(seed + 1))
-        settings = Settings.of({"offload": {"block_bytes": 4 * KIB, **offload}})
+        settings = Settings.of({"offload": {"block_size": 4 * KIB, **offload}})
         store = FaultyStore(self.store, faults)
         self.offloader = LedgerOffloader(store, settings, clock=self.clock, workers=self.workers)
         self.ledgers = {f"many/s{number}": MemoryLedgers(f"many/s{number}", self.clock) for number in range(streams)}
         self.streams = {name: self.offloader.offload_stream(source, name) for name, source in self.ledgers.items()}
-        self.limit_bytes = settings.offload.offload_memory_bytes_max
+        self.limit_bytes = settings.offload.offload_memory_size_max
 
     def run(self) -> None:
         """Until no task is ready; timers aren't waited for."""
@@ -203,7 +203,7 @@ def test_a_stream_goes_on_whose_bytes_were_given_back_while_its_first_assignment
     first, second = "many/s0", "many/s1"
     # The record after the one that opens the epoch; every repeat of one commit, too.
     doubt = Fault(call=2, calls=8, verb="put", key_part=f"{first}/manifest", but="boundary", error=OutcomeUnknownError)
-    world = World(2, 1, [doubt], offload_memory_bytes_max=64 * KIB, offload_buffer_bytes_max=64 * KIB)
+    world = World(2, 1, [doubt], offload_memory_size_max=64 * KIB, offload_buffer_size_max=64 * KIB)
     worlds.append(world)
     world.ledgers[first].append([bytes(10 * KIB)] * 5)
     world.run()

@@ -30,7 +30,7 @@ STEPS = st.lists(
 def test_takes_return_every_entry_once_in_order_and_count_every_byte(
     steps: list[tuple[str, int]], joined_bytes_min: int
 ) -> None:
-    intake = PendingEntries("segment", None, {"entry_bytes_max": 1000})
+    intake = PendingEntries("segment", None, {"entry_size_max": 1000})
     offered: list[Entry] = []
     found: list[Entry] = []
     ledger_id, entry_id = 1, 0

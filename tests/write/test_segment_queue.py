@@ -11,7 +11,7 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from offloader.runtime.clock import SystemClock
-from offloader.settings import OffloadSettings, Settings
+from offloader.settings import OffloadSettings, Settings, Size
 from offloader.store.memory import MemoryStore
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.quota import StreamQuota
@@ -82,7 +82,7 @@ def test_nothing_is_taken_when_the_last_allowed_segment_closes(offloader: Ledger
 
 def test_a_segment_closes_when_it_has_its_size_and_not_a_byte_earlier(offloader: LedgerOffloader) -> None:
     # An entry of 10 bytes has 22 bytes with its header.
-    settings = OffloadSettings(max_size_per_offload_segment_mbytes=220 / (1 << 20))
+    settings = OffloadSettings(segment_size_max=Size(220))
     bench = Bench(offloader, set(), settings)
     assert bench.queue.offer(batch(0, 9)) == 9
     assert bench.queue.gathering is not None

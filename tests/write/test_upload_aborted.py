@@ -14,7 +14,7 @@ from formats.segment import Part
 from formats.summary import Layout
 from offloader.errors import ClosedError, CorruptError, StoreUnavailableError
 from offloader.runtime.clock import SystemClock
-from offloader.settings import OffloadSettings
+from offloader.settings import OffloadSettings, Size
 from offloader.store.base import Body, ObjectStore, PartInfo
 from offloader.store.open import open_store
 from offloader.store.wrappers import Request, StoreWrapper
@@ -88,7 +88,7 @@ def test_segment_fails_by_its_own_error_although_its_upload_cant_be_aborted() ->
     upload = SegmentUpload(store, KEY, "index", {}, {})
     with pytest.raises((CorruptError, StoreUnavailableError)) as failed:
         write_segment(
-            [LedgerPiece(claimed, 0, 100)], Layout.V1, upload, OffloadSettings(block_bytes=4096), part_bytes=8192
+            [LedgerPiece(claimed, 0, 100)], Layout.V1, upload, OffloadSettings(block_size=Size(4096)), part_bytes=8192
         )
     assert ("list_uploads", KEY) in store.calls
     assert type(failed.value) is CorruptError

@@ -27,7 +27,7 @@ from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import KIB, STREAM, Bench, settings
 
-BIG = settings(max_size_per_offload_segment_mbytes=100, part_bytes=5 * KIB * KIB, retry_seconds_max=0.01)
+BIG = settings(segment_size_max="100MiB", part_size=5 * KIB * KIB, retry_delay_max=0.01)
 FOR_EVER = 10**9
 
 
@@ -213,7 +213,7 @@ class TestStoreDownForAnHour:
     @pytest.mark.slow
     def test_everything_arrives_once_after_an_hour_of_outage(self, new_bench: Callable[..., Bench]) -> None:
         clock = ManualClock(waits_pass=False)
-        bench = new_bench(clock=clock, settings=settings(offload_buffer_bytes_max=64 * KIB, retry_seconds_max=30.0))
+        bench = new_bench(clock=clock, settings=settings(offload_buffer_size_max=64 * KIB, retry_delay_max=30.0))
         source, stream = started(bench)
         bench.append(source, 3)
         stream.offload()
@@ -325,7 +325,7 @@ class TestDiskOrMemoryErrorInAWorker:
         eventually(lambda: stream.status().buffer_bytes == 0)
 
     def test_an_entry_above_the_limit_is_named_at_once(self, new_bench: Callable[..., Bench]) -> None:
-        bench = new_bench(settings=settings(entry_bytes_max=10 * KIB))
+        bench = new_bench(settings=settings(entry_size_max=10 * KIB))
         source, stream = started(bench)
         bench.append(source, 1)
         stream.offload()

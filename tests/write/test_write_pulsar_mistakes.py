@@ -43,7 +43,7 @@ _names = count()
 
 
 def offloader_on(store: ObjectStore, **offload: Any) -> LedgerOffloader:
-    return LedgerOffloader(store, Settings.of({"offload": {"part_bytes": 5 * MIB, **offload}}))
+    return LedgerOffloader(store, Settings.of({"offload": {"part_size": 5 * MIB, **offload}}))
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_segment_of_several_parts_arrives_on_real_s3(s3_place: Any) -> None:
     """Pulsar names no content length, so S3 refuses its first part: it never worked there."""
     real = s3_place.open()
     entries = [bytes([n]) * (2 * MIB) for n in range(7)]
-    with closing(offloader_on(real, part_bytes=5 * MIB)) as offloader:
+    with closing(offloader_on(real, part_size=5 * MIB)) as offloader:
         handle = offloader.streaming_offload(UUID(int=1), {})
         assert handle.offer_batch(EntryBatch.build(3, 0, entries)) == 7
         uuid = finish(handle)
@@ -98,7 +98,7 @@ def test_the_index_gives_the_real_offset_of_every_block(
     store: FaultyStore, offloader_with: Callable[..., LedgerOffloader]
 ) -> None:
     """Pulsar doesn't count the first entry of a block: its index has 6356 where the block begins at 7380."""
-    offloader = offloader_with(block_bytes=5 * KIB)
+    offloader = offloader_with(block_size=5 * KIB)
     handle = offloader.streaming_offload(UUID(int=2), {})
     batch = EntryBatch.build(7, 0, [bytes([n]) * KIB for n in range(20)])
     assert handle.offer_batch(batch) == 20
@@ -122,7 +122,7 @@ def test_entries_above_the_block_size_lose_no_other_entry(
     offloader_with: Callable[..., LedgerOffloader], sizes: list[int]
 ) -> None:
     """Pulsar drops small entries behind a large one, and can't read a lone one that is larger than a block."""
-    offloader = offloader_with(block_bytes=5 * KIB)
+    offloader = offloader_with(block_size=5 * KIB)
     batch = EntryBatch.build(7, 0, [bytes([65 + n]) * size for n, size in enumerate(sizes)])
     handle = offloader.streaming_offload(UUID(int=3), {})
     assert handle.offer_batch(batch) == len(sizes)
@@ -244,7 +244,7 @@ def test_the_recorded_length_of_a_ledger_decides_nothing(
     """Pulsar cuts the object where the recorded length ends, and reports success."""
     with (
         closing(EmbeddedLedgers(str(tmp_path / "l.db"))) as database,
-        closing(offloader_on(store, block_bytes=4 * KIB)) as offloader,
+        closing(offloader_on(store, block_size=4 * KIB)) as offloader,
     ):
         source = database.open_stream(STREAM)
         # An entry above a block in the middle is the third way to lose the rest.

@@ -10,11 +10,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 from formats.entries import Position
-from offloader.errors import CorruptError, StoreUnavailableError
-from offloader.ledgers.base import LedgerInfo
+from offloader.errors import CorruptError, SourceMismatchError, StoreUnavailableError
+from offloader.ledgers.base import AskKnown, LedgerInfo
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.consumer import Consumer
-from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals
+from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals, contradiction
 from offloader.runtime.clock import Clock
 
 #: Longest wait for the first entry of a repeated read.
@@ -421,3 +421,38 @@ class LedgerList:
         kind[ledger_id] = joined
         while len(kind) > 1 and sum(map(len, kind.values())) > RUNS_MAX:
             del kind[min(kind)]
+
+
+def require_same_ledgers(ledgers: LedgerList, known: AskKnown, ask_newest: Callable[[], Position | None]) -> None:
+    """Compares a topic's ledgers with the known ones, again if they contradict each other.
+
+    Args:
+        ask_newest: asks the owning broker: ``owners_newest``.
+
+    Raises: as ``ComparedSource.require_same``, and errors of the queries.
+    """
+
+    def compare() -> tuple[list[tuple[int, int]], str | None]:
+        """The ledgers as listed now, and how they contradict the known ones."""
+        stored = ledgers.internals().stored()
+        return stored, contradiction(stored, known([ledger_id for ledger_id, _ in stored]))
+
+    if compare()[1] is None:
+        return
+    ledgers.doubt()
+    newest_now = ask_newest()
+    stored, why = compare()
+    if why is None:
+        return
+    if newest_now is not None and newest_now.ledger_id > stored[-1][0]:
+        raise StoreUnavailableError(
+            f"{ledgers.topic}: the admin interface lists ledgers up to {stored[-1][0]}, and the owning broker has "
+            f"{newest_now}: the list is older than that",
+            hint="nothing is deleted until then; the broker is asked again",
+        )
+    raise SourceMismatchError(
+        f"{ledgers.topic}: its ledgers aren't those recorded in the manifest: {why}; the cluster was created "
+        "again, or restored from an older copy. Nothing was deleted",
+        hint="restore the cluster's metadata and ledgers; or offload this topic into another store or prefix, "
+        "which keeps the existing entries readable, and start again",
+    )

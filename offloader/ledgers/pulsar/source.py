@@ -77,10 +77,10 @@ from offloader.ledgers.base import (
 )
 from offloader.ledgers.pulsar.admin import AdminClient, require_admin_url
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer
-from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from
+from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from, require_same_ledgers
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.tail_reader import FOR_GOOD, ReaderPool, TailReader
-from offloader.ledgers.pulsar.topics import TopicInternals, contradiction, stream_of_topic
+from offloader.ledgers.pulsar.topics import TopicInternals, stream_of_topic
 from offloader.ledgers.pulsar.transport import parse_service_url, security_of
 from offloader.ledgers.tail_buffer import Listeners
 from offloader.runtime.clock import Clock, SystemClock
@@ -336,7 +336,7 @@ class PulsarSource:
             settings.subscription,
             workers=cluster.subscribers,
             clock=cluster.clock,
-            retry_s_max=settings.retry_seconds_max,
+            retry_s_max=settings.retry_delay_max,
             changed=lambda: changed(self),
         )
         consumer = self.subscription.consumer
@@ -376,7 +376,7 @@ class PulsarSource:
             ),
             workers=cluster.workers,
             bytes_max=cluster.topic_bytes,
-            retry_s_max=settings.retry_seconds_max,
+            retry_s_max=settings.retry_delay_max,
             failed=self._break,
         )
 
@@ -637,41 +637,6 @@ def owners_newest(cluster: PulsarCluster, topic: str) -> Position | None:
         return reader.last_position()
 
 
-def require_same_ledgers(ledgers: LedgerList, known: AskKnown, ask_newest: Callable[[], Position | None]) -> None:
-    """Compares a topic's ledgers with the known ones, again if they contradict each other.
-
-    Args:
-        ask_newest: asks the owning broker: ``owners_newest``.
-
-    Raises: as ``ComparedSource.require_same``, and errors of the queries.
-    """
-
-    def compare() -> tuple[list[tuple[int, int]], str | None]:
-        """The ledgers as listed now, and how they contradict the known ones."""
-        stored = ledgers.internals().stored()
-        return stored, contradiction(stored, known([ledger_id for ledger_id, _ in stored]))
-
-    if compare()[1] is None:
-        return
-    ledgers.doubt()
-    newest_now = ask_newest()
-    stored, why = compare()
-    if why is None:
-        return
-    if newest_now is not None and newest_now.ledger_id > stored[-1][0]:
-        raise StoreUnavailableError(
-            f"{ledgers.topic}: the admin interface lists ledgers up to {stored[-1][0]}, and the owning broker has "
-            f"{newest_now}: the list is older than that",
-            hint="nothing is deleted until then; the broker is asked again",
-        )
-    raise SourceMismatchError(
-        f"{ledgers.topic}: its ledgers aren't those recorded in the manifest: {why}; the cluster was created "
-        "again, or restored from an older copy. Nothing was deleted",
-        hint="restore the cluster's metadata and ledgers; or offload this topic into another store or prefix, "
-        "which keeps the existing entries readable, and start again",
-    )
-
-
 #: Property of our subscription: the first ledger that the broker listed when its list began to be followed.
 SINCE_PROPERTY = "offloader-first-ledger"
 
@@ -726,11 +691,11 @@ class PulsarCluster(AbstractContextManager["PulsarCluster"]):
         self.clock = clock or SystemClock()
         # No retry within a call: the caller retries later and blocks no thread meanwhile.
         limits = ClientLimits(
-            connect_s=settings.connect_seconds_max,
-            request_s=settings.request_seconds_max,
-            keep_alive_s=settings.keep_alive_seconds,
+            connect_s=settings.connect_timeout,
+            request_s=settings.request_timeout,
+            keep_alive_s=settings.keep_alive,
             retry_s=0.0,
-            delay_s_max=settings.retry_seconds_max,
+            delay_s_max=settings.retry_delay_max,
         )
         security = security_of(settings)
         self.client = PulsarClient(settings.service_url, security=security, limits=limits, clock=self.clock)
@@ -788,7 +753,9 @@ class PulsarCluster(AbstractContextManager["PulsarCluster"]):
 
     def topic_bytes(self) -> int:
         """Buffer of one topic: its share of the total."""
-        return min(max(self.settings.receive_bytes_max // max(len(self._sources), 1), TOPIC_BYTES_MIN), TOPIC_BYTES_MAX)
+        return min(
+            max(self.settings.receive_buffer_size_max // max(len(self._sources), 1), TOPIC_BYTES_MIN), TOPIC_BYTES_MAX
+        )
 
     def reader_from(self, topic: str, start: Position, messages_max: int = _MESSAGES_MAX) -> Consumer:
         """Opens a reader in the middle of a topic; arguments as of ``Consumer``."""

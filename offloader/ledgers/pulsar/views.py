@@ -18,13 +18,12 @@ from formats.entries import EntryBatch, Position
 from offloader.errors import FencedError, NotFoundError, OffloaderError, UnsupportedError
 from offloader.ledgers.base import AskKnown, ClosedListener, LedgerInfo, Listener, Subscription
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
-from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from
+from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from, require_same_ledgers
 from offloader.ledgers.pulsar.source import (
     PulsarCluster,
     noted_remedy,
     notes_of,
     owners_newest,
-    require_same_ledgers,
 )
 from offloader.ledgers.pulsar.topics import stream_of_topic, topic_of_stream
 from offloader.settings import PulsarSettings

@@ -247,19 +247,19 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def is_full(ledger: LedgerInfo, settings: LedgerSettings) -> bool:
     """Whether a ledger has reached a size at which it closes immediately."""
-    return ledger.size_bytes >= settings.ledger_bytes_max or ledger.entries >= settings.ledger_entries_max
+    return ledger.size_bytes >= settings.ledger_size_max or ledger.entries >= settings.ledger_entries_max
 
 
 def must_roll(ledger: LedgerInfo, now_ms: int, settings: LedgerSettings) -> bool:
     """Whether the open ledger takes no more entries: full, or old. An empty one takes some, whatever its age."""
     return ledger.entries > 0 and (
-        now_ms - ledger.created_ms >= settings.ledger_age_minutes_max * 60_000 or is_full(ledger, settings)
+        now_ms - ledger.created_ms >= settings.ledger_age_max * 1000 or is_full(ledger, settings)
     )
 
 
 def room(ledger: LedgerInfo, batch: EntryBatch, settings: LedgerSettings) -> int:
     """How many leading entries of ``batch`` a ledger that isn't full takes, including the one that fills it."""
     offsets = batch.offsets
-    target = int(offsets[0]) + settings.ledger_bytes_max - ledger.size_bytes
+    target = int(offsets[0]) + settings.ledger_size_max - ledger.size_bytes
     filling = int(np.searchsorted(offsets[1:], target, side="left")) + 1
     return min(filling, settings.ledger_entries_max - ledger.entries, len(batch))

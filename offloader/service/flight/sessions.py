@@ -362,8 +362,8 @@ class FlightStream:
     def entry_bytes_max(self) -> int:
         """The largest entry that can be offloaded."""
         offload = self.control.settings.offload
-        buffers = min(offload.offload_buffer_bytes_max, offload.offload_memory_bytes_max)
-        return min(offload.entry_bytes_max, buffers - ENTRY_HEADER_BYTES)
+        buffers = min(offload.offload_buffer_size_max, offload.offload_memory_size_max)
+        return min(offload.entry_size_max, buffers - ENTRY_HEADER_BYTES)
 
     @property
     def is_done(self) -> bool:
@@ -449,7 +449,7 @@ class ProducerSessions:
     ) -> None:
         self._streams, self._store, self._settings, self._ledgers = streams, store, settings, ledgers
         self._clock = clock
-        self._memory = PushMemory(settings.memory_bytes_max)
+        self._memory = PushMemory(settings.memory_size_max)
         #: Needs no lock: changed by single operations, and copied before a loop.
         self._held: dict[str, FlightStream] = {}
         self._opening = [threading.RLock() for _ in range(_OPENING_LOCKS)]
@@ -608,8 +608,8 @@ class ProducerSessions:
             committed=state.committed_end(),
             closed=dict(state.closed_ledgers),
             promised=state.newest_end,
-            window_bytes_max=self._settings.window_bytes_max,
-            push_bytes_max=self._settings.batch_bytes_max,
+            window_bytes_max=self._settings.window_size_max,
+            push_bytes_max=self._settings.batch_size_max,
             memory=self._memory,
             clock=self._clock,
         )
@@ -620,7 +620,7 @@ class ProducerSessions:
                 f"stream {name}: appends are not supported here",
                 hint="set flight.ledgers, or push entries with your own ids",
             )
-        return AppendedLedgers(self._ledgers.open_stream(name), settings.offload.tail_cache_bytes_max, self._clock)
+        return AppendedLedgers(self._ledgers.open_stream(name), settings.offload.tail_cache_size_max, self._clock)
 
     def _close_one(self) -> None:
         """Closes the stream that has been without a producer longest, of those fully committed."""

@@ -308,7 +308,7 @@ class Gate:
         if body is None:
             return
         work = Work.of(head)
-        unsent = head.path not in SHORT and self._unsent_bytes() > self._settings.unsent_bytes_max
+        unsent = head.path not in SHORT and self._unsent_bytes() > self._settings.unsent_size_max
         if len(body) > self._body_bytes_max(head):
             await answer.problem(self._too_long(head))
         elif unsent or not await self._begins(work):
@@ -328,8 +328,8 @@ class Gate:
     def _problem(self, head: Head) -> dict[str, Any] | None:
         """The problem of a head; ``None``: the head is valid."""
         # uvicorn checks only heads that arrive in pieces.
-        if head.size_bytes > self._settings.header_bytes_max:
-            return problem_document(431, f"a head of more than {self._settings.header_bytes_max} bytes")
+        if head.size_bytes > self._settings.header_size_max:
+            return problem_document(431, f"a head of more than {self._settings.header_size_max} bytes")
         if head.doubled:
             return problem_document(400, "a header is repeated that may occur only once")
         if "content-length" in head.headers and "transfer-encoding" in head.headers:
@@ -351,7 +351,7 @@ class Gate:
         return self._too_long(head) if head.body_bytes > self._body_bytes_max(head) else None
 
     def _body_bytes_max(self, head: Head) -> int:
-        return FRAMES_BYTES_MAX if is_frames(head) else self._settings.body_bytes_max
+        return FRAMES_BYTES_MAX if is_frames(head) else self._settings.body_size_max
 
     def _too_long(self, head: Head) -> dict[str, Any]:
         return problem_document(413, f"a body of more than {self._body_bytes_max(head)} bytes")
@@ -364,7 +364,7 @@ class Gate:
         is_stream = work is Work.BROKER_STREAM
         while True:
             before = answer.pieces
-            done, _ = await asyncio.wait([task], timeout=self._settings.answer_seconds_max)
+            done, _ = await asyncio.wait([task], timeout=self._settings.answer_timeout)
             if done:
                 await task
                 return
@@ -376,7 +376,7 @@ class Gate:
             await answer.problem(
                 problem_document(
                     504,
-                    f"no response within {self._settings.answer_seconds_max:g} s",
+                    f"no response within {self._settings.answer_timeout:g} s",
                     hint="the operation may still be running: check its result before you retry",
                 )
             )

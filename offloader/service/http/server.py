@@ -194,7 +194,7 @@ class Connection(H11Protocol):
     def _expect_request(self) -> None:
         """Starts the deadline of a whole request, independent of its number of chunks."""
         self._request_came()
-        self._receiving = self.loop.call_later(self._settings.request_seconds_max, self._request_is_late)
+        self._receiving = self.loop.call_later(self._settings.request_timeout, self._request_is_late)
 
     def _request_came(self) -> None:
         if self._receiving is not None:
@@ -207,7 +207,7 @@ class Connection(H11Protocol):
             self._close()  # no byte was received
             return
         self._told("slow_request")
-        self._give_up(408, f"the request wasn't received within {self._settings.request_seconds_max:g} s")
+        self._give_up(408, f"the request wasn't received within {self._settings.request_timeout:g} s")
 
     def _give_up(self, status: int, detail: str) -> None:
         """Responds to a partial request, unless a response was sent, and closes."""
@@ -222,7 +222,7 @@ class Connection(H11Protocol):
     def _expect_reading(self) -> None:
         """Starts the deadline for reading the response."""
         if self._sending is None:
-            self._sending = self.loop.call_later(self._settings.answer_seconds_max, self._cut, "slow_reader")
+            self._sending = self.loop.call_later(self._settings.answer_timeout, self._cut, "slow_reader")
 
     def _answer_went(self) -> None:
         if self._sending is not None:
@@ -287,7 +287,7 @@ class OffloadHttp:
             exposition,
             ledgers=ledgers,
             threads=self._threads,
-            answer_s=settings.http.answer_seconds_max,
+            answer_s=settings.http.answer_timeout,
         )
         gate = Gate(
             application,
@@ -312,8 +312,8 @@ class OffloadHttp:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            timeout_keep_alive=settings.http.idle_seconds_max,  # type: ignore[arg-type]  # asyncio takes fractions
-            h11_max_incomplete_event_size=settings.http.header_bytes_max,
+            timeout_keep_alive=settings.http.idle_timeout,  # type: ignore[arg-type]  # asyncio takes fractions
+            h11_max_incomplete_event_size=settings.http.header_size_max,
         )
         self._state = ServerState()
         self._connections: set[asyncio.Task[None]] = set()
@@ -450,7 +450,7 @@ class OffloadHttp:
                 lambda: connection,
                 accepted,
                 ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else self._settings.http.request_seconds_max,
+                ssl_handshake_timeout=None if self._tls is None else self._settings.http.request_timeout,
             )
         except (OSError, TimeoutError):  # includes ssl.SSLError
             self._refused("handshake")

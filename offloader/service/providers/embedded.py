@@ -228,7 +228,7 @@ class EmbeddedProvider:
         return self._database
 
     def _again(self, streams: ServedStreams) -> None:
-        wait_s = streams.settings_of("").ledgers.poll_interval_s
+        wait_s: float = streams.settings_of("").ledgers.poll_interval
         if (error := error_of(partial(self.look, streams), f"feed {self.name}: a look")) is not None:
             wait_s = self._failed(error)
         else:

@@ -262,7 +262,7 @@ class Gets:
         chosen = reader.range_of(request.first, request.last, request.since_ms, request.until_ms)
         if chosen is None or (chosen == (None, None) and reader.last_position is None):
             return iter(())
-        most = self._settings_of(request.stream).read.batch_bytes
+        most = self._settings_of(request.stream).read.batch_size
         return reader.scan(*chosen, min(request.batch_bytes or most, most))
 
 
@@ -320,10 +320,10 @@ def _take_pushed(
         batches = []
         if data is not None:
             batches = pushed_batches(
-                data, bytes_max=settings.batch_bytes_max, entry_bytes_max=seat.stream.entry_bytes_max
+                data, bytes_max=settings.batch_size_max, entry_bytes_max=seat.stream.entry_bytes_max
             )
             proof.compare(batches)
-        pushed = source.push(batches, note.ends, within_s=settings.wait_seconds_max, is_wanted=lambda: seat.is_held)
+        pushed = source.push(batches, note.ends, within_s=settings.wait_max, is_wanted=lambda: seat.is_held)
         seat.require_held()
         answers.write(Answer(batch=number, entries=pushed.taken, repeated=pushed.repeated))
 
@@ -340,7 +340,7 @@ def _take_appended(
         if data is None:
             continue
         payloads, times_ms = sent_payloads(
-            data, bytes_max=settings.batch_bytes_max, entry_bytes_max=seat.stream.entry_bytes_max
+            data, bytes_max=settings.batch_size_max, entry_bytes_max=seat.stream.entry_bytes_max
         )
         written = source.append(payloads, times_ms, producer=seat.producer, sequence=note.sequence)
         entries = sum(map(len, written))

@@ -366,15 +366,15 @@ class PulsarProvider:
         self._fenced_s: dict[str, float] = {}
 
     def start(self, streams: ServedStreams) -> None:
-        self._every(lambda: streams.settings_of("").pulsar.discovery_interval_s, lambda: self.look(streams), "topics")
+        self._every(lambda: streams.settings_of("").pulsar.discovery_interval, lambda: self.look(streams), "topics")
         self._every(
-            lambda: streams.settings_of("").pulsar.subscribers_seconds, lambda: self.tell(streams), "subscriptions"
+            lambda: streams.settings_of("").pulsar.subscribers_interval, lambda: self.tell(streams), "subscriptions"
         )
         self._every(
-            lambda: streams.settings_of("").pulsar.discovery_interval_s, lambda: self._see_turns(streams), "turns"
+            lambda: streams.settings_of("").pulsar.discovery_interval, lambda: self._see_turns(streams), "turns"
         )
         if self._has_plugin:
-            self._every(lambda: streams.settings_of("").pulsar.discovery_interval_s, self.trigger, "offloads")
+            self._every(lambda: streams.settings_of("").pulsar.discovery_interval, self.trigger, "offloads")
 
     def stop(self, within_s: float) -> None:
         self._stopped.set()
@@ -504,7 +504,7 @@ class PulsarProvider:
 
     def _see_turns(self, streams: ServedStreams) -> None:
         self._turns.look(
-            streams.settings_of("").pulsar.store_outage_handover_s,
+            streams.settings_of("").pulsar.store_outage_handover,
             ours=lambda: self._open_topics(lambda each: bool(each.is_ours) and not each.source.subscription.is_aside),
             aside=lambda: self._open_topics(lambda each: each.source.subscription.is_aside),
         )
@@ -563,7 +563,7 @@ class PulsarProvider:
         follows = pulsar.broker_plugin and pulsar.follow_broker_trim
         if not (retention.deletes or follows) or self._stopped.is_set():
             return
-        timeout_ms = int(retention.subscriber_timeout_minutes * 60_000) or None
+        timeout_ms = int(retention.subscriber_timeout * 1000) or None
         try:
             self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
         except NotFoundError as error:

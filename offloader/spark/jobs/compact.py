@@ -114,7 +114,7 @@ def compact(
         found[state.stream] = planned
         if plan.merges and not dry_run:
             try:  # once: the tasks of a stream see each other's records
-                patience_s = settings.offload.takeover_after_seconds
+                patience_s = settings.offload.takeover_after
                 require_takeable(state, now_ms, patience_s, take_over=beside_owner, option="--beside-owner")
             except FencedError as error:
                 found[state.stream] = replace(planned, error=error)

@@ -115,8 +115,8 @@ class AzureStore(CloudStore):
         self._container = files.service_client.get_container_client(container)
         self._once = {
             **_ONCE,
-            "connection_timeout": options.settings.connect_timeout_s,
-            "read_timeout": options.settings.read_timeout_s,
+            "connection_timeout": options.settings.connect_timeout,
+            "read_timeout": options.settings.read_timeout,
         }
         #: Prefix and key -> the token of a page, and whether the page begins directly after that key.
         self._tokens: OrderedDict[tuple[str, str], tuple[str, bool]] = OrderedDict()

@@ -122,7 +122,7 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
     def _ask(self, what: str, call: Coroutine[Any, Any, _Answer], *, writes: bool, size_bytes: int = 0) -> _Answer:
         """Run ``call`` on the file system's loop. A write whose deadline passes has an unknown outcome."""
         settings = self._settings
-        deadline_s = settings.connect_timeout_s + settings.read_timeout_s + size_bytes / SLOWEST_BYTES_PER_S
+        deadline_s = settings.connect_timeout + settings.read_timeout + size_bytes / SLOWEST_BYTES_PER_S
         where = f"{self.url}: {what}"
         if not self._places.acquire(timeout=deadline_s):
             call.close()

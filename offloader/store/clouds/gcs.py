@@ -97,7 +97,7 @@ class GcsStore(CloudStore):
     ) -> _Response:
         files, settings = self._files, self._settings
         await files._set_session()  # noqa: SLF001 - as gcsfs's requests, without retries
-        timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s)
+        timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_timeout, sock_read=settings.read_timeout)
         async with files.session.request(
             method,
             f"{files._location}/{path}",  # noqa: SLF001

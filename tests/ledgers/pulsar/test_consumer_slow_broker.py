@@ -20,7 +20,7 @@ OTHER = "persistent://public/default/others"
 
 @pytest.fixture
 def bench() -> Iterator[PulsarBench]:
-    bench = PulsarBench(TOPIC, OTHER, workers_max=1, request_seconds_max=600.0)
+    bench = PulsarBench(TOPIC, OTHER, workers_max=1, request_timeout=600.0)
     yield bench
     bench.close()
 

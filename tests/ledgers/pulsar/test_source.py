@@ -192,7 +192,7 @@ def test_every_entry_can_be_read_from_anywhere(bench: PulsarBench, max_bytes: in
 
 @pytest.mark.slow
 def test_refused_entries_hold_back_the_broker_and_are_read_later(new_bench: Callable[..., PulsarBench]) -> None:
-    bench = new_bench(receive_bytes_max=2**20)
+    bench = new_bench(receive_buffer_size_max=2**20)
     large = single_entry(Sent(value=bytes(50_000)))
     source = bench.open()
     listening = Listening(source)
@@ -480,7 +480,7 @@ def test_temporarily_refused_token_stops_nothing_for_good(
 def test_attempts_in_an_outage_come_after_waits_that_double_up_to_the_setting(
     new_bench: Callable[..., PulsarBench],
 ) -> None:
-    bench = new_bench(retry_seconds_max=0.6)
+    bench = new_bench(retry_delay_max=0.6)
     bench.open()
     known, attempts_s = bench.broker.answer, list[float]()
 

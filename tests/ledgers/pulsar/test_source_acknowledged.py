@@ -17,7 +17,7 @@ from formats.pulsar.commands import CommandType, position_of
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.settings import OffloadSettings, Settings
+from offloader.settings import OffloadSettings, Settings, Size
 from offloader.store.memory import MemoryStore
 from offloader.write.hot_release import ReleasedLedgers, release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
@@ -28,7 +28,7 @@ from tests.support.waiting import eventually
 #: Entries of a closed ledger: more than one segment.
 COUNT = 60
 LAG_MS = 4 * 3600 * 1000
-SETTINGS = Settings(offload=OffloadSettings(block_bytes=1024, max_size_per_offload_segment_mbytes=0.001))
+SETTINGS = Settings(offload=OffloadSettings(block_size=Size(1024), segment_size_max=Size(1049)))
 _names = count()
 
 

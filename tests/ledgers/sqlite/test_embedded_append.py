@@ -19,7 +19,7 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.chunks import CHUNK_BYTES, must_roll
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.ledgers.sqlite.stream import chunks_from
-from offloader.settings import LedgerSettings
+from offloader.settings import Duration, LedgerSettings, Size
 from tests.ledgers.ledger_cases import START_MS, TurnedClock, payloads_of, read_all
 from tests.support.presence import there
 
@@ -144,7 +144,7 @@ def test_invalid_input_is_refused_and_changes_nothing(make: Make, payloads: Any,
 
 
 def test_a_ledger_takes_the_entry_that_fills_it_and_closes_at_once(make: Make, clock: TurnedClock) -> None:
-    stream = make(ledger_bytes_max=10).open_stream("s")
+    stream = make(ledger_size_max=10).open_stream("s")
     batches = stream.append([b"aaaa", b"bbbb", b"cccc", b"dddd"])
     assert [(b.first, b.last) for b in batches] == [
         (Position(1, 0), Position(1, 2)),
@@ -164,7 +164,7 @@ def test_a_ledger_closes_at_its_number_of_entries(make: Make) -> None:
 
 
 def test_old_ledger_is_closed_at_the_next_append(make: Make, clock: TurnedClock) -> None:
-    stream = make(ledger_age_minutes_max=1.0).open_stream("s")
+    stream = make(ledger_age_max=Duration("1m")).open_stream("s")
     stream.append([b"a"])
     clock.time_ms += 59_999
     stream.append([b"b"])
@@ -175,14 +175,14 @@ def test_old_ledger_is_closed_at_the_next_append(make: Make, clock: TurnedClock)
 
 
 def test_an_old_ledger_without_entries_is_used(make: Make, clock: TurnedClock) -> None:
-    stream = make(ledger_age_minutes_max=1.0).open_stream("s")
+    stream = make(ledger_age_max=Duration("1m")).open_stream("s")
     clock.time_ms += 10 * 60_000
     stream.append([b"a"])
     assert [ledger.entries for ledger in stream.ledgers()] == [1]
 
 
 def test_backward_clock_rolls_no_ledger_over(make: Make, clock: TurnedClock) -> None:
-    stream = make(ledger_age_minutes_max=1.0).open_stream("s")
+    stream = make(ledger_age_max=Duration("1m")).open_stream("s")
     stream.append([b"a"])
     clock.time_ms -= 10 * 60_000
     stream.append([b"b"])
@@ -196,7 +196,7 @@ def test_backward_clock_rolls_no_ledger_over(make: Make, clock: TurnedClock) -> 
 )  # fmt: skip
 def test_full_or_old_ledger_must_roll(entries: int, size_bytes: int, age_ms: int, rolls: bool) -> None:
     ledger = LedgerInfo(ledger_id=1, closed=False, entries=entries, size_bytes=size_bytes, created_ms=START_MS)
-    settings = LedgerSettings(ledger_bytes_max=100, ledger_entries_max=10, ledger_age_minutes_max=1.0)
+    settings = LedgerSettings(ledger_size_max=Size(100), ledger_entries_max=10, ledger_age_max=Duration("1.0m"))
     assert must_roll(ledger, START_MS + age_ms, settings) is rolls
 
 

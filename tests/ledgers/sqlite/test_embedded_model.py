@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from formats.entries import Position
 from offloader.errors import FencedError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.settings import LedgerSettings
+from offloader.settings import Duration, LedgerSettings, Size
 from tests.ledgers.ledger_cases import START_MS, TurnedClock, read_all
 from tests.support.presence import there
 
-SETTINGS = LedgerSettings(ledger_bytes_max=200, ledger_entries_max=9, ledger_age_minutes_max=1.0)
+SETTINGS = LedgerSettings(ledger_size_max=Size(200), ledger_entries_max=9, ledger_age_max=Duration("1.0m"))
 
 
 class LedgersAgainstAList(RuleBasedStateMachine):
@@ -77,7 +77,7 @@ class LedgersAgainstAList(RuleBasedStateMachine):
         position = Position(ledger[0], ledger[1])
         ledger = (ledger[0], ledger[1] + 1, ledger[2] + len(payload), ledger[3])
         self.open_ledger = ledger
-        if ledger[1] >= SETTINGS.ledger_entries_max or ledger[2] >= SETTINGS.ledger_bytes_max:
+        if ledger[1] >= SETTINGS.ledger_entries_max or ledger[2] >= SETTINGS.ledger_size_max:
             self.closed.add(ledger[0])
             self.open_ledger = None
         return position, payload, time

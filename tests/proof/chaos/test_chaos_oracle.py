@@ -80,7 +80,7 @@ def sound(servers: Any, one_server: str, tmp_path_factory: pytest.TempPathFactor
     """Three segments and a hot rest, written by the product; the oracle's own way through boto3 reads them."""
     place, tmp_path = servers.place(one_server), tmp_path_factory.mktemp("sound")
     journal = JournalWriter(tmp_path / "journal")
-    settings = offloader.Settings.of({"ledgers": {"ledger_entries_max": 80}, "offload": {"block_bytes": 4096}})
+    settings = offloader.Settings.of({"ledgers": {"ledger_entries_max": 80}, "offload": {"block_size": 4096}})
     database = tmp_path / "ledgers.db"
     with (
         closing(place.open()) as store,

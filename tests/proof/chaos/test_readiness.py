@@ -129,7 +129,7 @@ def test_readiness_is_answered_while_every_worker_waits_for_a_frozen_store(
     minio: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys_of(minio.endpoint, monkeypatch)
-    more = {"http.requests_max": 4, "http.answer_seconds_max": 60.0, "store.connections_max": 1}
+    more = {"http.requests_max": 4, "http.answer_timeout": 60.0, "store.connections_max": 1}
     with reading(minio.endpoint.url, **more) as (assembled, url), ThreadPoolExecutor(5) as pool:
         eventually(lambda: is_known_up(assembled))
         os.kill(minio.process.pid, signal.SIGSTOP)
@@ -156,7 +156,7 @@ def test_overview_and_status_come_from_the_process_while_the_store_hangs(
         try:
             # Before the loss is known a list waits a little; it doesn't wait for the store's own limits.
             assert ask(f"{url}/v1/streams").status == 503
-            assert assembled.settings.store.read_timeout_s > STORE_WAIT_S_MAX
+            assert assembled.settings.store.read_timeout > STORE_WAIT_S_MAX
             await_loss(url, f"no answer within {PROBE_ANSWER_S:g} s")
             assert ask(f"{url}/v1/streams?served=true").json()["items"] == []
             assert ask(f"{url}/v1/status").status == 200

@@ -77,7 +77,7 @@ def permitted(place: S3Place, without: str = "") -> ObjectStore:
 
 
 def test_documented_permissions_are_sufficient(place: S3Place, tmp_path: Path) -> None:
-    settings = Settings.of({"offload": {"max_size_per_offload_segment_mbytes": 8.0, "part_bytes": PART_BYTES}})
+    settings = Settings.of({"offload": {"segment_size_max": "8.0MiB", "part_size": PART_BYTES}})
     store = permitted(place)
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
     payloads = [bytes([number]) * 1_000_000 for number in range(12)]

@@ -193,7 +193,7 @@ def _taken(data: bytes, mode: str) -> object:
     except OSError as error:
         return f"unreadable {str(error)[:24]}"
     require_columns(schema, mode)
-    limits = {"bytes_max": BATCH_BYTES_MAX, "entry_bytes_max": ENTRY_BYTES_MAX}
+    limits = {"bytes_max": BATCH_BYTES_MAX, "entry_size_max": ENTRY_BYTES_MAX}
     end: Position | None = None
     taken = 0
     for batch in batches:
@@ -284,7 +284,7 @@ def _door() -> tuple[Door, fl.FlightClient, _Failures]:
     settings: dict[str, Any] = {
         "flight__ledgers": "sqlite:///:memory:",
         "flight__streams_max": 12,
-        "flight__wait_seconds_max": 0.5,
+        "flight__wait_max": 0.5,
     }
     door = ends.enter_context(flight_door(open_store("memory://fuzz"), **settings))
     atexit.register(ends.close)

@@ -86,7 +86,7 @@ class _Process:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ends = contextlib.ExitStack()
-        limits = {"body_bytes_max": 16384, "header_bytes_max": 8192}
+        limits = {"body_size_max": 16384, "header_size_max": 8192}
         settings, process, metrics = self._ends.enter_context(
             http_stage(folder, {"http": limits}, streams=(ORDERS, PAYMENTS), store_url=f"file://{folder}/store")
         )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from offloader.errors import OffloaderError
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
-from offloader.settings import OffloadSettings, PulsarSettings, Settings
+from offloader.settings import Duration, OffloadSettings, PulsarSettings, Settings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.write.machine import StreamOffload
@@ -24,11 +24,11 @@ __all__ = ["OffloadingProcess"]
 SETTINGS = Settings(
     offload=OffloadSettings(
         on_gap="record",
-        max_size_per_offload_segment_mbytes=0.25,
-        max_offload_segment_rollover_time_minutes=0.02,
-        block_bytes=64 * 1024,
-        retry_seconds_max=0.5,
-        deletion_lag_minutes=0,
+        segment_size_max=Size(262144),
+        segment_age_max=Duration("0.02m"),
+        block_size=Size(64 * 1024),
+        retry_delay_max=Duration(0.5),
+        deletion_lag=Duration("0m"),
     )
 )
 
@@ -43,7 +43,7 @@ class OffloadingProcess:
     """
 
     def __init__(self, service_url: str, admin_url: str, store: ObjectStore, topics: Sequence[str]) -> None:
-        settings = PulsarSettings(service_url=service_url, admin_url=admin_url, retry_seconds_max=0.5)
+        settings = PulsarSettings(service_url=service_url, admin_url=admin_url, retry_delay_max=Duration(0.5))
         self.offloader = LedgerOffloader(store, SETTINGS)
         self.cluster = PulsarCluster(settings)
         self.streams: dict[str, StreamOffload] = {}

@@ -32,7 +32,7 @@ def test_pulsars_reader_gives_every_entry_of_a_merged_segment(place: Place) -> N
                 run = []
     old = load_manifest(place.store, STREAM).offloaded()
     assert len(old) > 38
-    settings = Settings.of({"offload": {"block_bytes": 4096, "takeover_after_seconds": 0.01}})
+    settings = Settings.of({"offload": {"block_size": 4096, "takeover_after": 0.01}})
     offloader = LedgerOffloader(place.store, settings)
     done = offloader.history.compact(STREAM)
     offloader.close()

@@ -19,7 +19,7 @@ from formats.entries import EntryBatch
 from formats.metadata.messages import OffloadContext, OffloadSegment
 from formats.segment import LedgerFacts
 from offloader.errors import ObjectChangedError
-from offloader.settings import OffloadSettings, Settings
+from offloader.settings import OffloadSettings, Settings, Size
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
@@ -52,7 +52,7 @@ class Place:
 
     def write_ours(self, *runs: Run, codec: str = "none") -> UUID:
         uuid = uuid4()
-        settings = OffloadSettings(block_bytes=BLOCK_BYTES, codec=codec)
+        settings = OffloadSettings(block_size=Size(BLOCK_BYTES), codec=codec)
         handle = self.ours.streaming_offload(uuid, {}, settings=settings)
         for number, (ledger_id, first, payloads) in enumerate(runs):
             assert handle.offer_batch(EntryBatch.build(ledger_id, first, list(payloads), -1)) == len(payloads)
@@ -97,7 +97,7 @@ def place(servers: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) 
         access_key=endpoint.access_key,
         secret_key=endpoint.secret_key,
     )
-    ours = LedgerOffloader(store, Settings(offload=OffloadSettings(block_bytes=BLOCK_BYTES)))
+    ours = LedgerOffloader(store, Settings(offload=OffloadSettings(block_size=Size(BLOCK_BYTES))))
     folder: Path = tmp_path_factory.mktemp("pulsar")
     with running_offloads(folder, offload_settings(endpoint.url, BUCKET), keys) as pulsar:
         yield Place(pulsar, store, ours)

@@ -95,12 +95,12 @@ def settings(broker: Broker) -> SettingsFile:
         pulsar__service_url=broker.service_url,
         pulsar__admin_url=broker.admin_url,
         pulsar__topics=(NAMESPACE,),
-        pulsar__discovery_interval_s=0.5,
-        pulsar__subscribers_seconds=0.5,
+        pulsar__discovery_interval=0.5,
+        pulsar__subscribers_interval=0.5,
         retention__policy="consumption",
-        offload__deletion_lag_minutes=0.0,
-        offload__max_offload_segment_rollover_time_minutes=0.02,
-        offload__max_size_per_offload_segment_mbytes=1,
+        offload__deletion_lag="0.0m",
+        offload__segment_age_max="0.02m",
+        offload__segment_size_max="1MiB",
     )
 
 

@@ -30,7 +30,7 @@ from offloader.ledgers.pulsar.topics import TopicLedgers
 from offloader.manifest.protection import store_time_ms
 from offloader.read.reader import Reader, open_stream_reader
 from offloader.runtime.clock import SystemClock
-from offloader.settings import ManifestSettings, OffloadSettings, Settings
+from offloader.settings import Duration, ManifestSettings, OffloadSettings, Settings, Size
 from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.open import ObjectsPlace, create_catalogue, open_store
 from offloader.write.offloader import LedgerOffloader
@@ -317,7 +317,7 @@ def test_cleaning_up_in_the_brokers_own_bucket_takes_nothing_of_the_brokers(plac
         run = StoreReconciliation(
             place.store,
             clock=SystemClock(),
-            settings_of=lambda _: ManifestSettings(orphan_age_hours_min=0),
+            settings_of=lambda _: ManifestSettings(orphan_age_min=Duration("0h")),
             failed=lambda *failure: failures.append(failure),
             delete=True,
         )
@@ -368,7 +368,7 @@ def test_broker_reads_objects_that_our_writer_put_in_place_of_its_own(place: Pla
     ledgers = {ledger.ledger_id: ledger for ledger in place.ledgers[OURS].ledgers}
     closed = place.closed(OURS)
     uuids = {p.ledger_id: p.uuid for key in keys_in(place.store) if (p := parse_object_key(key, "")) and p.is_index}
-    settings = Settings(offload=OffloadSettings(block_bytes=64 * 1024))
+    settings = Settings(offload=OffloadSettings(block_size=Size(64 * 1024)))
     offloader = LedgerOffloader(place.store, settings)
     named = {"managedledgername": produced.stream, "pulsarclustername": "standalone"}
     for ledger_id, last in closed:

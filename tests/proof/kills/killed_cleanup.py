@@ -37,7 +37,7 @@ PARTITIONS = tuple(f"{TOPIC}-partition-{number}" for number in range(2))
 HEAD = Position(4, 0)
 #: Nothing waits for time to pass.
 AT_ONCE = Settings.of(
-    {"manifest": {"orphan_age_hours_min": 0}, "cleanup": {"grace_hours": 0, "allow_large_delete": True}}
+    {"manifest": {"orphan_age_min": "0h"}, "cleanup": {"grace_period": "0h", "allow_large_delete": True}}
 )
 
 

@@ -20,9 +20,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 
 STREAM = "killed/stream"
-SETTINGS = Settings.of(
-    {"offload": {"block_bytes": 4096, "max_size_per_offload_segment_mbytes": 8.0, "part_bytes": 5 * 1024 * 1024}}
-)
+SETTINGS = Settings.of({"offload": {"block_size": 4096, "segment_size_max": "8.0MiB", "part_size": 5 * 1024 * 1024}})
 
 
 #: Segments and ledgers so small that what is appended before becomes a run of its own.
@@ -30,11 +28,11 @@ SETTINGS = Settings.of(
 HISTORY_SETTINGS = Settings.of(
     {
         "offload": {
-            "block_bytes": 1024,
-            "max_size_per_offload_segment_mbytes": 1 / 64,
+            "block_size": 1024,
+            "segment_size_max": "16KiB",
             "backfill_segments_in_flight_max": 2,
         },
-        "ledgers": {"ledger_bytes_max": 25 * 1024},
+        "ledgers": {"ledger_size_max": 25 * 1024},
     }
 )
 

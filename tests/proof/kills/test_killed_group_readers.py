@@ -38,8 +38,8 @@ CONFIG = GroupConfig(
 SETTINGS = Settings.of(
     {
         "retention": {"policy": "consumption"},
-        "cleanup": {"grace_hours": 0, "allow_large_delete": True},
-        "manifest": {"orphan_age_hours_min": 0},
+        "cleanup": {"grace_period": "0h", "allow_large_delete": True},
+        "manifest": {"orphan_age_min": "0h"},
     }
 )
 

@@ -26,7 +26,7 @@ from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.protection import store_time_ms
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import SystemClock
-from offloader.settings import ManifestSettings
+from offloader.settings import Duration, ManifestSettings
 from offloader.store.base import ObjectStore
 from tests.proof.kills.killed_writer import SETTINGS, drawn_payloads
 from tests.support.readback import stored_entries
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Everything is old enough at once: nothing here leans on a clock.
-NOW = ManifestSettings(orphan_age_hours_min=0)
+NOW = ManifestSettings(orphan_age_min=Duration("0h"))
 #: Where a writer is killed: stream -> verb, key, before or after.
 KILLS = {
     "churn/killed-in-the-index": ("put", "/[0-9a-f-]{36}-index$", "before"),

@@ -15,7 +15,7 @@ from offloader.errors import FencedError, OutcomeUnknownError
 from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
 from offloader.manifest.maintenance import expire_records
 from offloader.runtime.clock import SystemClock
-from offloader.settings import ManifestSettings, StoreSettings
+from offloader.settings import Duration, ManifestSettings, StoreSettings
 from tests.manifest.test_log_processes import (
     COMMITS,
     STREAM,
@@ -77,7 +77,7 @@ def test_writer_suspended_while_its_records_were_deleted_is_fenced(
     begin(writers[0])
     told = heard(writers[0], 5)
     os.kill(writers[0].pid, signal.SIGSTOP)
-    settings = ManifestSettings(orphan_age_hours_min=0)
+    settings = ManifestSettings(orphan_age_min=Duration("0h"))
     log = ManifestLog(store, STREAM, clock=SystemClock(), settings=settings)
     log.open_epoch()
     log.commit([LedgerClosed(5, 9)])

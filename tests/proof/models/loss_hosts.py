@@ -45,7 +45,7 @@ GATED = ("record_start", "grant_ledgers", "delete")
 PAYLOAD_BYTES = 1100
 _SETTINGS = Settings.of(
     {
-        "offload": {"block_bytes": 2048, "max_size_per_offload_segment_mbytes": 0.001, "deletion_lag_minutes": 0},
+        "offload": {"block_size": 2048, "segment_size_max": 1049, "deletion_lag": "0m"},
         "manifest": {"record_requests_max": 1, "checkpoint_records": 10**5},
     }
 )

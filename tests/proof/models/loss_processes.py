@@ -48,8 +48,8 @@ ENTRIES = 3
 #: In the model everything is old enough at any time.
 _SETTINGS = Settings.of(
     {
-        "offload": {"block_bytes": 1024, "deletion_lag_minutes": 0},
-        "manifest": {"record_requests_max": 1, "checkpoint_records": 10**5, "orphan_age_hours_min": 0},
+        "offload": {"block_size": 1024, "deletion_lag": "0m"},
+        "manifest": {"record_requests_max": 1, "checkpoint_records": 10**5, "orphan_age_min": "0h"},
     }
 )
 _names = count()

@@ -34,7 +34,7 @@ from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream, expire_records
 from offloader.manifest.state import EditRefusedError, ManifestState, SegmentRecord, SegmentStatus
-from offloader.settings import ManifestSettings
+from offloader.settings import Duration, ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
@@ -46,7 +46,7 @@ from tests.support.streams import batch_of, build
 STREAM = "public/default/persistent/orders"
 LEDGER = 1
 #: In the model everything is old enough at any time: nothing that holds here leans on a clock.
-SETTINGS = ManifestSettings(checkpoint_records=10**5, record_requests_max=1, orphan_age_hours_min=0)
+SETTINGS = ManifestSettings(checkpoint_records=10**5, record_requests_max=1, orphan_age_min=Duration("0h"))
 _names = count()
 _Answer = TypeVar("_Answer")
 

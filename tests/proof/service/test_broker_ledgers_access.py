@@ -29,7 +29,7 @@ def test_answer_that_nobody_takes_holds_up_no_other_request(
     writer.block_bytes = 1024 * 1024
     writer.add([batch_of(7, 0, 600, size=100_000)], closes=(7,))
     path = f"/v1/streams/{quoted(STREAM)}/ledgers/7/entries?from=0&to=599"
-    sections = {"broker": {"streams_max": 1}, "http": {"answer_seconds_max": 300}}
+    sections = {"broker": {"streams_max": 1}, "http": {"answer_timeout": 300}}
     with http_process(tmp_path, sections, streams=(), store=store) as (http, _):
         broker = Broker(http.url)
         with closing(unread(http, path)):

@@ -50,7 +50,7 @@ def test_wrong_frames_store_nothing(store: ObjectStore, tmp_path: Path, first: i
 @pytest.mark.slow
 def test_two_hundred_topics_wait_at_once_and_nobody_else(tmp_path: Path) -> None:
     sections: dict[str, Any] = {
-        "offload": {"max_offload_segment_rollover_time_minutes": 60.0},
+        "offload": {"segment_age_max": "60.0m"},
         "http": {"client_connections_max": 256},
     }
     with http_process(tmp_path, sections) as (http, process):

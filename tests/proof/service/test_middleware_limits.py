@@ -36,7 +36,7 @@ from tests.support.http_process import ask, exchange, http_process
     ],
 )
 def test_malformed_request_gets_a_problem_response_and_is_closed(tmp_path: Path, raw: bytes, status: int) -> None:
-    with http_process(tmp_path, {"http": {"request_seconds_max": 30}}, streams=()) as (http, _):
+    with http_process(tmp_path, {"http": {"request_timeout": 30}}, streams=()) as (http, _):
         head, _, body = exchange(http, raw).partition(b"\r\n\r\n")
         assert head.startswith(f"HTTP/1.1 {status} ".encode()), head
         assert b"application/problem+json" in head
@@ -67,7 +67,7 @@ def test_client_that_sends_more_than_is_read_gets_the_answer(
 @pytest.mark.parametrize("sent", [b"", b"GET /heal", HEAD, HEAD + b"Content-Length: 1000\r\n\r\n12345"])
 def test_a_slow_sender_is_cut(tmp_path: Path, sent: bytes) -> None:
     """However often another byte arrives: the deadline is the request's."""
-    with http_process(tmp_path, {"http": {"request_seconds_max": BEGUN_WITHIN_S}}, streams=()) as (http, _):
+    with http_process(tmp_path, {"http": {"request_timeout": BEGUN_WITHIN_S}}, streams=()) as (http, _):
         with connected(http) as connection:
             connection.sendall(sent)
             stop = threading.Event()
@@ -94,7 +94,7 @@ def test_missing_tls_handshake_is_cut_and_counts_as_a_connection(tmp_path: Path,
     authority = Authority(tmp_path)
     sections: dict[str, dict[str, Any]] = {
         "access": {"certificate_file": str(authority.issue("127.0.0.1"))},
-        "http": {"request_seconds_max": BEGUN_WITHIN_S, "connections_max": 2},
+        "http": {"request_timeout": BEGUN_WITHIN_S, "connections_max": 2},
     }
     tls = ssl.create_default_context(cafile=authority.ca_file)
     with http_process(tmp_path, sections, streams=()) as (http, _):

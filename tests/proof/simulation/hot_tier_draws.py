@@ -41,7 +41,7 @@ CALL_S_MAX = 60.0
 
 _STEPS = ("append", "append", "append", "offload", "offload", "roll", "release", "truncate", "restart", "crash")
 _SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "offload": {"block_bytes": 256, "deletion_lag_minutes": 0, "drain_seconds_max": CALL_S_MAX},
+    "offload": {"block_size": 256, "deletion_lag": "0m", "drain_timeout": CALL_S_MAX},
     "ledgers": {"ledger_entries_max": 6},
 }
 _Entries = dict[Position, bytes]

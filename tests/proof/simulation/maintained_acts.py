@@ -31,7 +31,7 @@ from tests.proof.simulation.simulated_world import STREAM
 __all__ = ["MaintainedActs"]
 
 NAMES = ("ann", "ben", "cem")
-#: How wrong a clock is that is wrong: far more than ``clock_skew_seconds_max``.
+#: How wrong a clock is that is wrong: far more than ``clock_skew_max``.
 SKEWS_S = (-72 * 3600.0, -600.0, 600.0, 72 * 3600.0)
 #: How often whoever deletes has such a clock.
 SKEWED = 0.07

@@ -19,7 +19,7 @@ __all__ = ["MaintainedRules", "retire_records"]
 #: Who only deletes, truncates and retires when nothing is held: prefixes of the names of acts.
 _TENDERS = ("retain", "truncate", "cleanup", "reconcile", "delete")
 
-#: ``clock_skew_seconds_max``, and the second that stores cut.
+#: ``clock_skew_max``, and the second that stores cut.
 _WAITED_MS = 61_000
 
 

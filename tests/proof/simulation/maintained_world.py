@@ -74,8 +74,8 @@ class MaintainedWorld(World):
             self.clock.now_ms,
             lambda: len(self.trace),
             lambda by: self.acts.began(by, -1),
-            grace_ms=int(self.settings.cleanup.grace_hours * 3_600_000),
-            orphan_age_ms=int(self.settings.manifest.orphan_age_hours_min * 3_600_000),
+            grace_ms=int(self.settings.cleanup.grace_period.hours * 3_600_000),
+            orphan_age_ms=int(self.settings.manifest.orphan_age_min.hours * 3_600_000),
         )
         #: Under whose name retention is.
         self.home = TOPIC if is_topic else STREAM

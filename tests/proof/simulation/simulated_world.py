@@ -272,7 +272,7 @@ class World:
         """At any time: no process holds more than its budget, no stream more than its buffer."""
         for process in self.processes:
             held_bytes = process.offloader.memory_bytes
-            if held_bytes > self.settings.offload.offload_memory_bytes_max + OVERHEAD_BYTES:
+            if held_bytes > self.settings.offload.offload_memory_size_max + OVERHEAD_BYTES:
                 raise InvariantBroken(f"{process.name} holds {held_bytes} bytes")
             if process.stream is not None:
                 status = process.stream.status()

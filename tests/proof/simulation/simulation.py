@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from offloader.settings import Settings
+from offloader.settings import Settings, Size
 from tests.proof.simulation.quiet_log import quiet_log
 from tests.proof.simulation.simulated_store import FaultPlan
 from tests.proof.simulation.simulated_world import InvariantBroken, World
@@ -187,13 +187,13 @@ def _drawn_settings(random: Random) -> Settings:
     drawn = Settings.of(
         {
             "offload": {
-                "block_bytes": random.choice([512, 4096]),
-                "max_size_per_offload_segment_mbytes": random.choice([1 / 512, 1 / 128, 1]),
-                "offload_buffer_bytes_max": random.choice([64, 256]) * 1024,
-                "offload_memory_bytes_max": memory_bytes,
-                "retry_seconds_max": 1.0,
+                "block_size": random.choice([512, 4096]),
+                "segment_size_max": random.choice(["2KiB", "8KiB", "1MiB"]),
+                "offload_buffer_size_max": random.choice([64, 256]) * 1024,
+                "offload_memory_size_max": memory_bytes,
+                "retry_delay_max": 1.0,
                 "codec": random.choice(["none", "zstd"]),
-                "deletion_lag_minutes": random.choice([0, 1, 240]),
+                "deletion_lag": 60 * random.choice([0, 1, 240]),
                 "on_gap": random.choice(["block", "record", "record"]),
             },
             # Checkpoints as often as there can be any, not too often: they are what a simulation spends most time on.
@@ -205,4 +205,4 @@ def _drawn_settings(random: Random) -> Settings:
         }
     )
     # Below what a bucket takes as a part: so that small segments have many.
-    return replace(drawn, offload=replace(drawn.offload, part_bytes=random.choice([4096, 2**24, 2**24])))
+    return replace(drawn, offload=replace(drawn.offload, part_size=Size(random.choice([4096, 2**24, 2**24]))))

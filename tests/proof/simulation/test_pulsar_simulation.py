@@ -20,7 +20,7 @@ from offloader.errors import OffloaderError, StoreUnavailableError
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.settings import OffloadSettings, Settings
+from offloader.settings import Duration, OffloadSettings, Settings, Size
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.machine import StreamOffload
@@ -36,13 +36,13 @@ STEPS = 45
 SETTINGS = Settings(
     offload=OffloadSettings(
         on_gap="record",
-        block_bytes=1024,
-        max_size_per_offload_segment_mbytes=0.004,
-        max_offload_segment_rollover_time_minutes=0.001,
-        offload_buffer_bytes_max=64 * 1024,
-        offload_memory_bytes_max=2**20,
-        retry_seconds_max=0.02,
-        deletion_lag_minutes=0,
+        block_size=Size(1024),
+        segment_size_max=Size(4194),
+        segment_age_max=Duration("0.001m"),
+        offload_buffer_size_max=Size(64 * 1024),
+        offload_memory_size_max=Size(2**20),
+        retry_delay_max=Duration(0.02),
+        deletion_lag=Duration("0m"),
         workers_max=4,
     )
 )
@@ -88,7 +88,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.bench = PulsarBench(receive_bytes_max=2**20)
+        self.bench = PulsarBench(receive_buffer_size_max=2**20)
         self.topic = self.bench.topic
         self.memory = MemoryStore(f"pulsar-simulation-{next(_names)}", "", SystemClock())
         self.store = FaultyStore(self.memory)

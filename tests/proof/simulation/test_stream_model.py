@@ -22,7 +22,7 @@ from formats.keys import data_key, index_key
 from offloader.errors import OffloaderError, OutcomeUnknownError, StoreUnavailableError, ThrottledError
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import Clock
-from offloader.settings import Settings
+from offloader.settings import Settings, Size
 from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.independent_reader import read_segment
@@ -73,17 +73,17 @@ class StreamModel(RuleBasedStateMachine):
     )
     def begin(self, seed: int, segment_mbytes: float, memory_kib: int, part_bytes: int, mixing: float) -> None:
         limits = {
-            "block_bytes": 512,
-            "max_size_per_offload_segment_mbytes": segment_mbytes,
-            "offload_buffer_bytes_max": 64 * KIB,
-            "offload_memory_bytes_max": memory_kib * KIB,
-            "retry_seconds_max": 1.0,
-            "deletion_lag_minutes": 0,
+            "block_size": 512,
+            "segment_size_max": round(segment_mbytes * 2**20),
+            "offload_buffer_size_max": 64 * KIB,
+            "offload_memory_size_max": memory_kib * KIB,
+            "retry_delay_max": 1.0,
+            "deletion_lag": "0m",
             "on_gap": "record",
             "codec": "none",  # so that the other reader understands it
         }
         drawn = Settings.of({"offload": limits, "manifest": {"checkpoint_records": 4, "record_requests_max": 1}})
-        drawn = replace(drawn, offload=replace(drawn.offload, part_bytes=part_bytes))
+        drawn = replace(drawn, offload=replace(drawn.offload, part_size=Size(part_bytes)))
         # Others do something between two requests of a process.
         plan = FaultPlan(meanwhile=mixing)
         self.world = World(

@@ -16,7 +16,7 @@ import pytest
 
 from offloader.errors import OutcomeUnknownError, StoreUnavailableError, ThrottledError
 from offloader.runtime.clock import Clock
-from offloader.settings import Settings
+from offloader.settings import Settings, Size
 from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.proof.simulation.simulated_world import World
@@ -43,15 +43,15 @@ class Run:
 
     def __init__(self, fault: Fault, *, dies: bool, whole_parts: bool) -> None:
         limits = {
-            "block_bytes": 512,
-            "max_size_per_offload_segment_mbytes": 1 / 128,
-            "offload_buffer_bytes_max": 64 * KIB,
-            "retry_seconds_max": 1.0,
-            "deletion_lag_minutes": 0,
+            "block_size": 512,
+            "segment_size_max": "8KiB",
+            "offload_buffer_size_max": 64 * KIB,
+            "retry_delay_max": 1.0,
+            "deletion_lag": "0m",
         }
         drawn = Settings.of({"offload": limits, "manifest": {"checkpoint_records": 5, "record_requests_max": 1}})
         if not whole_parts:
-            drawn = replace(drawn, offload=replace(drawn.offload, part_bytes=2 * KIB))
+            drawn = replace(drawn, offload=replace(drawn.offload, part_size=Size(2 * KIB)))
         self._dies, self._calls_seen = dies, fault.call
         self.world = World(f"sweep-{next(_names)}", Random(1), lambda _: drawn, way_in=self._way_in)
         self.store.set_faults([fault])

@@ -45,10 +45,10 @@ FAULTS = {
 READ_UP_TO = Position(2, 3)
 SETTINGS = Settings.of(
     {
-        "offload": {"block_bytes": 512, "max_size_per_offload_segment_mbytes": 1 / 512, "deletion_lag_minutes": 0},
+        "offload": {"block_size": 512, "segment_size_max": "2KiB", "deletion_lag": "0m"},
         "manifest": {"checkpoint_records": 5, "record_requests_max": 1},
-        "cleanup": {"grace_hours": 0, "allow_large_delete": True},
-        "retention": {"policy": "consumption", "record_minutes": 0.01},
+        "cleanup": {"grace_period": "0h", "allow_large_delete": True},
+        "retention": {"policy": "consumption", "record_interval": "0.01m"},
     }
 )
 _names = count()

@@ -17,13 +17,13 @@ def drawn_topic_settings(random: Random) -> Settings:
     return Settings.of(
         {
             "offload": {
-                "block_bytes": 512,
-                "max_size_per_offload_segment_mbytes": 1 / 512,
-                "retry_seconds_max": 1.0,
-                "deletion_lag_minutes": 0,
+                "block_size": 512,
+                "segment_size_max": "2KiB",
+                "retry_delay_max": 1.0,
+                "deletion_lag": "0m",
             },
             "manifest": {"checkpoint_records": random.choice([5, 100]), "record_requests_max": 1},
-            "cleanup": {"grace_hours": 0},
+            "cleanup": {"grace_period": "0h"},
             "retention": _drawn_policy(random),
         }
     )
@@ -33,27 +33,27 @@ def _drawn_policy(random: Random) -> dict[str, object]:
     kind = random.choice(["none", "size", "time", "queue", "queue", "fallback", "fallback"])
     if kind == "none":
         return {}
-    drawn: dict[str, object] = {"record_minutes": random.choice([0.01, 1.0])}
+    drawn: dict[str, object] = {"record_interval": 60 * random.choice([0.01, 1.0])}
     if kind == "size":
         least = random.choice([0.001, 0.01])
-        drawn |= {"policy": "size", "min_mbytes": least}
+        drawn |= {"policy": "size", "min_size": round(least * 2**20)}
         if random.random() < 0.5:
-            drawn["max_mbytes"] = least * random.choice([1, 3])
+            drawn["max_size"] = round(least * 2**20) * random.choice([1, 3])
     elif kind == "time":
         least = random.choice([0.5, 60.0])
-        drawn |= {"policy": "time", "min_minutes": least}
+        drawn |= {"policy": "time", "min_age": 60 * least}
         if random.random() < 0.5:
-            drawn["max_minutes"] = least * random.choice([1, 3])
+            drawn["max_age"] = 60 * least * random.choice([1, 3])
     else:
         drawn["policy"] = "consumption"
     if kind == "fallback":
         silent = random.choice([1.0, 120.0])
         drawn |= {
-            "subscriber_timeout_minutes": silent,
-            "fallback_after_minutes": silent * random.choice([1, 3]),
-            "fallback_min_mbytes": 0.001,
-            "fallback_max_mbytes": random.choice([0.002, 0.02]),
+            "subscriber_timeout": 60 * silent,
+            "fallback_after": 60 * (silent * random.choice([1, 3])),
+            "fallback_min_size": 1049,
+            "fallback_max_size": random.choice([2097, 20_972]),
         }
     elif kind != "queue" and random.random() < 0.3:
-        drawn["subscriber_timeout_minutes"] = random.choice([1.0, 240.0])
+        drawn["subscriber_timeout"] = random.choice(["1m", "240m"])
     return drawn

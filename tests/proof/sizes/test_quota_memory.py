@@ -15,7 +15,7 @@ from tests.write.test_quota_memory import worlds as worlds
 @pytest.mark.slow
 def test_two_thousand_streams_with_half_a_block_each_make_progress(worlds: list[World]) -> None:
     """Half a block of 2,000 streams is 4 MiB; the budget is one: every waiting stream gets memory in time."""
-    world = World(2000, 1, offload_memory_bytes_max=1024 * KIB)
+    world = World(2000, 1, offload_memory_size_max=1024 * KIB)
     worlds.append(world)
     for source in world.ledgers.values():
         source.append([world.random.randbytes(2 * KIB)])
@@ -45,8 +45,8 @@ def test_full_memory_budget_never_deadlocks_streams(
     """Also while the store refuses writes for a time: what is held then moves, or is given back and read again."""
     world = World(
         *(streams, seed, [Fault(call=seed % 40 + 1, calls=refused, verb="put")]),
-        offload_memory_bytes_max=budget_kib * KIB,
-        offload_buffer_bytes_max=buffer_kib * KIB,
+        offload_memory_size_max=budget_kib * KIB,
+        offload_buffer_size_max=buffer_kib * KIB,
     )
     for _ in range(5):
         for source in world.ledgers.values():

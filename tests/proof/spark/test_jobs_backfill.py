@@ -123,7 +123,7 @@ def test_run_after_a_killed_driver_adopts_complete_segments(
     complete = [each for each in left if f"{each[0]}/{each[1]}-index" in objects]
     assert len(complete) == 1
     assert len(left) >= 2
-    refused = run(config=settings_of(takeover_after_seconds=3600.0))
+    refused = run(config=settings_of(takeover_after=3600.0))
     assert isinstance(refused[complete[0][0]].error, FencedError), (
         "its last record is young: nobody knows that it is dead"
     )
@@ -169,7 +169,7 @@ def test_interrupted_run_ends_its_tasks_and_the_next_run_continues(
 def test_living_writer_keeps_its_stream_unless_taken_over(run: Any, hot: HotTier, store: ObjectStore) -> None:
     log = ManifestLog(store, "t/a", clock=SystemClock())
     log.open_epoch()
-    done = run(config=settings_of(takeover_after_seconds=3600.0))
+    done = run(config=settings_of(takeover_after=3600.0))
     assert isinstance(done["t/a"].error, FencedError)
     assert "--take-over" in done["t/a"].error.hint
     assert done["t/a"].offloaded == ()

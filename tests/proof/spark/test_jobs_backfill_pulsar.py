@@ -137,8 +137,8 @@ def test_history_of_a_real_broker_is_backfilled_once_and_then_served(
             pulsar__service_url=plain_broker.service_url,
             pulsar__admin_url=plain_broker.admin_url,
             pulsar__topics=(NAMESPACE,),
-            offload__deletion_lag_minutes=0.0,
-            offload__max_offload_segment_rollover_time_minutes=0.02,
+            offload__deletion_lag="0.0m",
+            offload__segment_age_max="0.02m",
         )
         feed = PulsarProvider(file.settings_of("").pulsar, store, clock=SystemClock())
         with serving(store, file, feed):

@@ -14,7 +14,7 @@ from azure.storage.blob import BlobServiceClient
 
 from formats.checksum import crc32c
 from offloader.errors import CorruptError, InvalidCallError, OffloaderError, OutcomeUnknownError, StoreUnavailableError
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from offloader.store.base import OVERWRITE, DeleteFailure, ObjectStore, StoreOptions
 from offloader.store.clouds.base import UPLOADS_PREFIX, CloudStore
 from offloader.store.open import open_raw, open_store
@@ -28,7 +28,7 @@ from tests.test_managed_ledger_end_to_end import run_whole_path
 pytestmark = pytest.mark.process
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "stores.md"
-_FEW_RETRIES = StoreSettings(retries_max=2, retry_delay_first_s=0.01)
+_FEW_RETRIES = StoreSettings(retries_max=2, retry_delay_first=Duration(0.01))
 
 
 class TestClouds(StoreSuite):
@@ -145,7 +145,7 @@ def test_missing_bucket_and_wrong_urls_are_errors(cloud_place: S3Place) -> None:
     with pytest.raises(InvalidCallError, match=r"no (bucket|container)"):
         open_store(f"{scheme}:///root", **cloud_place.options)
     nobody = {**cloud_place.options, "endpoint_url": "http://127.0.0.1:9/devstoreaccount1"}
-    gone = open_store(cloud_place.url, **nobody, settings=StoreSettings(retries_max=0, connect_timeout_s=1))
+    gone = open_store(cloud_place.url, **nobody, settings=StoreSettings(retries_max=0, connect_timeout=Duration(1)))
     with pytest.raises(StoreUnavailableError):
         gone.get("k")
 

@@ -8,12 +8,12 @@ from offloader.errors import (
     OutcomeUnknownError,
     StoreUnavailableError,
 )
-from offloader.settings import StoreSettings
+from offloader.settings import Duration, StoreSettings
 from tests.store.test_s3_faults import CALLS, READS, opened
 from tests.support.misbehaving_servers import silent_server
 
 #: For servers that never answer.
-HASTY = StoreSettings(connect_timeout_s=0.5, read_timeout_s=0.5, retries_max=0)
+HASTY = StoreSettings(connect_timeout=Duration(0.5), read_timeout=Duration(0.5), retries_max=0)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from offloader.errors import OffloaderError
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import open_retention
 from offloader.testing.faulty_store import Fault
-from tests.retention.retained_streams import KIB, STREAM, TOPIC, Bench, mb
+from tests.retention.retained_streams import KIB, STREAM, TOPIC, Bench
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ from tests.retention.retained_streams import KIB, STREAM, TOPIC, Bench, mb
 def test_losing_subscriber_is_recorded_although_the_cycle_dies_anywhere(after: bool) -> None:
     died_after_truncation = False
     for call in range(1, 100):
-        bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
+        bench = Bench(policy="consumption", min_size="10KiB", max_size="30KiB")
         bench.grow()
         bench.subscribe("slow")
         bench.publish("slow", Position(1, 2))
@@ -45,7 +45,7 @@ def test_losing_subscriber_is_recorded_although_the_cycle_dies_anywhere(after: b
 def test_cycle_failing_at_any_request_is_completed_by_the_next(after: bool) -> None:
     failed = 0
     for call in range(1, 100):
-        bench = Bench(policy="size", min_mbytes=mb(20))
+        bench = Bench(policy="size", min_size="20KiB")
         for is_last in (False, False, True):
             for number in range(2):
                 bench.grow(f"{TOPIC}-partition-{number}")

@@ -25,10 +25,10 @@ STREAM = "public/default/persistent/orders"
 SETTINGS = Settings.of(
     {
         "offload": {
-            "deletion_lag_minutes": 0,
-            "drain_seconds_max": 1.0,
-            "retry_seconds_max": 0.1,
-            "takeover_after_seconds": 0.1,
+            "deletion_lag": "0m",
+            "drain_timeout": 1.0,
+            "retry_delay_max": 0.1,
+            "takeover_after": 0.1,
         }
     }
 )

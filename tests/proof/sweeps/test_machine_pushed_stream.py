@@ -28,7 +28,7 @@ def test_pushed_entries_arrive_once_under_random_faults(
 ) -> None:
     chance = random.Random(seed)
     broker = Broker(seed, size_max=chance.choice([10, 300, 2000]))
-    memory: dict[str, object] = {"offload_memory_bytes_max": 64 * KIB} if chance.random() < 0.3 else {}
+    memory: dict[str, object] = {"offload_memory_size_max": 64 * KIB} if chance.random() < 0.3 else {}
     sidecar = start(store, **memory)
     for _ in range(chance.randint(8, 20)):
         broker.append(chance.randint(1, 80))

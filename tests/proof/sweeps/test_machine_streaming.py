@@ -54,7 +54,7 @@ def test_a_crash_at_any_storage_call_loses_and_repeats_nothing(
 ) -> None:
     """From call N on the process is as good as dead; another one starts over what is durable."""
     for call in count(1):
-        bench = new_bench(settings=settings(drain_seconds_max=0.0))
+        bench = new_bench(settings=settings(drain_timeout=0.0))
         source = bench.open()
         bench.append(source, 8)
         bench.store.set_faults(
@@ -83,7 +83,7 @@ def test_a_crash_at_any_storage_call_loses_and_repeats_nothing(
 def test_a_buffer_smaller_than_a_part_makes_smaller_segments_not_a_stall(
     new_bench: Callable[..., Bench], entries: int, size: int
 ) -> None:
-    bench = new_bench(settings=settings(offload_buffer_bytes_max=64 * KIB, max_size_per_offload_segment_mbytes=100))
+    bench = new_bench(settings=settings(offload_buffer_size_max=64 * KIB, segment_size_max="100MiB"))
     source = bench.open()
     bench.append(source, 50, entries=entries, size=size)
     stream = bench.start(source)

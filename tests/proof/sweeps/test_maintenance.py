@@ -27,8 +27,8 @@ def test_maintenance_reports_and_deletes_nothing_by_default(caplog: pytest.LogCa
     # Four rounds a day of each kind: by default there would be seventy, over forty days.
     bench = Bench(
         deletes=False,
-        retention={"policy": "consumption", "record_minutes": 1, "cycle_minutes": 360},
-        cleanup={"grace_hours": 0, "allow_large_delete": True, "cycle_minutes": 360},
+        retention={"policy": "consumption", "record_interval": "1m", "cycle_interval": "360m"},
+        cleanup={"grace_period": "0h", "allow_large_delete": True, "cycle_interval": "360m"},
     )
     orphan = bench.orphan(1)
     bench.writer.log.checkpoint()
@@ -55,14 +55,14 @@ def test_maintenance_reports_and_deletes_nothing_by_default(caplog: pytest.LogCa
 
 @pytest.mark.slow
 def test_no_search_for_orphans_when_its_period_is_zero() -> None:
-    bench = Bench(cleanup={"orphans_hours": 0})
+    bench = Bench(cleanup={"orphans_interval": "0h"})
     bench.pass_time(5 * DAY_S)
     assert set(bench.upkeep.latest) == {CLEANUP}
 
 
 @pytest.mark.slow
 def test_failing_job_is_reported_and_retried_soon_and_blocks_no_other() -> None:
-    bench = Bench(cleanup={"cycle_minutes": 100, "orphans_hours": 6})
+    bench = Bench(cleanup={"cycle_interval": "100m", "orphans_interval": "6h"})
     other = StreamWriter(bench.memory, "a/b/persistent/zz", clock=bench.clock)
     other.add([batch_of(1, 0, 10)], closes=[1])
     bench.store.set_faults([Fault(call=1, calls=10**6, key_part="_catalog/", error=StoreUnavailableError)])
@@ -83,9 +83,9 @@ def test_failing_job_is_reported_and_retried_soon_and_blocks_no_other() -> None:
 def test_old_checkpointed_records_are_deleted_unless_held_or_kept_forever(kept: str) -> None:
     days = -1 if kept == "for ever" else 3
     bench = Bench(
-        manifest={"history_days_min": days},
+        manifest={"history_age_min": 86400 * (days)},
         retention={"policy": "none"},
-        cleanup={"cycle_minutes": 1440, "orphans_hours": 12},
+        cleanup={"cycle_interval": "1440m", "orphans_interval": "12h"},
     )
     if kept == "by a hold":
         bench.writer.log.commit_as_maintainer([Hold(True, "court")])

@@ -12,7 +12,7 @@ from offloader.ledgers.base import HotTierLostError, LedgerInfo, ReadableLedgers
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.partitions import follow_all
 from offloader.read.reader import Reader, open_stream_reader
-from offloader.settings import LedgerSettings
+from offloader.settings import LedgerSettings, Size
 from offloader.store.base import ObjectStore
 from offloader.testing.manual_clock import ManualClock
 from tests.read.test_partitions import STREAM
@@ -43,7 +43,7 @@ class Shaky:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_followed_entries_come_once_and_in_order_when_hot_tiers_are_lost(store: ObjectStore, seed: int) -> None:
-    stop, database = threading.Event(), EmbeddedLedgers(":memory:", settings=LedgerSettings(ledger_bytes_max=60))
+    stop, database = threading.Event(), EmbeddedLedgers(":memory:", settings=LedgerSettings(ledger_size_max=Size(60)))
     names = [f"{STREAM}-partition-{number}" for number in (0, 1)]
     sources = [database.open_stream(name) for name in names]
     expected: list[list[bytes]] = [[], []]

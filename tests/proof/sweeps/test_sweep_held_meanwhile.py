@@ -45,7 +45,7 @@ def clean(bench: Bench, store: ObjectStore) -> None:
 
 
 def retain(bench: Bench, store: ObjectStore) -> None:
-    settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 1e-4, "record_minutes": 0.01}})
+    settings = Settings.of({"retention": {"policy": "size", "min_size": 105, "record_interval": "0.01m"}})
     RetentionCycle(store, clock=bench.clock, settings_of=lambda _: settings).run(STREAM)
 
 
@@ -58,7 +58,7 @@ def delete(bench: Bench, store: ObjectStore) -> None:
 def test_no_deletion_follows_a_hold_set_between_any_two_requests(act: Callable[[Bench, ObjectStore], None]) -> None:
     shortened = set()
     for call in count(1):
-        bench = Bench(grace_hours=0)
+        bench = Bench(grace_period="0h")
         bench.truncate(2)
         bench.run()
         bench.truncate(3)

@@ -86,9 +86,7 @@ def test_entries_are_read_by_position_by_time_and_in_small_batches(store: Memory
 
 def test_appended_entries_are_readable_before_they_are_offloaded(store: MemoryStore, tmp_path: Path) -> None:
     hour = 60.0
-    with flight_door(
-        store, flight__ledgers=f"sqlite:///{tmp_path}/l.db", offload__max_offload_segment_rollover_time_minutes=hour
-    ) as door:
+    with flight_door(store, flight__ledgers=f"sqlite:///{tmp_path}/l.db", offload__segment_age_max=60 * hour) as door:
         producer = door.put({"stream": ORDERS, "mode": "append"}, APPEND_SCHEMA)
         producer.news()
         producer.send(pa.record_batch([pa.array([b"a", b"b"], pa.binary())], schema=APPEND_SCHEMA))

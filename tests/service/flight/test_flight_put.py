@@ -93,7 +93,7 @@ def test_reconnected_broker_continues_and_repeated_entries_are_skipped(store: Fa
 def test_failed_segment_is_requested_again_without_another_batch(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(100)
-    with flight_door(store, offload__retry_seconds_max=0.05) as door:
+    with flight_door(store, offload__retry_delay_max=0.05) as door:
         store.set_faults([Fault(call=1, key_part="-index", verb="put")])
         producer = begun(door)
         producer.push_all(broker)
@@ -177,7 +177,7 @@ def test_invalid_ids_end_one_call_and_affect_no_other(
 
 
 def test_oversized_and_damaged_batches_are_refused_as_a_whole(store: FaultyStore) -> None:
-    with flight_door(store, flight__batch_bytes_max=64 * 1024, offload__entry_bytes_max=40_000) as door:
+    with flight_door(store, flight__batch_size_max=64 * 1024, offload__entry_size_max=40_000) as door:
         with pytest.raises(fl.FlightServerError, match=r"above 65536 \(flight.batch_size_max\)"):
             begun(door).send(EntryBatch.build(1, 0, [b"x" * 1024] * 100).to_arrow())
         with pytest.raises(fl.FlightServerError, match="an entry of 50000 bytes is above the 40000"):
@@ -279,7 +279,7 @@ def test_entry_above_a_limit_that_a_reload_lowered_is_not_acknowledged(
         producer.news()
         last = producer.send(entry(0, 2000))["taken"]
         producer.until(lambda said: said["durable"] == last)
-        door.process.process.reload(settings_file(**kept, offload__entry_bytes_max=1000))
+        door.process.process.reload(settings_file(**kept, offload__entry_size_max=1000))
         taken = []
         with contextlib.suppress(fl.FlightServerError, EOFError):
             taken.append(producer.send(entry(1, 2000)))
@@ -365,10 +365,10 @@ def test_a_full_window_holds_the_broker_back_until_a_limit(store: FaultyStore) -
     broker.append(600)
     with flight_door(
         store,
-        flight__window_bytes_max=16 * 1024,
-        flight__wait_seconds_max=1.0,
-        offload__retry_seconds_max=0.05,
-        offload__offload_buffer_bytes_max=64 * 1024,
+        flight__window_size_max=16 * 1024,
+        flight__wait_max=1.0,
+        offload__retry_delay_max=0.05,
+        offload__offload_buffer_size_max=64 * 1024,
     ) as door:
         producer = begun(door)
         producer.push(broker, 1)
@@ -421,7 +421,7 @@ def test_appended_entries_get_positions_and_repeats_are_known_by_sequence(store:
 @pytest.mark.slow
 def test_entries_appended_before_a_crash_are_offloaded_without_a_client(store: FaultyStore, tmp_path: Path) -> None:
     settings = {"flight__ledgers": f"sqlite:///{tmp_path}/flight.db"}
-    with flight_door(store, offload__max_offload_segment_rollover_time_minutes=60.0, **settings) as door:
+    with flight_door(store, offload__segment_age_max="60.0m", **settings) as door:
         producer = door.put({"stream": ORDERS, "mode": "append"}, APPEND_SCHEMA)
         producer.news()
         assert producer.send(payloads(b"a", b"b"))["durable"] is None
@@ -439,7 +439,7 @@ def test_entries_appended_before_a_crash_are_offloaded_without_a_client(store: F
 def test_open_call_does_not_keep_the_process_from_stopping(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(10)
-    with flight_door(store, offload__max_offload_segment_rollover_time_minutes=60.0) as door:
+    with flight_door(store, offload__segment_age_max="60.0m") as door:
         producer = begun(door)
         producer.push_all(broker)
         assert door.process.process.stop() == 0

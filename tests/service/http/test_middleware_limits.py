@@ -83,7 +83,7 @@ def test_noise_gets_a_response_and_affects_no_other_client(tmp_path: Path, caplo
     import random
 
     draw = random.Random(7)
-    limits = {"request_seconds_max": 0.2, "idle_seconds_max": 0.1}
+    limits = {"request_timeout": 0.2, "idle_timeout": 0.1}
     with http_process(tmp_path, {"http": limits}, streams=()) as (http, _):
         for _ in range(40):
             noise = bytearray(HEAD + b"Content-Length: 3\r\n\r\nabc")
@@ -97,7 +97,7 @@ def test_noise_gets_a_response_and_affects_no_other_client(tmp_path: Path, caplo
 
 @pytest.mark.slow
 def test_a_body_is_as_long_as_allowed_and_no_longer(tmp_path: Path) -> None:
-    with http_process(tmp_path, {"http": {"body_bytes_max": 2048}}) as (http, _):
+    with http_process(tmp_path, {"http": {"body_size_max": 2048}}) as (http, _):
         url = f"{http.url}{STREAM}/pause"
         fits = json.dumps({"reason": "x" * 900}).encode().ljust(2048)
         assert ask(url, method="POST", body=fits).status == 200
@@ -137,7 +137,7 @@ def test_request_with_two_lengths_is_refused_and_its_connection_closed(tmp_path:
 
 @pytest.mark.slow
 def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path) -> None:
-    with http_process(tmp_path, {"http": {"idle_seconds_max": BEGUN_WITHIN_S}}, streams=()) as (http, _):
+    with http_process(tmp_path, {"http": {"idle_timeout": BEGUN_WITHIN_S}}, streams=()) as (http, _):
         with connected(http) as connection:
             connection.sendall(HEAD + b"\r\n" + HEAD + b"\r\n")
             found = rest_of(connection)
@@ -152,7 +152,7 @@ def test_slow_reader_of_a_response_is_cut(tmp_path: Path) -> None:
         def overview(self) -> dict[str, Any]:
             return {"much": "x" * (16 * 1024 * 1024)}
 
-    sections = {"http": {"answer_seconds_max": 3, "idle_seconds_max": 600, "request_seconds_max": 600}}
+    sections = {"http": {"answer_timeout": 3, "idle_timeout": 600, "request_timeout": 600}}
     with http_process(tmp_path, sections, streams=(), view=Large()) as (http, _):
         with connected(http) as connection:
             connection.sendall(b"GET /v1/overview HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -167,7 +167,7 @@ def test_requests_are_refused_while_too_many_response_bytes_are_unsent(tmp_path:
         def overview(self) -> dict[str, Any]:
             return {"much": "x" * (16 * 1024 * 1024)}
 
-    sections = {"http": {"unsent_bytes_max": 1024 * 1024}}
+    sections = {"http": {"unsent_size_max": 1024 * 1024}}
     with http_process(tmp_path, sections, streams=(), view=Large()) as (http, _):
         with connected(http) as connection:
             connection.sendall(b"GET /v1/overview HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
@@ -197,7 +197,7 @@ def test_concurrent_requests_are_bounded_and_probes_still_answered(tmp_path: Pat
 @pytest.mark.slow
 def test_timed_out_request_keeps_its_slot_until_its_thread_ends(tmp_path: Path) -> None:
     view = Waiting()
-    sections = {"http": {"requests_max": 1, "answer_seconds_max": 0.3}}
+    sections = {"http": {"requests_max": 1, "answer_timeout": 0.3}}
     with http_process(tmp_path, sections, streams=(), view=view) as (http, _):
         late = ask(f"{http.url}/v1/overview")
         assert (late.status, late.json()["kind"]) == (504, "retry_later")

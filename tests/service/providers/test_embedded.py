@@ -39,7 +39,7 @@ def database(tmp_path: Path) -> Any:
 
 
 def file_of(**names: Any) -> Any:
-    return settings_file(ledgers__poll_interval_s=0.02, **names)
+    return settings_file(ledgers__poll_interval=0.02, **names)
 
 
 def append(database: EmbeddedLedgers, name: str, count: int = 10) -> None:
@@ -230,7 +230,7 @@ def test_entries_appended_before_stopping_are_drained(store: MemoryStore, databa
     feed = EmbeddedProvider(database.path, clock=SystemClock())
     append(database, "a/b/one")
     # Looks once, and not again before it is told to stop.
-    file = settings_file(ledgers__poll_interval_s=3600, offload__max_offload_segment_rollover_time_minutes=60)
+    file = settings_file(ledgers__poll_interval=3600, offload__segment_age_max="60m")
     with serving(store, file, feed) as assembled:
         eventually(lambda: assembled.process.streams.all())
         eventually(lambda: assembled.view.stream("a/b/one")["mode"] in ("live", "catch-up"))

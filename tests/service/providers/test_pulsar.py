@@ -55,8 +55,8 @@ def test_fenced_stream_is_left_alone_while_the_broker_is_silent(cluster: Cluster
     """Behind a broken network neither process learns which one is active: the two would fence each other repeatedly."""
     cluster.make("one")
     # A segment ends only when that is asked for, and nobody takes a stream because its owner says nothing.
-    offload = {"offload__max_offload_segment_rollover_time_minutes": 60, "offload__takeover_after_seconds": 3600}
-    with cluster.serve(request_seconds_max=2, offload=offload) as assembled:
+    offload = {"offload__segment_age_max": "60m", "offload__takeover_after": 3600}
+    with cluster.serve(request_timeout=2, offload=offload) as assembled:
         fill_live(cluster, assembled, "one")
         fall_silent(cluster.broker)
         late = ManifestLog(cluster.store, S + "one", clock=SystemClock())
@@ -264,7 +264,7 @@ def test_pulsar_subscriptions_hold_back_retention_and_broker_deletes_the_rest(cl
         topic.roll()
     topic.subscribe("billing")
     topic.acknowledge("billing", Position(2, 4))
-    lag = {"offload__deletion_lag_minutes": 0.0}
+    lag = {"offload__deletion_lag": "0.0m"}
     with cluster.serve(offload={**QUEUE, **lag}) as assembled:
         eventually(lambda: len(cluster.cold("one")) == 30)
         subscribers = open_retention(cluster.store, f"{S}one")

@@ -41,7 +41,7 @@ def is_active(assembled: Assembled) -> list[bool]:
 def second_to(cluster: Cluster, first: Assembled, store: FaultyStore | None = None) -> Iterator[Assembled]:
     """Another process, which waits behind ``first`` when the block begins."""
     eventually(lambda: is_active(first) == [True] and cluster.is_offloaded("one"))
-    with cluster.serve(store=store, store_outage_handover_s=0.3) as second:
+    with cluster.serve(store=store, store_outage_handover=0.3) as second:
         eventually(lambda: len(cluster.topics["one"].stats()["subscriptions"]["offloader"]["consumers"]) == 2)
         eventually(lambda: is_active(second) == [False])
         yield second
@@ -55,7 +55,7 @@ def looks_of(store: FaultyStore) -> int:
 def test_process_without_its_store_hands_over_once_and_returns_as_candidate(cluster: Cluster) -> None:
     cluster.make("one")
     near, far = FaultyStore(cluster.store), FaultyStore(cluster.store)
-    with cluster.serve(store=near, store_outage_handover_s=0.3) as first, second_to(cluster, first, far) as second:
+    with cluster.serve(store=near, store_outage_handover=0.3) as first, second_to(cluster, first, far) as second:
         epoch = load_manifest(cluster.store, f"{S}one").epoch
 
         near.set_faults([CUT])
@@ -93,7 +93,7 @@ def test_process_without_its_store_hands_over_once_and_returns_as_candidate(clus
 def test_sole_process_stays_active_while_the_store_is_silent(cluster: Cluster) -> None:
     cluster.make("one")
     store = FaultyStore(cluster.store)
-    with cluster.serve(store=store, store_outage_handover_s=0.1) as alone:
+    with cluster.serve(store=store, store_outage_handover=0.1) as alone:
         eventually(lambda: cluster.is_offloaded("one"))
         store.set_faults([CUT])
         cluster.fill("one")
@@ -109,7 +109,7 @@ def test_sole_process_stays_active_while_the_store_is_silent(cluster: Cluster) -
 def test_process_stays_active_while_the_broker_names_no_standby(cluster: Cluster) -> None:
     cluster.make("one")
     store = FaultyStore(cluster.store)
-    with cluster.serve(store=store, store_outage_handover_s=0.1) as first, second_to(cluster, first):
+    with cluster.serve(store=store, store_outage_handover=0.1) as first, second_to(cluster, first):
         path = "/admin/v2/persistent/t/n/one/stats"
         cluster.admin.answers[path] = 500, b"a bug"
         store.set_faults([CUT])
@@ -125,7 +125,7 @@ def test_process_stays_active_while_the_broker_names_no_standby(cluster: Cluster
 def test_no_handover_happens_when_it_is_switched_off(cluster: Cluster) -> None:
     cluster.make("one")
     store = FaultyStore(cluster.store)
-    with cluster.serve(store=store, store_outage_handover_s=0.0) as first, second_to(cluster, first):
+    with cluster.serve(store=store, store_outage_handover=0.0) as first, second_to(cluster, first):
         store.set_faults([CUT])
         looks = looks_of(store)
         eventually(lambda: looks_of(store) > looks + 10)

@@ -50,7 +50,7 @@ def hot_ledgers(cluster: Cluster) -> list[int]:
     return sorted({position.ledger_id for position, _, _ in cluster.topics["one"].entries})
 
 
-AT_ONCE: dict[str, Any] = {"offload__deletion_lag_minutes": 0.0}
+AT_ONCE: dict[str, Any] = {"offload__deletion_lag": "0.0m"}
 
 
 @pytest.mark.slow

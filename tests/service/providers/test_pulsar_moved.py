@@ -95,7 +95,7 @@ def over_http(assembled: Assembled) -> Iterator[OffloadHttp]:
         assembled.view,
         assembled.control,
         ledgers=assembled.ledgers,
-        settings=Settings.of({"http": {"listen": "127.0.0.1:0", "answer_seconds_max": 300}}),
+        settings=Settings.of({"http": {"listen": "127.0.0.1:0", "answer_timeout": 300}}),
         credentials=assembled.credentials,
         clock=SystemClock(),
         exposition=assembled.metrics.exposition,
@@ -120,8 +120,8 @@ def test_topic_moved_during_a_requested_offload_only_delays_it(cluster: Cluster,
     topic = cluster.make("one")
     # Nothing is committed but by asking: a segment has an hour.
     slow = {
-        "offload__max_offload_segment_rollover_time_minutes": 60.0,
-        "offload__max_size_per_offload_segment_mbytes": 64,
+        "offload__segment_age_max": "60.0m",
+        "offload__segment_size_max": "64MiB",
     }
     with cluster.serve(offload=slow) as assembled, over_http(assembled) as http:
         eventually(lambda: is_its_turn(assembled))

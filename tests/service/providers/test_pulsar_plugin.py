@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 
 NAME = "offloader"
 #: The lag never passes in a test: what is acknowledged is acknowledged because it is committed.
-LAG: dict[str, Any] = {"offload__deletion_lag_minutes": 1000.0}
+LAG: dict[str, Any] = {"offload__deletion_lag": "1000.0m"}
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_retention_keeps_what_the_broker_lists_and_follows_its_trim(cluster: Clu
         cluster.fill("one")
         topic.roll()
     cluster.fill("one", 3)
-    more = {"retention__policy": "consumption", "retention__record_minutes": 0.001}
+    more = {"retention__policy": "consumption", "retention__record_interval": "0.001m"}
     with cluster.serve(offload={**LAG, **more}, broker_plugin=True, follow_broker_trim=True) as assembled:
         offload(cluster, assembled, "one")
         eventually(lambda: acknowledged(topic) == Position(5, 2))

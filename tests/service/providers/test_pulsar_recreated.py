@@ -15,7 +15,7 @@ from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually
 
 NAME = "offloader"
-AT_ONCE: dict[str, Any] = {"offload__deletion_lag_minutes": 0.0}
+AT_ONCE: dict[str, Any] = {"offload__deletion_lag": "0.0m"}
 
 
 @pytest.fixture
