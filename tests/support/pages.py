@@ -4,7 +4,7 @@ The first word of an info string is the kind of the block:
 
 * ``console``: commands after ``$ ``, and below each what it prints. ``...`` stands for any further lines, within a line
   for any text; widths of columns and empty lines don't count. A command of ours runs in this process; ``Shell`` knows
-  ``export``, ``curl``, ``... | jq -r .name``, ``... &``, ``kill`` and ``wait``; bash runs all others.
+  ``export``, ``curl``, ``... | jq -r .name``, also ``| sort``, ``... &``, ``kill`` and ``wait``; bash runs all others.
 * ``bash``: a script for ``bash -euo pipefail``.
 * ``python``: runs in the namespace that the page's samples share.
 * ``output``: what the block before prints.
@@ -343,7 +343,11 @@ class Shell:
             return self._begin(shlex.split(command))
         line, _, query = command.partition(" | jq ")
         printed = self._plain(line)
-        return "".join(_picked(json.loads(each), query) for each in printed.splitlines()) if query else printed
+        if not query:
+            return printed
+        query, sorts, _ = query.partition(" | sort")
+        picked = [_picked(json.loads(each), query) for each in printed.splitlines()]
+        return "".join(sorted(picked) if sorts else picked)
 
     def _plain(self, line: str) -> str:
         here = os.path.expandvars(line)
