@@ -26,6 +26,7 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings
 from offloader.settings.layered import settings_for
 from offloader.store.base import ObjectStore, require_open_store
+from offloader.stream_names import partition_of
 from offloader.write.offloader import LedgerOffloader
 
 Hashing = Literal["java", "murmur3"]
@@ -87,24 +88,22 @@ def open_partitioned_ledger(
         clock: for tests.
 
     Raises:
-        InvalidCallError: fewer partitions than the store has of this topic, or more than ``PARTITIONS_MAX``; an unknown
-            hash. Others as ``open_managed_ledger``.
+        InvalidCallError: fewer partitions than the store or the database has of this topic, or more than
+            ``PARTITIONS_MAX``; an unknown hash. Others as ``open_managed_ledger``.
     """
     require_open_store(store)
     topic = stream_name(topic)
     if hashing not in _HASHES:
         raise InvalidCallError(f"topic {topic}: unknown hash {hashing!r}", hint=f"use one of {', '.join(_HASHES)}")
-    known = max(partition_streams(store, topic), default=-1) + 1
-    if not max(known, 1) <= partitions <= PARTITIONS_MAX:
-        raise InvalidCallError(
-            f"topic {topic}: {partitions} partitions, but the store has {known}",
-            hint=f"give {max(known, 1)} to {PARTITIONS_MAX}: entries of one key would lose their order in fewer",
-        )
+    _require_enough(topic, partitions, max(partition_streams(store, topic), default=-1) + 1, "the store")
     clock, settings = clock or SystemClock(), settings_for(topic, settings)
     with ExitStack() as opened:
         if isinstance(ledgers, str):
             ledgers = EmbeddedLedgers(ledgers, settings=settings.ledgers, clock=clock)
             opened.callback(ledgers.close)
+        split = filter(None, map(partition_of, ledgers.streams()))
+        known = max((number for name, number in split if name == topic), default=-1) + 1
+        _require_enough(topic, partitions, known, "the ledger database")  # also of a topic that isn't offloaded
         offloader = LedgerOffloader(store, settings, clock=clock, observe=True)
         opened.callback(offloader.close)
         how: Any = {"ledgers": ledgers, "store": store, "settings": settings, "clock": clock, "offloader": offloader}
@@ -113,6 +112,14 @@ def open_partitioned_ledger(
             for number in range(partitions)
         ]
         return PartitionedLedger(topic, made, _HASHES[hashing], opened.pop_all())
+
+
+def _require_enough(topic: str, partitions: int, known: int, where: str) -> None:
+    if not max(known, 1) <= partitions <= PARTITIONS_MAX:
+        raise InvalidCallError(
+            f"topic {topic}: {partitions} partitions, but {where} has {known}",
+            hint=f"give {max(known, 1)} to {PARTITIONS_MAX}: entries of one key would lose their order in fewer",
+        )
 
 
 class PartitionedLedger:

@@ -96,6 +96,17 @@ def test_fewer_partitions_and_unknown_hashes_are_refused(
 
 
 @pytest.mark.slow
+def test_fewer_partitions_than_the_database_has_are_refused_without_offloading(
+    stream: offloader.Stream, database: str
+) -> None:
+    settings = Settings.of({"offload": {"method": "none"}})
+    stream.open_partitions(database, 3, settings=settings).close()
+    with pytest.raises(InvalidCallError, match="2 partitions, but the ledger database has 3"):
+        stream.open_partitions(database, 2, settings=settings)
+    stream.open_partitions(database, 3, settings=settings).close()
+
+
+@pytest.mark.slow
 def test_refused_batch_names_the_partitions_that_have_their_entries(stream: offloader.Stream, database: str) -> None:
     settings = Settings.of({"offload": {"entry_size_max": 100}})
     with stream.open_partitions(database, 2, settings=settings) as topic:

@@ -323,7 +323,10 @@ def _with_hot_gone(
         kept |= _on_hold(newest, doomed)
         if (notes := noting(source)) is not None and set(doomed) - kept.keys():
             # A store restored to an earlier state lacks the record that this relies on.
-            notes.note_manifest(newest.incarnation, newest.record_id)
+            try:
+                notes.note_manifest(newest.incarnation, newest.record_id)
+            except OffloaderError as error:
+                kept |= dict.fromkeys(doomed, error)
     for ledger_id in [each for each in doomed if each not in kept]:
         try:
             require_no_global_hold(log.store)

@@ -143,7 +143,7 @@ class BrokerLedgers:
             settings.read,
             read_priority="tiered-storage-first",
             request_size=Size(min(settings.read.request_size, REQUEST_BYTES_MAX)),
-            cache_size_max=Size(settings.broker.cache_size_max),
+            cache_size_max=settings.broker.cache_size_max,
         )
         self._cache = Cache(settings.broker.cache_size_max)
         self._fetcher = Fetcher(store, self._read, cache=self._cache)

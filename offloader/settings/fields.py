@@ -109,10 +109,6 @@ class Duration(float):
     def hours(self) -> float:
         return self / 3600
 
-    @property
-    def days(self) -> float:
-        return self / 86_400
-
 
 class Size(int):
     """A number of bytes, from a number or a text like ``"64MiB"``; -1 (``"never"``): no size is reached.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -227,7 +227,7 @@ OFF = -1
 
 
 def due_ledgers(
-    ledgers: Sequence[LedgerInfo], *, now_ms: int, threshold_bytes: int, threshold_seconds: int
+    ledgers: Sequence[LedgerInfo], *, now_ms: int, threshold_bytes: int, threshold_seconds: float
 ) -> list[LedgerInfo]:
     """Ledgers due now, the oldest first.
 
@@ -272,7 +272,7 @@ def ledgers_of_method(
     *,
     now_ms: int,
     threshold_bytes: int = 0,
-    threshold_seconds: int = OFF,
+    threshold_seconds: float = OFF,
     given_up: Collection[UUID] = (),
     last: Position | None = None,
 ) -> LedgerMethodPlan:
@@ -322,7 +322,7 @@ def _start_of_method(
     ledgers: Sequence[LedgerInfo],
     on_gap: str,
     last: Position | None,
-    limits: Mapping[str, int],
+    limits: Mapping[str, Any],
 ) -> tuple[LedgerMethodPlan, list[Gap], Gap | None]:
     """The plan up to ``last``, or up to the first gap that may not be recorded; the gaps that may; and that one."""
     gaps, blocked = allowed_gaps(find_gaps(state, ledgers, last=last, given_up=given_up).gaps, on_gap)
@@ -409,7 +409,7 @@ class BackfillService:
         *,
         last: Position | None = None,
         threshold_bytes: int = 0,
-        threshold_seconds: int = OFF,
+        threshold_seconds: float = OFF,
         take_over: bool = True,
         acknowledges: bool = True,
         on_plan: Callable[[LedgerMethodPlan], None] = lambda _: None,
@@ -433,7 +433,7 @@ class BackfillService:
         state = load_noted(log, source, create=True)
         ledgers = source.ledgers()
 
-        limits = {
+        limits: dict[str, Any] = {
             "now_ms": self._tools.clock.now_ms(),
             "threshold_bytes": threshold_bytes,
             "threshold_seconds": threshold_seconds,

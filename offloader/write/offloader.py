@@ -550,7 +550,7 @@ class LedgerTrigger:
             "offloading closed ledgers failed: %s; retrying in %g s", error, LOOK_S, extra={"event": "retry"}
         )
 
-    def _ran(self, threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
+    def _ran(self, threshold_bytes: int, threshold_seconds: float) -> HistoryResult:
         result = self._run(threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
         self._committed = result.committed
         return result

@@ -17,7 +17,7 @@ from formats.manifest import Assign, Gap, Hold, LedgerClosed, LedgersDeleted, Se
 from offloader.coverage import GapReason
 from offloader.errors import FencedError, InvalidCallError, NotFoundError, StoreUnavailableError, TrimmedError
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -381,6 +381,26 @@ def test_database_notes_the_record_before_its_ledgers_are_deleted(tmp_path: Path
         noted = dict(database.view_stream(STREAM).noted_manifests())
         database.close()
         assert noted[state.incarnation] >= done.record_id
+
+
+def test_hot_ledgers_whose_database_cannot_note_the_record_are_kept_with_the_reason(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise StoreUnavailableError("the disk is full")
+
+    with _topic(tmp_path, store) as topic:
+        positions = _append(topic, 0, 50)
+        topic.offload()
+        ledgers = [info.ledger_id for info in topic.ledgers()]
+        with monkeypatch.context() as patch:
+            patch.setattr(EmbeddedStream, "note_manifest", refused)
+            done = topic.truncate(positions[30])
+        assert done.record_id is not None
+        assert dict(done.hot_kept).keys() == set(done.hot_ledgers)
+        assert [info.ledger_id for info in topic.ledgers()] == ledgers
+        again = topic.truncate(positions[30])
+        assert (again.hot_ledgers, again.hot_kept) == (done.hot_ledgers, ())
 
 
 @pytest.mark.slow
