@@ -62,6 +62,12 @@ class CommandType(enum.IntEnum):
     AUTH_CHALLENGE = 36
     AUTH_RESPONSE = 37
     ACK_RESPONSE = 38
+    SCALABLE_TOPIC_LOOKUP = 70
+    SCALABLE_TOPIC_UPDATE = 71
+    SCALABLE_TOPIC_CLOSE = 72
+    SCALABLE_TOPICS_WATCH = 76
+    SCALABLE_TOPICS_UPDATE = 77
+    SCALABLE_TOPICS_CLOSE = 78
 
 
 _TYPES = {int(kind): kind for kind in CommandType}

@@ -9,7 +9,7 @@ import select
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -85,10 +85,12 @@ class ReadStreams:
         parts: the reader of the stream, or those of the partitions in their order, each with its first and last
         position; ``None``: it has no entries between the times.
         numbers: of the partitions; empty: it is one stream.
+        after: of each part, the places of those that are read to their end before it.
     """
 
     parts: list[tuple[Reader, _Range | None]]
     numbers: list[int]
+    after: Sequence[Sequence[int]] = ()
 
     @classmethod
     def opened(
@@ -113,15 +115,16 @@ class ReadStreams:
 
         named = named_streams(store, name)
         if not named.partitions:
-            readers = [opened(named.name, None)]
-        else:
-            if asked.first is not None or asked.last is not None:
-                raise InvalidCallError(
-                    f"{named.name} has {len(named.partitions)} partitions, but a position belongs to one",
-                    hint=f"use --since and --until, or read one partition: {named.streams[0]}",
-                )
-            readers = list(open_topic(named.partitions, named.name, opened).partitions.values())
-        return cls([(each, each.range_of(*asked)) for each in readers], list(named.partitions))
+            reader = opened(named.name, None)
+            return cls([(reader, reader.range_of(*asked))], [])
+        if asked.first is not None or asked.last is not None:
+            raise InvalidCallError(
+                f"{named.name} has {len(named.partitions)} {named.kind}s, but a position belongs to one",
+                hint=f"use --since and --until, or read one of them: {named.streams[0]}",
+            )
+        topic = open_topic(named, opened)
+        parts = [(each, each.range_of(*asked)) for each in topic.partitions.values()]
+        return cls(parts, list(topic.partitions), topic.after)
 
     @property
     def streams(self) -> list[str]:
@@ -150,7 +153,7 @@ class ReadStreams:
         scans: list[Iterator[EntryBatch]] = [
             iter(()) if chosen is None else reader.scan(*chosen) for reader, chosen in self.parts
         ]
-        return merge_published(scans)
+        return merge_published(scans, self.after)
 
     def follow(
         self, owners: OwnersHotTiers, clock: Clock, stop: threading.Event, say: Callable[[str], object]

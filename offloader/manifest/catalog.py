@@ -404,6 +404,15 @@ def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
     return dict(sorted(found.items()))
 
 
+def segment_streams(store: ObjectStore, place: str) -> Iterator[str]:
+    """The streams of a scalable topic's segments, of the topic whose documents are under ``place``. One listing.
+
+    Those of migrated topics have other names.
+    """
+    tenant, namespace, _, topic = place.split("/")
+    return _streams_below(store, catalog_key(f"{tenant}/{namespace}/segment/{topic}") + "/")
+
+
 def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None, ObjectInfo | None]:
     """A topic's entry, and the description of its object or tombstone if there is one.
 

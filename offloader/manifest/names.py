@@ -1,4 +1,4 @@
-"""Resolves a name given by a person or a program: a stream, a Pulsar topic, or a topic with partitions."""
+"""Resolves a name given by a person or a program: a stream, a Pulsar topic, or a topic with partitions or segments."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from formats.topic_layout import TopicLayout
 from offloader.errors import CorruptError, InvalidCallError, UnsupportedError
+from offloader.ledgers.pulsar.scalable import TOPIC_SCHEME, is_place, place_of_topic
 from offloader.ledgers.pulsar.topics import stream_of_topic
-from offloader.manifest.catalog import partition_streams, read_entry
+from offloader.manifest.catalog import partition_streams, read_entry, segment_streams
+from offloader.manifest.topic_layouts import in_order, read_layout
 from offloader.store.base import ObjectStore
 from offloader.stream_names import matches, partition_of
 
@@ -22,16 +25,19 @@ class NamedStreams:
 
     Attributes:
         name: in the form of streams' names.
-        partitions: number -> stream of each partition, ascending; empty: ``name`` is one stream.
+        partitions: number -> stream of each partition, ascending; of a scalable topic, id -> stream of each segment
+            that the store has, parents first. Empty: ``name`` is one stream.
+        layout: of a scalable topic.
     """
 
     name: str
     partitions: Mapping[int, str] = field(default_factory=dict)
+    layout: TopicLayout | None = None
 
     @property
     def streams(self) -> tuple[str, ...]:
         """All streams, in the order of their partitions."""
-        return tuple(self.partitions.values()) or (self.name,)
+        return tuple(self.partitions.values()) or (() if self.layout is not None else (self.name,))
 
     def require_one(self, why: str) -> str:
         """The one stream.
@@ -42,11 +48,16 @@ class NamedStreams:
         Raises:
             InvalidCallError: it is a topic with partitions, which the error lists.
         """
-        if self.partitions:
+        if self.partitions or self.layout is not None:
             raise InvalidCallError(
-                f"{self.name} has {len(self.partitions)} partitions, and {why}", hint=f"use {self.some()}"
+                f"{self.name} has {len(self.partitions)} {self.kind}s, and {why}", hint=f"use {self.some()}"
             )
         return self.name
+
+    @property
+    def kind(self) -> str:
+        """What one of ``partitions`` is called."""
+        return "partition" if self.layout is None else "segment"
 
     def some(self) -> str:
         """The first few streams, as text."""
@@ -57,9 +68,13 @@ class NamedStreams:
 def stream_name(given: str) -> str:
     """``persistent://tenant/ns/topic`` -> ``tenant/ns/persistent/topic``; a name without ``://`` isn't changed.
 
+    A scalable topic ``topic://tenant/ns/topic`` has the name of its documents, ``tenant/ns/topic/topic``.
+
     Raises:
-        InvalidCallError: a URL that isn't a persistent topic's.
+        InvalidCallError: a URL that isn't a topic's.
     """
+    if given.startswith(TOPIC_SCHEME):
+        return place_of_topic(given)
     return stream_of_topic(given) if "://" in given else given
 
 
@@ -108,4 +123,19 @@ def named_streams(store: ObjectStore, given: str) -> NamedStreams:
     exists = True
     with suppress(CorruptError, UnsupportedError):
         exists = read_entry(store, name) is not None
-    return resolve_name(name, [name] if exists else partition_streams(store, name).values())
+    return NamedStreams(name) if exists else parts_of(store, name)
+
+
+def parts_of(store: ObjectStore, name: str) -> NamedStreams:
+    """The partitions or segments of a topic, given the name of a stream that doesn't exist; a listing.
+
+    Raises:
+        CorruptError, UnsupportedError: the layout of a scalable topic can't be read.
+    """
+    if (layout := read_layout(store, name) if is_place(name) else None) is None:
+        return resolve_name(name, partition_streams(store, name).values())
+    there = {*segment_streams(store, name)}
+    with suppress(CorruptError, UnsupportedError):
+        there |= {row.stream for row in layout.segments if row.is_legacy and read_entry(store, row.stream) is not None}
+    ordered = (row for group in in_order(layout) for row in group)
+    return NamedStreams(name, {row.id: row.stream for row in ordered if row.stream in there}, layout)

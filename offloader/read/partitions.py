@@ -1,4 +1,9 @@
-"""Open readers of streams by name: a partitioned topic is read as one stream, merged by publish time."""
+"""Open readers of streams by name: a topic with partitions or segments is read as one stream, merged by publish time.
+
+The segments of a scalable topic succeed each other: the entries of a key are in a segment, then in its child. So a
+segment is read after the ends of all its parents, and left out while the store doesn't have a parent to its recorded
+end: its entries would come before earlier ones of the same keys.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,8 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from heapq import heapify, heappop, heappush
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 from typing import Literal
 from uuid import UUID
 
@@ -18,11 +24,12 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.pulsar.messages import publish_times_ms
+from formats.topic_layout import TopicLayout
 from offloader.errors import InvalidCallError, NotFoundError
 from offloader.ledgers.base import HotTierLostError, ReadableLedgers
-from offloader.manifest.catalog import partition_streams
-from offloader.manifest.names import resolve_name, stream_name
+from offloader.manifest.names import NamedStreams, parts_of, stream_name
 from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.manifest.topic_layouts import in_order
 from offloader.read.fetch import Cache
 from offloader.read.ranges import is_lost_between
 from offloader.read.reader import Reader, open_stream_reader
@@ -86,20 +93,18 @@ def open_reader(
     try:
         return opened(stream, settings=settings)
     except NotFoundError:
-        topic = stream_name(stream)
-        partitions = resolve_name(stream, partition_streams(store, topic).values()).partitions
-        if not partitions:
+        named = parts_of(store, stream_name(stream))
+        if not named.partitions:
             raise
-        return open_topic(partitions, topic, lambda name, chosen: opened(name, settings=chosen), settings)
+        return open_topic(named, lambda name, chosen: opened(name, settings=chosen), settings)
 
 
 def open_topic(
-    partitions: Mapping[int, str],
-    topic: str,
+    named: NamedStreams,
     opened: Callable[[str, ReadSettings], Reader],
     settings: ReadSettings | None = None,
 ) -> TopicReader:
-    """A reader of some partitions, which share the settings' limits on bytes in flight and read ahead.
+    """A reader of a topic's partitions or segments, which share the settings' limits on bytes in flight and read ahead.
 
     Args:
         opened: opens the reader of one stream.
@@ -107,10 +112,12 @@ def open_topic(
     Raises:
         InvalidCallError: more than ``PARTITIONS_READ_MAX``.
     """
+    partitions = named.partitions
     if len(partitions) > PARTITIONS_READ_MAX:
         raise InvalidCallError(
-            f"topic {topic} has {len(partitions)} partitions; at most {PARTITIONS_READ_MAX} can be read as one stream",
-            hint=f"read a single partition, for example {next(iter(partitions.values()))}",
+            f"topic {named.name} has {len(partitions)} {named.kind}s; at most {PARTITIONS_READ_MAX} can be read as one "
+            "stream",
+            hint=f"read a single {named.kind}, for example {next(iter(partitions.values()))}",
         )
     chosen = settings or ReadSettings()
     at_once = max(chosen.requests_in_flight_max // len(partitions), 1)
@@ -127,22 +134,57 @@ def open_topic(
         for number, stream in partitions.items():
             readers[number] = opened(stream, shared)
             stack.callback(readers[number].close)
+        after = readable_after(named.layout, readers)
+        withheld = [readers.pop(number) for number in partitions if number not in after]
         stack.pop_all()
-    return TopicReader(topic, readers)
+    for reader in withheld:
+        reader.close()
+    return TopicReader(named, readers, after)
+
+
+def readable_after(layout: TopicLayout | None, readers: Mapping[int, Reader]) -> Mapping[int, tuple[int, ...]]:
+    """The readers that can be read -> those that must be read before; without a layout all, in any order."""
+    if layout is None:
+        return dict.fromkeys(readers, ())
+    found: dict[int, tuple[int, ...]] = {}
+    complete: set[int] = set()
+    for row in (row for group in in_order(layout) for row in group):
+        if not complete.issuperset(row.parents):
+            continue
+        reader = readers.get(row.id)
+        if reader is not None:
+            found[row.id] = tuple(parent for parent in row.parents if parent in found)
+        if row.end is not None and (row.end.entry_id < 0 or (reader is not None and _has(reader, row.end))):
+            complete.add(row.id)
+    return found
+
+
+def _has(reader: Reader, end: Position) -> bool:
+    """Whether the entries of a stream up to ``end`` can be read, or were deleted by retention."""
+    ends = (reader.last_position, reader.state.committed_end())
+    return any(each is not None and each >= end for each in ends)
 
 
 class TopicReader(Reader):
-    """Reads all partitions of a topic; see ``open_reader``. Thread-safe.
+    """Reads all partitions, or all readable segments, of a topic; see ``open_reader``. Thread-safe.
 
     A position belongs to one partition: methods that take or return one raise ``InvalidCallError``. Times apply to all.
 
+    Args:
+        after: number -> the ones that are read to their end before it.
+
     Attributes:
-        partitions: number -> reader of the partition.
+        partitions: number -> reader of the partition, or id -> reader of the segment.
+        after: for each of them, the places of those that are read to their end before it.
     """
 
-    def __init__(self, topic: str, partitions: Mapping[int, Reader]) -> None:
-        self.stream = topic
+    def __init__(
+        self, named: NamedStreams, partitions: Mapping[int, Reader], after: Mapping[int, Sequence[int]]
+    ) -> None:
+        self.stream, self._named, self._after = named.name, named, after
         self.partitions = dict(partitions)
+        places = {number: place for place, number in enumerate(self.partitions)}
+        self.after = [tuple(places[each] for each in after[number]) for number in self.partitions]
 
     def close(self) -> None:
         """Close the readers of all partitions. Idempotent."""
@@ -167,7 +209,8 @@ class TopicReader(Reader):
 
     def refresh(self, hot_of: Callable[[ManifestState], ReadableLedgers | None] | None = None) -> TopicReader:
         """A reader of the same partitions at their current manifests. Arguments as for ``Reader``."""
-        return TopicReader(self.stream, {number: each.refresh(hot_of) for number, each in self.partitions.items()})
+        newer = {number: each.refresh(hot_of) for number, each in self.partitions.items()}
+        return TopicReader(self._named, newer, self._after)
 
     @property
     def has_hot_tier(self) -> bool:
@@ -183,7 +226,8 @@ class TopicReader(Reader):
         """All entries of all partitions, merged by publish time; does not accept positions."""
         if start is not None or end is not None:
             raise self._of_one_partition()
-        return _only_batches(merge_published([r.scan(batch_bytes=batch_bytes) for r in self.partitions.values()]))
+        scans = [reader.scan(batch_bytes=batch_bytes) for reader in self.partitions.values()]
+        return _only_batches(merge_published(scans, self.after))
 
     def count(self, first: Position | None = None, last: Position | None = None) -> int:
         """Number of entries of all partitions; does not accept positions."""
@@ -197,12 +241,13 @@ class TopicReader(Reader):
         """All entries of all partitions, from ``start`` to before ``end``, merged by publish time."""
         # Convert once, so that "-1h" is the same time for all.
         ends = [None if each is None else moment_ms(each, what="publish time") for each in (start, end)]
-        return _only_batches(merge_published([r.scan_published(*ends) for r in self.partitions.values()]))
+        return _only_batches(merge_published([r.scan_published(*ends) for r in self.partitions.values()], self.after))
 
     def _of_one_partition(self) -> InvalidCallError:
+        kind = self._named.kind
         return InvalidCallError(
-            f"{self.stream} has {len(self.partitions)} partitions, but a position belongs to a single partition",
-            hint=f"use times, or read a single partition: {next(iter(self.partitions.values())).stream}",
+            f"{self.stream} has {len(self._named.partitions)} {kind}s, but a position belongs to a single {kind}",
+            hint=f"use times, or read a single {kind}: {self._named.streams[0]}",
         )
 
 
@@ -212,11 +257,16 @@ def _only_batches(merged: Generator[tuple[int, EntryBatch], None, None]) -> Gene
             yield batch
 
 
-def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[int, EntryBatch], None, None]:
+def merge_published(
+    scans: Sequence[Iterator[EntryBatch]], after: Sequence[Sequence[int]] = ()
+) -> Generator[tuple[int, EntryBatch], None, None]:
     """Merge scans of several streams by publish time; each keeps its order.
 
     An entry that was published before an earlier entry of its stream, or at an unknown time, directly follows that
     entry. For equal times, the first scan's entries come first. Closes the scans that can be closed.
+
+    Args:
+        after: for each scan, the numbers of those that end before it begins, without cycles; default: none.
 
     Yields:
         the number of the scan, and entries of it.
@@ -228,10 +278,19 @@ def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[in
         if len(scans) == 1:
             yield from ((0, batch) for batch in scans[0])
             return
-        heads = {number: head for number, scan in enumerate(scans) if (head := timed_batch(scan, TIME_UNKNOWN_MS))}
-        order = [(int(times[0]), number) for number, (_, times) in heads.items()]
-        heapify(order)
-        while order:
+        waiting = TopologicalSorter(dict(enumerate(after)) if after else dict.fromkeys(range(len(scans)), ()))
+        waiting.prepare()
+        heads: dict[int, tuple[EntryBatch, NDArray[np.int64]]] = {}
+        order: list[tuple[int, int]] = []
+        while waiting.is_active():
+            for number in waiting.get_ready():
+                if head := timed_batch(scans[number], TIME_UNKNOWN_MS):
+                    heads[number] = head
+                    heappush(order, (int(head[1][0]), number))
+                else:
+                    waiting.done(number)
+            if not order:
+                continue
             _, number = heappop(order)
             batch, times = heads[number]
             stop = len(batch)
@@ -245,6 +304,7 @@ def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[in
                 heads[number] = head
             else:
                 del heads[number]
+                waiting.done(number)
                 continue
             heappush(order, (int(heads[number][1][0]), number))
 

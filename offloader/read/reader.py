@@ -31,10 +31,10 @@ from offloader.errors import (
     UnsupportedError,
 )
 from offloader.ledgers.base import ReadableLedgers, newest, newest_listed
-from offloader.manifest.catalog import partition_streams, read_entry
+from offloader.manifest.catalog import read_entry
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.manifest.names import NamedStreams, named_streams, resolve_name, stream_name
+from offloader.manifest.names import NamedStreams, named_streams, parts_of, stream_name
 from offloader.manifest.noted import noted_by, require_absence_noted, require_noted
 from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
@@ -117,10 +117,10 @@ def load_stream(
     except NotFoundError as error:
         if may_be_absent:
             return ManifestState(stream=stream, incarnation=NO_INCARNATION)
-        named = resolve_name(stream, partition_streams(store, stream).values())
+        named = parts_of(store, stream)
         if named.partitions:
             raise NotFoundError(
-                f"{stream} is a topic with {len(named.partitions)} partitions, but a single stream is required",
+                f"{stream} is a topic with {len(named.partitions)} {named.kind}s, but a single stream is required",
                 hint=f"name {named.some()}",
             ) from error
         similar = difflib.get_close_matches(stream, list_streams(store), n=SUGGESTIONS_MAX)

@@ -244,7 +244,12 @@ class _Snapshot:
 
     def __init__(self, owner: Reader, parts: Sequence[_Part]) -> None:
         self.parts = tuple(parts)
+        self._after = owner.after if isinstance(owner, TopicReader) else ()
         weakref.finalize(self, owner.close)
+
+    def merged(self, parts: Sequence[_Part]) -> Generator[tuple[int, EntryBatch], None, None]:
+        """The entries of all parts, which may be narrowed, with the number of their part; see ``merge_published``."""
+        return merge_published([part.entries() for part in parts], self._after)
 
 
 def _of_files(*_positional: Any, **_named: Any) -> Any:
@@ -332,7 +337,7 @@ class Scan(ds.Dataset):  # type: ignore[misc]
         return self._entries()
 
     def _entries(self) -> Generator[EntryBatch, None, None]:
-        with closing(_merged(self._snapshot.parts)) as merged:
+        with closing(self._snapshot.merged(self._snapshot.parts)) as merged:
             for _, batch in merged:
                 yield batch
 
@@ -356,7 +361,7 @@ class Scan(ds.Dataset):  # type: ignore[misc]
 
         parts = self._snapshot.parts
         decoders = [MessageDecoder(options, source=part.reader.stream) for part in parts]
-        with closing(_merged(parts)) as merged:
+        with closing(self._snapshot.merged(parts)) as merged:
             for number, batch in merged:
                 yield from decode_messages(batch, decoders[number], remedy=_REMEDY)
 
@@ -444,17 +449,12 @@ def _batches(snapshot: _Snapshot, query: Query) -> Generator[pa.RecordBatch, Non
     parts = [part.narrowed(query) for part in snapshot.parts]
     with ExitStack() as opened:
         if query.needs_payloads:
-            merged = opened.enter_context(closing(_merged(parts)))
+            merged = opened.enter_context(closing(snapshot.merged(parts)))
             rows: Iterable[pa.RecordBatch] = (_rows(parts[number].reader.stream, batch) for number, batch in merged)
         else:
             rows = chain.from_iterable(part.positions() for part in parts)
         chosen = (batch.select(query.columns) for batch in _filtered(rows, query.filter))
         yield from _joined(_limited(chosen, query.limit))
-
-
-def _merged(parts: Sequence[_Part]) -> Generator[tuple[int, EntryBatch], None, None]:
-    """The entries of streams with the number of their part, merged by publish time."""
-    return merge_published([part.entries() for part in parts])
 
 
 def _rows(stream: str, batch: EntryBatch) -> pa.RecordBatch:

@@ -13,6 +13,7 @@ import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.errors import InvalidCallError, NotFoundError
+from offloader.manifest.names import NamedStreams
 from offloader.read.partitions import (
     PARTITIONS_READ_MAX,
     TopicReader,
@@ -170,7 +171,9 @@ def test_scans_that_are_not_read_to_their_end_are_closed(store: ObjectStore, wri
 def test_too_many_partitions_are_refused() -> None:
     names = {number: f"x-partition-{number}" for number in range(PARTITIONS_READ_MAX + 1)}
     with pytest.raises(InvalidCallError, match="has 257 partitions; at most 256 can be read as one stream"):
-        open_topic(names, "x", lambda name, settings: open_stream_reader(open_store("memory://none"), name))
+        open_topic(
+            NamedStreams("x", names), lambda name, settings: open_stream_reader(open_store("memory://none"), name)
+        )
 
 
 def test_partitions_are_followed_merged_and_then_as_they_come(store: ObjectStore, writers: list[StreamWriter]) -> None:

@@ -16,7 +16,10 @@ from formats.entries import Position
 from offloader.errors import CorruptError, InvalidCallError
 from offloader.ledgers.base import KnownLedgers
 
-_DOMAIN = "persistent"
+_DOMAIN, _SEGMENT = "persistent", "segment"
+#: Levels of the name of a segment's stream.
+SEGMENT_LEVELS = 5
+_SEGMENT_NAME = re.compile(r"[0-9a-f]{4}-[0-9a-f]{4}-(0|[1-9][0-9]{0,18})")
 _INT64_MAX = 2**63 - 1
 
 
@@ -57,24 +60,35 @@ def stream_of_managed_ledger(name: str) -> str:
     Pulsar form-encodes the last level (``my+topic%231``); a stream has the plain name (``my topic#1``). A plain name
     with a ``/`` would be two levels, and remains encoded.
     """
-    before, _, last = name.rpartition("/")
+    before, last, after = _split(name)
     plain = unquote_plus(last)
     # This project writes a blank as %20 instead of +.
     usable = bool(plain) and "/" not in plain and last in (_form_field(plain), quote(plain, safe=""))
-    return f"{before}/{plain if usable else last}" if before else name
+    return f"{before}/{plain if usable else last}{after}" if before else name
 
 
 def managed_ledger_of_stream(stream: str) -> str:
     """The managed ledger whose stream has that name, the reverse of ``stream_of_managed_ledger``."""
-    before, _, last = stream.rpartition("/")
-    return f"{before}/{_form_field(last)}" if before else stream
+    before, last, after = _split(stream)
+    return f"{before}/{_form_field(last)}{after}" if before else stream
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """The parts of a name before its topic, the topic, and after it: the last level is one segment's of a scalable
+    topic."""
+    levels = name.split("/")
+    after = f"/{levels.pop()}" if len(levels) == SEGMENT_LEVELS and levels[2] == _SEGMENT else ""
+    return "/".join(levels[:-1]), levels[-1], after
 
 
 def stream_of_topic(topic: str) -> str:
     """``persistent://public/default/orders`` -> ``public/default/persistent/orders``.
 
+    One segment of a scalable topic is a topic, too: ``segment://public/default/orders/0000-7fff-1`` ->
+    ``public/default/segment/orders/0000-7fff-1``.
+
     Raises:
-        InvalidCallError: not a persistent topic's name.
+        InvalidCallError: not a persistent topic's or a segment's name.
     """
     return stream_of_managed_ledger(managed_ledger_of_topic(topic))
 
@@ -82,16 +96,27 @@ def stream_of_topic(topic: str) -> str:
 def topic_of_stream(stream: str) -> str | None:
     """The topic of a stream, the reverse of ``stream_of_topic``; ``None``: it has no topic's name."""
     levels = stream.split("/")
-    if len(levels) != 4 or levels[2] != _DOMAIN or not all(levels) or not is_text(stream):
+    if not all(levels) or not is_text(stream):
         return None
-    tenant, namespace, _, name = levels
-    topics = (f"{_DOMAIN}://{tenant}/{namespace}/{each}" for each in (name, unquote_plus(name)))
+    match levels:
+        case [tenant, namespace, domain, name] if domain == _DOMAIN:
+            names = (name, unquote_plus(name))
+        case [tenant, namespace, domain, topic, name] if domain == _SEGMENT:
+            names = (f"{topic}/{name}", f"{unquote_plus(topic)}/{name}")
+        case _:
+            return None
+    topics = (f"{domain}://{tenant}/{namespace}/{each}" for each in names)
     return next((topic for topic in topics if stream_of_topic(topic) == stream), None)
 
 
 def is_text(name: str) -> bool:
     """Whether a name can be encoded: JSON and command arguments may hold half a surrogate pair."""
     return not any("\ud800" <= each <= "\udfff" for each in name)
+
+
+def is_segment(name: str) -> bool:
+    """Whether a name is one segment's within its scalable topic: ``0000-7fff-1``."""
+    return _SEGMENT_NAME.fullmatch(name) is not None
 
 
 def managed_ledger_of_topic(topic: str) -> str:
@@ -103,13 +128,15 @@ def managed_ledger_of_topic(topic: str) -> str:
     domain, separator, rest = topic.partition("://")
     if not separator:
         domain, rest = _DOMAIN, topic
-    levels = rest.split("/", 2)
-    if domain != _DOMAIN or len(levels) != 3 or not all(levels) or not is_text(topic):
+    tenant, namespace, name = [*rest.split("/", 2), "", ""][:3]
+    topic_name, _, segment = name.rpartition("/") if domain == _SEGMENT else (name, "", "")
+    is_complete = bool(tenant and namespace and topic_name) and (domain == _DOMAIN or is_segment(segment))
+    if domain not in (_DOMAIN, _SEGMENT) or not is_complete or not is_text(topic):
         raise InvalidCallError(
             f"{topic} is no persistent topic", hint="names look like persistent://tenant/namespace/topic"
         )
-    tenant, namespace, name = levels
-    return f"{tenant}/{namespace}/{_DOMAIN}/{_form_field(name)}"
+    after = f"/{segment}" if segment else ""
+    return f"{tenant}/{namespace}/{domain}/{_form_field(topic_name)}{after}"
 
 
 def _form_field(text: str) -> str:

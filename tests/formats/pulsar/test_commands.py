@@ -45,8 +45,11 @@ CASES: list[tuple[CommandType, dict[str, Any], bytes]] = [
     ),
     (
         CommandType.CONNECTED,
-        {"server_version": "s", "protocol_version": 19, "max_message_size": 5242880},
-        blob(1, "s") + number(2, 19) + number(3, 5242880),
+        {
+            "server_version": "s", "protocol_version": 19, "max_message_size": 5242880,
+            "feature_flags": {"supports_scalable_topics": True},
+        },
+        blob(1, "s") + number(2, 19) + number(3, 5242880) + blob(4, number(8, 1)),
     ),
     (
         CommandType.SUBSCRIBE,
@@ -152,6 +155,51 @@ CASES: list[tuple[CommandType, dict[str, Any], bytes]] = [
         {"consumer_id": 1, "error": 5, "message": "m", "request_id": 6},
         number(1, 1) + number(4, 5) + blob(5, "m") + number(6, 6),
     ),
+    (
+        CommandType.SCALABLE_TOPIC_LOOKUP,
+        {"session_id": 3, "topic": "topic://t/n/x", "create_if_missing": False},
+        number(1, 3) + blob(2, "topic://t/n/x") + number(3, 0),
+    ),
+    (
+        CommandType.SCALABLE_TOPIC_UPDATE,
+        {
+            "session_id": 3,
+            "dag": {
+                "epoch": 4,
+                "segments": [
+                    {
+                        "id": 5, "hash_start": 0, "hash_end": 9, "state": 1, "parent_ids": [1, 2], "child_ids": [7],
+                        "created_at_epoch": 2, "sealed_at_epoch": 4, "created_at_ms": 6, "sealed_at_ms": 8,
+                        "legacy_topic_name": "l",
+                    }
+                ],
+            },
+            "error": 11, "message": "m", "resolved_topic_name": "r",
+        },
+        number(1, 3)
+        + blob(
+            2,
+            number(1, 4)
+            + blob(
+                2,
+                number(1, 5) + number(2, 0) + number(3, 9) + number(4, 1) + number(5, 1) + number(5, 2) + number(6, 7)
+                + number(7, 2) + number(8, 4) + number(9, 6) + number(10, 8) + blob(11, "l"),
+            ),
+        )
+        + number(3, 11) + blob(4, "m") + blob(5, "r"),
+    ),
+    (CommandType.SCALABLE_TOPIC_CLOSE, {"session_id": 3}, number(1, 3)),
+    (CommandType.SCALABLE_TOPICS_WATCH, {"watch_id": 3, "namespace": "t/n"}, number(1, 3) + blob(2, "t/n")),
+    (
+        CommandType.SCALABLE_TOPICS_UPDATE,
+        {
+            "watch_id": 3, "snapshot": {"topics": ["a", "b"]}, "diff": {"added": ["c"], "removed": ["a"]}, "error": 4,
+            "message": "m",
+        },
+        number(1, 3) + blob(2, blob(1, "a") + blob(1, "b")) + blob(3, blob(1, "c") + blob(2, "a")) + number(4, 4)
+        + blob(5, "m"),
+    ),
+    (CommandType.SCALABLE_TOPICS_CLOSE, {"watch_id": 3}, number(1, 3)),
 ]  # fmt: skip
 
 
