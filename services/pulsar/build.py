@@ -18,7 +18,7 @@ from pathlib import Path
 from services.binaries import Unavailable, cache_directory
 from services.maven import build_with_maven
 
-__all__ = ["DEFAULT", "RELEASES", "SOURCES", "Release", "find_java", "find_place", "place"]
+__all__ = ["DEFAULT", "RELEASES", "SCALABLE", "SOURCES", "Release", "find_java", "find_place", "place"]
 
 SOURCES = Path(__file__).parent
 JAVA_VERSION_MIN = 17
@@ -31,22 +31,31 @@ class Release:
     Attributes:
         version: of the broker.
         is_bare: without Pulsar's own offloader, and only with the program that runs a broker.
+        is_scalable: its topics can be scalable ones, and it has the program that produces to them and consumes them.
     """
 
     version: str
     is_bare: bool = True
+    is_scalable: bool = False
 
     @property
     def properties(self) -> Mapping[str, str]:
         """What ``pom.xml`` needs to know; nothing for the release that it names itself."""
         if not self.is_bare:
             return {}
-        return {"pulsar.version": self.version, "programs": "Real*.java", "offloader.skip": "true"}
+        properties = {"pulsar.version": self.version, "programs": "Real*.java", "offloader.skip": "true"}
+        return {**properties, "scalable": "true"} if self.is_scalable else properties
 
 
-#: By the minor release's name: the first and the last that the broker plugin supports, and the one of all tests.
-RELEASES = {"3.0": Release("3.0.7"), "4.0": Release("4.0.7", is_bare=False), "4.2": Release("4.2.4")}
-DEFAULT = "4.0"
+#: By the minor release's name: the first and the last that the broker plugin supports, the one of all tests, and the
+#: first with scalable topics.
+RELEASES = {
+    "3.0": Release("3.0.7"),
+    "4.0": Release("4.0.7", is_bare=False),
+    "4.2": Release("4.2.4"),
+    "5.0": Release("5.0.0-M1", is_scalable=True),
+}
+DEFAULT, SCALABLE = "4.0", "5.0"
 
 
 def place(release: str = DEFAULT) -> Path:

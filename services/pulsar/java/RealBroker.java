@@ -80,12 +80,14 @@ public final class RealBroker {
         PulsarStandaloneStarter starter = new PulsarStandaloneStarter(new String[] {
             "--config", configuration.toString(),
             "--no-functions-worker", "--no-stream-storage",
-            "--bookkeeper-port", port(),
-            "--zookeeper-port", port(),
             "--metadata-dir", folder.resolve("metadata").toString(),
             "--bookkeeper-dir", folder.resolve("bookie").toString(),
-            "--zookeeper-dir", folder.resolve("zookeeper").toString(),
         });
+        starter.setZkPort(Integer.parseInt(port()));
+        starter.setZkDir(folder.resolve("zookeeper").toString());
+        if (bookiePort() != null) {
+            bookiePort().invoke(starter, Integer.parseInt(port()));
+        }
         try {
             starter.start();
         } catch (Throwable failure) {
@@ -102,6 +104,15 @@ public final class RealBroker {
         answer(service, answers);
         starter.close();
         Runtime.getRuntime().halt(0);
+    }
+
+    /** Sets the bookie's port; null since Pulsar 5, whose bookie finds a free one and has an id that doesn't depend on it. */
+    private static Method bookiePort() {
+        try {
+            return PulsarStandalone.class.getMethod("setBkPort", int.class);
+        } catch (NoSuchMethodException missing) {
+            return null;
+        }
     }
 
     /** Says where the broker is, and answers until there are no more questions. */
