@@ -13,6 +13,7 @@ its parents, because its entries may still be in the object store.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -20,8 +21,10 @@ from typing import ClassVar
 
 from formats.checked_json import CheckedDocument
 from formats.entries import Position
-from formats.keys import stream_prefix
+from formats.errors import FormatError
+from formats.keys import decode_stream, stream_prefix
 
+_NAME = "layout.json"
 #: Number of hash values: the range of a key's hash is ``[0, HASHES)``.
 HASHES = 65536
 #: Segments of one topic. Each has about 250 bytes.
@@ -109,4 +112,11 @@ def layout_problem(layout: TopicLayout) -> str:
 
 def layout_key(place: str) -> str:
     """Key of the layout of the topic whose documents are under the name ``place``."""
-    return f"{stream_prefix(place)}layout.json"
+    return f"{stream_prefix(place)}{_NAME}"
+
+
+def is_layout_key(key: str) -> bool:
+    """Whether a key is a layout's."""
+    with suppress(FormatError):
+        return layout_key(decode_stream(key.removesuffix(f"/{_NAME}"))) == key
+    return False

@@ -32,7 +32,7 @@ from offloader.cli.output import Column, bytes_text, counted, print_each, print_
 from offloader.errors import InvalidCallError, NotFoundError, StoreUnavailableError
 from offloader.ledgers.base import BrokerLedgers, LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.source import listed_by_broker
+from offloader.ledgers.pulsar.topic_facts import listed_by_broker
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import security_of
 from offloader.manifest.log import ManifestLog

@@ -34,6 +34,7 @@ from formats.keys import (
     stream_prefix,
 )
 from formats.manifest import Assign, CatalogEntry, Record, Rewrite
+from formats.topic_layout import is_layout_key
 from offloader.errors import CorruptError, NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.gc.orphans import (
     Garbage,
@@ -591,6 +592,8 @@ def _place_outside(info: ObjectInfo) -> Place | None:
     # A reader group. A deleted one keeps its generation, so groups leave no garbage.
     if info.key.startswith(GROUP_PREFIX) and group_of_key(info.key) is not None:
         return Place.RETENTION
+    if is_layout_key(info.key):
+        return Place.CATALOGUE
     return Place.STORE if info.key in ROOT_KEYS else None
 
 

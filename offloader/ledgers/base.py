@@ -289,11 +289,13 @@ class KnownLedgers:
 
     Attributes:
         newest: the newest position in the manifest; ``None``: none yet.
+        settled: the position up to which every entry is in a segment or a gap; ``None``: none yet.
         whole: first and last ledger id of a range in which every ledger with entries is known.
         ledgers: the requested ledgers that the manifest knows.
     """
 
     newest: Position | None = None
+    settled: Position | None = None
     whole: tuple[int, int] | None = None
     ledgers: Mapping[int, KnownLedger] = field(default_factory=dict)
 

@@ -193,7 +193,7 @@ def known_ledgers(state: ManifestState, ledger_ids: Sequence[int]) -> KnownLedge
     if begins and last is not None:
         # A gap up to a ledger's begin says nothing of that ledger.
         whole = (min(begins).ledger_id, last.ledger_id if last.entry_id >= 0 else last.ledger_id - 1)
-    return KnownLedgers(newest=state.newest_end, whole=whole, ledgers=found)
+    return KnownLedgers(newest=state.newest_end, settled=last, whole=whole, ledgers=found)
 
 
 def compare_source(source: LedgerSource, state: ManifestState) -> None:

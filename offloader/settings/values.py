@@ -496,6 +496,12 @@ class PulsarSettings:
         low="0s",
         high="1d",
     )
+    scalable_topics: str = choice(
+        "auto",
+        "scalable topics of Pulsar 5 (topic://): offload those that topics selects where brokers have them, or ignore "
+        "them",
+        ("auto", "off"),
+    )
     topics_max: int = setting(10_000, "maximum topics and partitions of one process", low=1, high=1_000_000)
     on_gap: str = choice(
         "record",

@@ -9,6 +9,7 @@ import pytest
 
 from formats.documents import GLOBAL_HOLD_KEY, intent_key, lease_key
 from formats.keys import boundary_key, data_key, manifest_prefix, new_segment_uuid, record_key, stream_prefix
+from formats.topic_layout import TopicLayout, layout_key
 from offloader.errors import CorruptError, NotFoundError, OffloaderError
 from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.reconcile import StoreReconciliation
@@ -17,6 +18,7 @@ from offloader.manifest.catalog import forget_name, release_entry
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.protection import lift_global_hold, set_global_hold, take_lease
+from offloader.manifest.topic_layouts import record_layout
 from offloader.settings import Duration, ManifestSettings
 from offloader.store.base import OVERWRITE
 from offloader.testing.faulty_store import Fault
@@ -252,3 +254,14 @@ def test_leases_on_missing_streams_are_deleted_long_after_their_end() -> None:
     assert outcomes(world.reconcile())[key] == ("ENDED", "DELETED")
     assert key not in {info.key for info in listed(bucket.inner, "")}
     assert Place.LEASE not in world.needed
+
+
+def test_layouts_of_scalable_topics_are_needed() -> None:
+    world = Everything()
+    layout = TopicLayout(topic="topic://t/n/orders", epoch=0, segments=())
+    record_layout(world.bucket.store, "t/n/topic/orders", layout)
+    world.bucket.put("t/n/topic/orders/other.json")
+    world.bucket.clock.advance(DAY_S + HOUR_S)
+    assert [found.key for found in world.reconcile()] == ["t/n/topic/orders/other.json"]
+    assert layout_key("t/n/topic/orders") in {info.key for info in world.bucket.inner.list("").objects}
+    assert world.needed[Place.CATALOGUE] == 2  # and the entry of the bucket's stream

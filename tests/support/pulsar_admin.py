@@ -56,6 +56,19 @@ class AdminTopic(Protocol):
         """A subscription has these properties from now on."""
 
 
+class AdminScalable(Protocol):
+    """A scalable topic as the interface shows it; ``tests.support.scalable_topic.FakeScalable`` is one."""
+
+    def layout(self) -> Mapping[str, Any]:
+        """Its layout; empty: it was deleted."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """The document ``stats``."""
+
+    def register(self, subscription: str) -> None:
+        """Registers a subscription."""
+
+
 class FakeAdmin:
     """An admin interface on the loopback interface.
 
@@ -74,6 +87,7 @@ class FakeAdmin:
         is_up: else every connection is closed without an answer.
         hold: while it isn't set, nothing is answered.
         elsewhere: topic -> the interface of the broker that has it, which is named instead of an answer.
+        scalable: the scalable topics that there are, also deleted ones without a layout.
     """
 
     def __init__(
@@ -94,6 +108,7 @@ class FakeAdmin:
         self.elsewhere: dict[str, FakeAdmin] = {}
         self.hold = threading.Event()
         self.hold.set()
+        self.scalable: dict[str, AdminScalable] = {}
         self._topics = {topic.name: topic for topic in topics}
         self._lock = threading.Lock()
         admin = self
@@ -192,6 +207,9 @@ class FakeAdmin:
                 asked = json.loads(sent)
                 topic.offload(Position(asked["ledgerId"], asked["entryId"]))
                 return _DONE
+            case "PUT", ["scalable", *name, "subscriptions", subscription]:
+                self.scalable[f"topic://{'/'.join(name)}"].register(subscription.partition("?")[0])
+                return _DONE
             case "PUT", ["persistent", _, _, _, "subscription", name, "properties"] if topic is not None:
                 topic.note(name, json.loads(sent))
                 return _DONE
@@ -229,6 +247,11 @@ class FakeAdmin:
                 return self.policies.get(f"{tenant}/{name}", {})
             case "GET", ["persistent", tenant, name] if f"{tenant}/{name}" in namespaces:
                 return sorted(topic for topic in topics if topic.startswith(f"{_PERSISTENT}{tenant}/{name}/"))
+            case "GET", ["scalable", tenant, name]:
+                return [topic for topic in self.scalable if topic.startswith(f"topic://{tenant}/{name}/")] or None
+            case "GET", ["scalable", tenant, name, topic, *verb]:
+                scalable = self.scalable.get(f"topic://{tenant}/{name}/{topic}")
+                return scalable and ((scalable.stats() if verb == ["stats"] else scalable.layout()) or None)
             case _, ["persistent", tenant, name, topic, verb]:
                 return self._of_topic(method, topics, f"{_PERSISTENT}{tenant}/{name}/{topic}", verb)
         return None

@@ -70,6 +70,7 @@ class FakeBroker:
         clients: connections that are open.
         lookups: answers to the next ``LOOKUP`` commands, as fields, instead of "connect to me".
         is_silent: reads, and answers nothing any more.
+        has_scalable_topics: announces them to clients that connect from now on.
         is_prompt: sends every command immediately, as brokers do; else the second of two waits up to 40 ms.
         answer: called with each command first; who answers ``True`` has dealt with it.
         left: called with each client whose connection has ended.
@@ -91,7 +92,7 @@ class FakeBroker:
         self.received: list[tuple[BrokerClient, Command]] = []
         self.clients: list[BrokerClient] = []
         self.lookups: deque[Mapping[str, Any]] = deque()
-        self.is_silent = self.is_prompt = False
+        self.is_silent = self.is_prompt = self.has_scalable_topics = False
         self.answer: Callable[[BrokerClient, Command], bool] = lambda _client, _command: False
         self.left: Callable[[BrokerClient], object] = lambda _client: None
         self._tls = tls
@@ -259,6 +260,7 @@ class FakeBroker:
             server_version="fake",
             protocol_version=19,
             max_message_size=self.max_message_bytes,
+            feature_flags={"supports_scalable_topics": True} if self.has_scalable_topics else None,
         )
 
 

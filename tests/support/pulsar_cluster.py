@@ -21,6 +21,7 @@ from tests.support.pulsar_admin import FakeAdmin
 from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_topics import FakeTopic
 from tests.support.readback import stored_entries
+from tests.support.scalable_topic import FakeScalable
 from tests.support.served import serving, settings_file
 
 __all__ = ["Cluster", "P", "S", "fake_cluster", "streams_of", "whats"]
@@ -38,6 +39,15 @@ class Cluster:
     admin: FakeAdmin
     store: ObjectStore
     topics: dict[str, FakeTopic] = field(default_factory=dict)
+    ledger_ids: Iterator[int] = field(default_factory=lambda: itertools.count(1000, 1000))
+
+    def make_scalable(self, name: str) -> FakeScalable:
+        """A scalable topic with one segment, of a broker that has such topics."""
+        self.broker.has_scalable_topics = True
+        topic = FakeScalable(self.broker, f"topic://t/n/{name}", first_ledger=self.ledger_ids.__next__)
+        self.admin.scalable[topic.name] = topic
+        self.admin.policies.setdefault("t/n", {})
+        return topic
 
     def make(self, *names: str, entries: int = 10) -> FakeTopic:
         """Topics with a closed ledger."""

@@ -158,6 +158,11 @@ class FakeTopic:
             gone = [each for each in self.entries if each[0].ledger_id < before_ledger_id]
             self._forget(len([each for each in gone if each[0].ledger_id < self._next.ledger_id]))
 
+    def begin_at(self, ledger_id: int) -> None:
+        """The next entry begins a ledger of that id: ids are unique in a cluster."""
+        with self._lock:
+            self._next = Position(ledger_id, 0)
+
     def roll(self) -> None:
         """The next entry begins a ledger."""
         with self._lock:

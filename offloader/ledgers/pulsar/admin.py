@@ -14,6 +14,7 @@ from typing import Any, Self
 from urllib.parse import quote, urljoin
 
 from formats.entries import Position
+from formats.topic_layout import TopicLayout
 from offloader.errors import (
     AccessDeniedError,
     CorruptError,
@@ -21,9 +22,11 @@ from offloader.errors import (
     NotFoundError,
     StoreUnavailableError,
     ThrottledError,
+    UnsupportedError,
     needs_extra,
     plain_reason,
 )
+from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME, TOPIC_SCHEME, layout_of_json, place_of_topic
 from offloader.ledgers.pulsar.topics import (
     EntryFate,
     TopicInternals,
@@ -129,6 +132,27 @@ class AdminClient:
     def topics(self, namespace: str) -> Sequence[str]:
         """The persistent topics of ``tenant/namespace``, with the partitions of partitioned topics."""
         return self._names(f"/admin/v2/persistent/{quote(namespace)}")
+
+    def scalable_topics(self, namespace: str) -> Sequence[str]:
+        """The scalable topics of ``tenant/namespace``, ``topic://...``; some may be deleted already."""
+        return self._names(f"/admin/v2/scalable/{quote(namespace)}")
+
+    def layout(self, topic: str) -> TopicLayout:
+        """The segments of a scalable topic that the broker has; raises also as ``layout_of_json``."""
+        return layout_of_json(self._json(_scalable_path(topic)), topic)
+
+    def scalable_subscriptions(self, topic: str) -> Collection[str]:
+        """The subscriptions that are registered at a scalable topic: for these, the broker keeps sealed segments."""
+        found = self._json(f"{_scalable_path(topic)}/stats")
+        if not isinstance(found, dict) or not isinstance(found.get("subscriptions"), dict):
+            raise CorruptError(f"{self.url}: scalable topic {topic} has no statistics")
+        return {str(name) for name in found["subscriptions"]}
+
+    def register(self, topic: str, subscription: str) -> None:
+        """Registers a subscription at a scalable topic, at the beginning of its active segments and of later ones.
+
+        Nothing changes if it is registered already."""
+        self._ask("PUT", f"{_scalable_path(topic)}/subscriptions/{quote(subscription, safe='')}?type=QUEUE")
 
     def policies(self, namespace: str) -> Mapping[str, Any]:
         """Policies set for ``tenant/namespace``; for ``policy_warnings``."""
@@ -352,8 +376,18 @@ def _properties_path(topic: str, subscription: str) -> str:
     return f"{_path(topic)}/subscription/{quote(subscription, safe='')}/properties"
 
 
+def _scalable_path(topic: str) -> str:
+    """The path of ``topic://tenant/namespace/topic``."""
+    place_of_topic(topic)  # raises for other names
+    return (
+        f"/admin/v2/scalable/{'/'.join(quote(each, safe='') for each in topic.removeprefix(TOPIC_SCHEME).split('/'))}"
+    )
+
+
 def _path(topic: str) -> str:
     """The path of ``persistent://tenant/namespace/topic``."""
+    if topic.startswith(SEGMENT_SCHEME):
+        raise UnsupportedError(f"{topic}: the admin interface has no segments of scalable topics")
     stream_of_topic(topic)  # raises for other names
     tenant, namespace, name = topic.removeprefix("persistent://").split("/", 2)
     return f"/admin/v2/persistent/{quote(tenant, safe='')}/{quote(namespace, safe='')}/{quote(name, safe='')}"

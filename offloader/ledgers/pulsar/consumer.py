@@ -74,6 +74,8 @@ class FlowWindow:
 EARLIEST = Position(-1, -1)
 _EXCLUSIVE, _FAILOVER = 0, 2
 _FROM_EARLIEST = 1
+#: A consumer without it is a client of Pulsar 4, which can't follow a migrated topic.
+_FOLLOWS_SEGMENTS = {"key": "__pulsar.v5.managed", "value": "true"}
 _CUMULATIVE = 1
 
 
@@ -387,6 +389,9 @@ class Consumer:
         if session is not None:
             session.leave()
 
+    def _follows_segments(self, connection: Connection) -> bool:
+        return self._client.follows_segments and connection.has_scalable_topics
+
     def _subscribe(self) -> _Session:
         """Call with the subscription lock held."""
         connection = self._client.connection(self.topic)
@@ -411,6 +416,8 @@ class Consumer:
                 start_message_id=message_id(begin) if is_reader and begin is not None else None,
                 initial_position=_FROM_EARLIEST,
                 force_topic_creation=False,
+                # Else a broker refuses to migrate the topic while this process is connected.
+                metadata=[_FOLLOWS_SEGMENTS] if self._follows_segments(connection) else None,
             )
         except BaseException:
             with self._lock:

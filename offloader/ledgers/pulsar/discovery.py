@@ -10,14 +10,14 @@ from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.stream_names import is_pattern, matches, partition_of
 
-_DOMAIN = "persistent://"
+_DOMAIN, _SCALABLE = "persistent://", "topic://"
 #: The brokers' own tenant: system topics and heartbeats.
 _BROKERS_TENANT = "pulsar"
 
 
 def is_internal(topic: str) -> bool:
     """Whether a topic is internal to brokers."""
-    tenant, _, rest = topic.removeprefix(_DOMAIN).partition("/")
+    tenant, _, rest = topic.partition("://")[2].partition("/")
     name = rest.rpartition("/")[2]
     # TOPIC-SUBSCRIPTION__transaction_pending_ack: a subscription's transactions.
     return tenant == _BROKERS_TENANT or name.startswith("__") or "__transaction_pending_ack" in name
@@ -30,13 +30,13 @@ class _Pattern(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> _Pattern:
-        levels = text.removeprefix(_DOMAIN).split("/")
+        levels = text.removeprefix(_DOMAIN).removeprefix(_SCALABLE).split("/")
         if "://" in levels[0] or len(levels) not in (2, 3) or not all(levels) or text != text.strip():
             raise ValueError(f"{text!r} is not a topic name or pattern")
         return cls(levels[0], levels[1], levels[2] if len(levels) == 3 else "*")
 
     def has(self, topic: str) -> bool:
-        tenant, namespace, name = topic.removeprefix(_DOMAIN).split("/", 2)
+        tenant, namespace, name = topic.partition("://")[2].split("/", 2)
         base = partition_of(name)
         return (
             matches(tenant, self.tenant)
@@ -75,8 +75,15 @@ class TopicPatterns(NamedTuple):
 
     def have(self, topic: str) -> bool:
         """Whether ``persistent://tenant/namespace/topic``, or a partition, is selected; False for any other name."""
-        levels = topic.removeprefix(_DOMAIN).split("/", 2)
-        if not topic.startswith(_DOMAIN) or len(levels) != 3 or not all(levels) or is_internal(topic):
+        return topic.startswith(_DOMAIN) and self._select(topic)
+
+    def have_scalable(self, topic: str) -> bool:
+        """Whether ``topic://tenant/namespace/topic`` is selected; False for any other name."""
+        return topic.startswith(_SCALABLE) and self._select(topic)
+
+    def _select(self, topic: str) -> bool:
+        levels = topic.partition("://")[2].split("/", 2)
+        if len(levels) != 3 or not all(levels) or is_internal(topic):
             return False
         return any(each.has(topic) for each in self.topics) and not any(each.has(topic) for each in self.exclude)
 
@@ -142,7 +149,7 @@ class Roster:
         return new, gone
 
     def _is_known(self, topic: str, look: Look) -> bool:
-        namespace = topic.removeprefix(_DOMAIN).rpartition("/")[0]
+        namespace = "/".join(topic.partition("://")[2].split("/", 2)[:2])
         return namespace in look.topics or (look.is_whole and namespace not in look.failed)
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from formats.entries import Position
 from offloader.errors import CorruptError, SourceMismatchError, StoreUnavailableError
 from offloader.ledgers.base import AskKnown, LedgerInfo
-from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals, contradiction
 from offloader.runtime.clock import Clock
@@ -41,7 +40,7 @@ class SkippedEntries:
     entry, a broker also skips existing entries; a reader that begins at them receives them.
 
     Args:
-        admin: queried about single entries.
+        ask: returns the fate of a single entry.
         asked_max: number of leading entries of a run to query; the others are unknown.
         open_reader: opens a reader of the topic at a position.
     """
@@ -49,13 +48,13 @@ class SkippedEntries:
     def __init__(
         self,
         topic: str,
-        admin: AdminClient,
+        ask: Callable[[Position], EntryFate],
         *,
         asked_max: int,
         open_reader: Callable[[Position], Consumer],
         clock: Clock,
     ) -> None:
-        self._topic, self._admin, self._open_reader, self._clock = topic, admin, open_reader, clock
+        self._topic, self._ask, self._open_reader, self._clock = topic, ask, open_reader, clock
         self._asked_max = asked_max
 
     def look(self, ledger_id: int, first: int, last: int, following: Position) -> list[NotGiven]:
@@ -73,7 +72,7 @@ class SkippedEntries:
                 was decided.
         """
         asked = range(first, min(last + 1, first + self._asked_max))
-        fates = [self._admin.fate(self._topic, Position(ledger_id, each)) for each in asked]
+        fates = [self._ask(Position(ledger_id, each)) for each in asked]
         if set(fates) == {EntryFate.UNDELIVERED} and asked[-1] == last:
             return [NotGiven(EntryFate.UNDELIVERED, first, last)]
         came = self._read_again(Position(ledger_id, first), following)
@@ -169,6 +168,7 @@ class LedgerList:
         ask_last: queries the broker for the newest entry that it delivers.
         look: classifies entries that are listed and were not delivered: ``SkippedEntries.look``.
         ended: the acknowledged position if the broker no longer lists its ledger: ``AckCursor.ended``.
+        heard: is told which entry a reader received, and right after which one: ``TopicFacts.heard``.
     """
 
     def __init__(
@@ -180,8 +180,9 @@ class LedgerList:
         look: Callable[[int, int, int, Position], Sequence[NotGiven]],
         clock: Clock,
         ended: Callable[[TopicInternals], Position | None] = lambda _: None,
+        heard: Callable[[Position | None, Position], object] = lambda _before, _position: None,
     ) -> None:
-        self.topic, self._ended = topic, ended
+        self.topic, self._ended, self._heard = topic, ended, heard
         self._ask, self._ask_last, self._look, self._clock = ask, ask_last, look, clock
         self._asking = threading.Lock()
         self._lock = threading.Lock()
@@ -231,6 +232,7 @@ class LedgerList:
 
     def delivered(self, position: Position) -> None:
         """Note a delivered entry, so that no query is needed for it."""
+        self._heard(None, position)
         with self._lock:
             self._delivered = max(self._delivered, position)
 
@@ -259,6 +261,7 @@ class LedgerList:
         if before is not None and before.ledger_id == begin.ledger_id and begin.entry_id == before.entry_id + 1:
             self.delivered(begin)
             return []
+        self._heard(before, begin)
         self.doubt()
         answer = self._current()
         with self._lock:
@@ -302,6 +305,8 @@ class LedgerList:
             # In this order: entries that the first lists beyond the second's position can't be read now.
             internals = self._ask()
             readable = self._ask_last() or _NO_LEDGER
+            if not internals.ledgers.ledgers and readable != _NO_LEDGER:
+                internals = self._ask()  # the first entry came in between
             if not internals.ledgers.ledgers and readable != _NO_LEDGER:
                 # Nothing was deleted: a topic keeps its newest ledger.
                 raise StoreUnavailableError(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from formats.entries import Position
 from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.source import SINCE_PROPERTY
+from offloader.ledgers.pulsar.topic_facts import SINCE_PROPERTY
 from offloader.ledgers.pulsar.topics import TopicInternals, stream_of_topic
 from offloader.runtime.clock import Clock
 

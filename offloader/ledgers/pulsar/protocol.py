@@ -182,6 +182,7 @@ class Connection:
 
     Attributes:
         heard_s: when the broker last sent anything, by the clock's ``monotonic_s``.
+        has_scalable_topics: whether the broker announces scalable topics (Pulsar 5).
     """
 
     def __init__(
@@ -197,6 +198,7 @@ class Connection:
         self._listeners: dict[int, ConsumerListener] = {}
         self._error: OffloaderError | None = None
         self.heard_s = clock.monotonic_s()
+        self.has_scalable_topics = False
         self._pong = threading.Event()
         #: The largest entry that the broker accepts.
         self.message_bytes_max = FRAME_BYTES_MAX - FRAME_PADDING_BYTES
@@ -425,6 +427,7 @@ class Connection:
         if announced > MESSAGE_BYTES_MAX:
             raise LimitReachedError(f"{self.name} announces messages of {announced} bytes, above {MESSAGE_BYTES_MAX}")
         self.message_bytes_max = announced or self.message_bytes_max
+        self.has_scalable_topics = body.feature_flags.supports_scalable_topics
         # Entries stored while the limit was higher are still sent.
         self._splitter.frame_bytes_max = max(announced + FRAME_PADDING_BYTES, FRAME_BYTES_MAX)
         if (answer := self._waiting.pop(_LOGIN, None)) is not None:
@@ -498,6 +501,7 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
     Args:
         service_url: of brokers or proxies; of several, the first that responds is used. ``InvalidCallError``: it isn't
             one.
+        follows_segments: whether consumers tell brokers of scalable topics that they follow a migrated topic.
     """
 
     def __init__(
@@ -507,8 +511,9 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
         security: Security | None = None,
         limits: ClientLimits | None = None,
         clock: Clock | None = None,
+        follows_segments: bool = False,
     ) -> None:
-        self.service_url = service_url
+        self.service_url, self.follows_segments = service_url, follows_segments
         self._service = parse_service_url(service_url)
         self._security, self._limits = security or Security(), limits or ClientLimits()
         self._clock = clock or SystemClock()
@@ -522,6 +527,10 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
     def greet(self) -> str:
         """Connects and authenticates to a broker or proxy; returns its name. Raises as ``connection``."""
         return self._retrying(self._service_connection).name
+
+    def has_scalable_topics(self) -> bool:
+        """Whether the broker or proxy announces scalable topics (Pulsar 5). Raises as ``connection``."""
+        return self._retrying(self._service_connection).has_scalable_topics
 
     def ping(self) -> None:
         """Waits for a sign of life of a broker or proxy, connected and authenticated to. Raises as ``connection``."""

@@ -79,7 +79,9 @@ from offloader.ledgers.pulsar.admin import AdminClient, require_admin_url
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer
 from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from, require_same_ledgers
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
+from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME
 from offloader.ledgers.pulsar.tail_reader import FOR_GOOD, ReaderPool, TailReader
+from offloader.ledgers.pulsar.topic_facts import AdminFacts, ObservedFacts, TopicFacts
 from offloader.ledgers.pulsar.topics import TopicInternals, stream_of_topic
 from offloader.ledgers.pulsar.transport import parse_service_url, security_of
 from offloader.ledgers.tail_buffer import Listeners
@@ -180,10 +182,10 @@ class AckCursor:
     """Acknowledges released ledgers of a topic. Thread-safe.
 
     Args:
-        trim: makes the broker trim immediately; ``None``: it trims periodically.
+        trim: makes the broker trim immediately: ``TopicFacts.trim``.
     """
 
-    def __init__(self, topic: str, consumer: Consumer, subscription: str, *, trim: Callable[[], object] | None) -> None:
+    def __init__(self, topic: str, consumer: Consumer, subscription: str, *, trim: Callable[[], object]) -> None:
         self._topic, self._consumer, self._subscription, self._trim = topic, consumer, subscription, trim
         self._lock = threading.Lock()
         self._committed: Position | None = None
@@ -232,11 +234,10 @@ class AckCursor:
         self.acknowledge(end)
         with self._lock:
             self._given_up -= {info.ledger_id for info in leading}
-        if self._trim is not None:
-            try:
-                self._trim()
-            except OffloaderError as error:
-                _log.info("%s: the broker deletes up to %s when it likes: %s", self._topic, end, error)
+        try:
+            self._trim()
+        except OffloaderError as error:
+            _log.info("%s: the broker deletes up to %s when it likes: %s", self._topic, end, error)
         return [info.ledger_id for info in leading if info.entries]
 
     def acknowledge(self, position: Position) -> None:
@@ -340,15 +341,16 @@ class PulsarSource:
             changed=lambda: changed(self),
         )
         consumer = self.subscription.consumer
+        self._facts = facts_of(cluster, topic, consumer)
         self._ack_cursor = AckCursor(
             topic,
             consumer,
             settings.subscription,
-            trim=partial(cluster.admin.trim, topic) if settings.trim else None,
+            trim=self._facts.trim,
         )
         skipped = SkippedEntries(
             topic,
-            cluster.admin,
+            self._facts.fate,
             asked_max=settings.entries_asked_max,
             open_reader=self._read_again,
             clock=cluster.clock,
@@ -360,6 +362,7 @@ class PulsarSource:
             look=skipped.look,
             clock=cluster.clock,
             ended=self._ack_cursor.ended,
+            heard=self._facts.heard,
         )
         self._listeners = Listeners(self.stream)
         self._live = TailReader(
@@ -483,7 +486,7 @@ class PulsarSource:
 
     def broker_ledgers(self) -> BrokerLedgers:
         """As ``ListedSource``; raises as the admin interface."""
-        return listed_by_broker(self._cluster.admin, self.topic, self._cluster.settings)
+        return self._facts.listed()
 
     def acknowledge(self, position: Position) -> None:
         """As ``ListedSource``.
@@ -511,7 +514,7 @@ class PulsarSource:
 
     def noted_manifests(self) -> list[tuple[UUID, int]]:
         """As ``NotingSource``: asks the admin interface; raises as that."""
-        found, self._noted_store = notes_of(self._cluster, self.topic)
+        found, self._noted_store = _notes_in(self._facts)
         return found
 
     def note_store(self, store_id: UUID) -> None:
@@ -525,10 +528,17 @@ class PulsarSource:
 
     def _note(self, name: str, text: str) -> None:
         try:
-            self._cluster.admin.note(self.topic, self._cluster.settings.subscription, {name: text})
+            self._facts.note({name: text})
         except (AccessDeniedError, NotFoundError, UnsupportedError) as error:
             # Nothing depends on the note: without it another store isn't recognised.
             _log.warning("%s: which store it is committed to isn't noted: %s", self.topic, error)
+
+    def sealed(self, end: Position) -> None:
+        """Learns that the topic is a sealed segment, and its last entry; entry -1: it has none."""
+        if isinstance(self._facts, ObservedFacts) and self._facts.end != end:
+            self._facts.end = end
+            self._ledgers.doubt()
+            self._live.wake()
 
     def watch_releases(self, released: Callable[[], object]) -> None:
         """As ``ListedSource``."""
@@ -544,6 +554,7 @@ class PulsarSource:
         """
         self._require_usable()
         self._known = known
+        self._facts.known(known)
         try:
             require_same_ledgers(self._ledgers, known, lambda: owners_newest(self._cluster, self.topic))
         except SourceMismatchError as error:
@@ -562,7 +573,7 @@ class PulsarSource:
         return self._cluster.reader_from(self.topic, start, messages_max=1)
 
     def _ask(self) -> TopicInternals:
-        internals = self._cluster.admin.internals(self.topic)
+        internals = self._facts.internals()
         self._ack_cursor.look(internals)
         return internals
 
@@ -590,6 +601,17 @@ class PulsarSource:
         self._changed(self)
 
 
+def facts_of(cluster: PulsarCluster, topic: str, consumer: Consumer | None = None) -> TopicFacts:
+    """What there is to know of a topic; without ``consumer``, only ``properties`` of a segment may be called."""
+    if not topic.startswith(SEGMENT_SCHEME):
+        return AdminFacts(cluster.admin, topic, cluster.settings)
+    return ObservedFacts(
+        topic,
+        ask_last=lambda: None if consumer is None else consumer.last_position(),
+        open_reader=partial(cluster.reader_from, topic),
+    )
+
+
 #: Property of our subscription: the manifests that the topic was committed to, as ``incarnation:record,...``.
 NOTED_PROPERTY = "offloader-manifests"
 #: Manifests in that property.
@@ -608,9 +630,13 @@ def _noted_in(text: str) -> Iterator[tuple[UUID, int]]:
 def notes_of(cluster: PulsarCluster, topic: str) -> tuple[list[tuple[UUID, int]], UUID | None]:
     """The manifests and the store that a topic was committed to, as its subscription has them; raises as the admin
     interface."""
+    return _notes_in(facts_of(cluster, topic))
+
+
+def _notes_in(facts: TopicFacts) -> tuple[list[tuple[UUID, int]], UUID | None]:
     found: Mapping[str, str] = {}
     with suppress(NotFoundError):
-        found = cluster.admin.properties(topic, cluster.settings.subscription)
+        found = facts.properties()
     return list(_noted_in(found.get(NOTED_PROPERTY, ""))), _uuid_in(found.get(STORE_PROPERTY, ""))
 
 
@@ -635,23 +661,6 @@ def owners_newest(cluster: PulsarCluster, topic: str) -> Position | None:
     subscription."""
     with closing(cluster.reader_from(topic, EARLIEST, messages_max=1)) as reader:
         return reader.last_position()
-
-
-#: Property of our subscription: the first ledger that the broker listed when its list began to be followed.
-SINCE_PROPERTY = "offloader-first-ledger"
-
-
-def listed_by_broker(admin: AdminClient, topic: str, settings: PulsarSettings) -> BrokerLedgers:
-    """The ledgers that a broker lists of a topic now, and since when that is followed.
-
-    A topic that is created again has another subscription, without the property. Raises as the admin interface.
-    """
-    # In this order: of a topic that is created again in between, the list is the old one.
-    stored = admin.internals(topic).stored()
-    subscriptions = admin.stats(topic).subscriptions if settings.follow_broker_trim else {}
-    subscription = subscriptions.get(settings.subscription)
-    noted = "" if subscription is None else subscription.properties.get(SINCE_PROPERTY, "")
-    return BrokerLedgers(stored=tuple(stored), since=int(noted) if noted.isdecimal() else None)
 
 
 #: Minimum buffer of a topic, however many there are: a few messages of usual size.
@@ -698,7 +707,13 @@ class PulsarCluster(AbstractContextManager["PulsarCluster"]):
             delay_s_max=settings.retry_delay_max,
         )
         security = security_of(settings)
-        self.client = PulsarClient(settings.service_url, security=security, limits=limits, clock=self.clock)
+        self.client = PulsarClient(
+            settings.service_url,
+            security=security,
+            limits=limits,
+            clock=self.clock,
+            follows_segments=settings.scalable_topics != "off",
+        )
         # One immediate retry, for a connection that the peer had closed.
         self.admin = AdminClient(
             settings.admin_url, security=security, hosts=settings.admin_hosts, clock=self.clock, retries_max=1

@@ -43,7 +43,7 @@ class TopicView:
         self._noted_store: UUID | None = None
         skipped = SkippedEntries(
             topic,
-            cluster.admin,
+            lambda position: cluster.admin.fate(topic, position),
             asked_max=cluster.settings.entries_asked_max,
             open_reader=lambda start: cluster.reader_from(topic, start, messages_max=1),
             clock=cluster.clock,

@@ -16,6 +16,7 @@ from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, survey
 from offloader.ledgers.pulsar.offload_triggers import OffloadTriggers, ServedTopic
+from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.ledgers.pulsar.topics import TopicInternals, TopicStats, policy_warnings, stream_of_topic
 from offloader.parallel_map import at_once
@@ -30,6 +31,7 @@ from offloader.retention.subscribers import (
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
 from offloader.service.health import ask_store
+from offloader.service.providers.scalable import ScalableTopics
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupervisor, error_of, stream_problems
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
@@ -280,6 +282,8 @@ class StoreOutageFailover:
             wanted.append(source)
 
     def _candidates(self, source: PulsarSource) -> int:
+        if source.topic.startswith(SEGMENT_SCHEME):
+            return 1  # unknown: brokers have no statistics of segments
         return _consumers(self._admin.stats(source.topic), self._subscription)
 
 
@@ -346,6 +350,7 @@ class PulsarProvider:
         )
         self._has_plugin = settings.broker_plugin
         self._unwatch = recorder.watch(self._readings)
+        self._scalable = ScalableTopics(self._cluster, store)
         self._turns = StoreOutageFailover(store, self._cluster.admin, settings.subscription, clock)
         self._subscribers = PulsarSubscribers(
             self._cluster.admin,
@@ -360,7 +365,7 @@ class PulsarProvider:
         self._warnings: dict[str, tuple[str, ...]] = {}
         self._stopped = threading.Event()
         # Used by polls only.
-        self._roster = Roster()
+        self._roster, self._segments = Roster(), Roster()
         self._policies_due_s = 0.0
         #: Topics that were fenced while this process leads them, and when that was noticed.
         self._fenced_s: dict[str, float] = {}
@@ -404,6 +409,7 @@ class PulsarProvider:
                 for namespace, words in self._warnings.items()
                 for each in words
             ]
+        found += self._scalable.problems()
         failing = [(each.source.stream, error) for each in topics if (error := each.source.problem) is not None]
         failing += [(stream_of_topic(topic), error) for topic, error in refused.items()]
         untriggered = [(stream_of_topic(topic), error) for topic, error in self._triggers.problems()]
@@ -421,15 +427,21 @@ class PulsarProvider:
         )
         if self._stopped.is_set():
             return
+        segments, segment_error = self._scalable.look(
+            settings, look, self._open_source_of, is_stopped=self._stopped.is_set
+        )
         new, gone = self._roster.see(look)
-        for topic in gone:
+        new_segments, gone_segments = self._segments.see(segments)
+        error = error or segment_error
+        for topic in gone + gone_segments:
             _log.warning(
                 "topic %s was deleted or is no longer selected: its stream ends", topic, extra={"event": "topic_gone"}
             )
             self._enders.submit(partial(self._wind_down, streams, topic))
         with self._lock:
             refused, self._refused = self._refused, {}
-        for topic in [*new, *(topic for topic in refused if topic in self._roster.topics)]:
+        present = self._roster.topics | self._segments.topics
+        for topic in [*new, *new_segments, *(topic for topic in refused if topic in present)]:
             if self._stopped.is_set():
                 return
             self._open(streams, topic, is_new=topic not in refused)
@@ -548,7 +560,11 @@ class PulsarProvider:
     def trigger(self) -> None:
         """Requests the brokers of this process's topics once to offload the committed ledgers."""
         with self._lock:
-            ours = [ServedTopic(topic, each.source.committed) for topic, each in self._topics.items() if each.is_ours]
+            ours = [
+                ServedTopic(topic, each.source.committed)
+                for topic, each in self._topics.items()
+                if each.is_ours and not topic.startswith(SEGMENT_SCHEME)  # brokers have no such request
+            ]
         self._triggers.look(ours, is_stopped=self._stopped.is_set)
 
     def tell(self, streams: ServedStreams) -> None:
@@ -573,13 +589,22 @@ class PulsarProvider:
     def _bases(self) -> Sequence[str]:
         """Topics with a part that this process leads, partitioned ones once."""
         with self._lock:
-            ours = [topic for topic, each in self._topics.items() if each.is_ours]
+            ours = [
+                topic
+                for topic, each in self._topics.items()
+                if each.is_ours and not topic.startswith(SEGMENT_SCHEME)  # brokers don't tell cursors of segments
+            ]
         return sorted({(partition_of(topic) or (topic, 0))[0] for topic in ours})
 
     def _is_ours(self, topic: str) -> bool:
         with self._lock:
             found = self._topics.get(topic)
             return found is not None and bool(found.is_ours)
+
+    def _open_source_of(self, topic: str) -> PulsarSource | None:
+        with self._lock:
+            found = self._topics.get(topic)
+            return None if found is None else found.source
 
     def _source_of(self, stream: str) -> LedgerSource | None:
         with self._lock:

@@ -19,7 +19,7 @@ from offloader.ledgers.pulsar.offload_triggers import (
     ServedTopic,
     due_offload,
 )
-from offloader.ledgers.pulsar.source import SINCE_PROPERTY
+from offloader.ledgers.pulsar.topic_facts import SINCE_PROPERTY
 from offloader.ledgers.pulsar.topics import TopicInternals, TopicLedger, TopicLedgers
 from offloader.testing.manual_clock import ManualClock
 from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 
 from offloader.errors import StoreMismatchError
-from offloader.ledgers.pulsar.source import NOTED_MAX, NOTED_PROPERTY, SINCE_PROPERTY, PulsarSource
+from offloader.ledgers.pulsar.source import NOTED_MAX, NOTED_PROPERTY, PulsarSource
+from offloader.ledgers.pulsar.topic_facts import SINCE_PROPERTY
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.noted import load_noted
 from offloader.runtime.clock import SystemClock

@@ -56,10 +56,11 @@ def _values(batch: EntryBatch) -> EntryBatch:
 @pytest.mark.slow
 class TestPulsarSource(SourceSuite):
     deletes = False
+    topics: tuple[str, ...] = ()
 
     @pytest.fixture
     def source(self) -> Iterator[LedgerSource]:
-        bench = PulsarBench(trim=False)
+        bench = PulsarBench(*self.topics, trim=False)
         yield ValueSource(bench)
         bench.close()
 
@@ -70,3 +71,17 @@ class TestPulsarSource(SourceSuite):
     def close_ledger(self, source: LedgerSource) -> None:
         assert isinstance(source, ValueSource)
         source.bench.topic.roll()
+
+
+class TestSegmentSource(TestPulsarSource):
+    """A segment of a scalable topic: its ledgers are what readers receive."""
+
+    topics = ("segment://public/default/orders/0000-ffff-0",)
+
+    def test_a_closed_ledger_takes_no_further_entry(self, source: LedgerSource) -> None:
+        """Known when an entry of a later ledger came."""
+        self.append(source, [b"a"])
+        self.close_ledger(source)
+        assert [(info.entries, info.closed) for info in source.ledgers()] == [(1, False)]
+        self.append(source, [b"b"])
+        assert [(info.entries, info.closed) for info in source.ledgers()] == [(1, True), (1, False)]

@@ -10,7 +10,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from offloader.ledgers.pulsar.source import SINCE_PROPERTY
+from offloader.ledgers.pulsar.topic_facts import SINCE_PROPERTY
 from tests.plugin.plugin_world import NAMESPACE, TRIMMED, PluginWorld, path_of, stream_of, topic_of
 from tests.plugin.topic_history import Message, TopicHistory, client_of, keys_in, plain, receive
 from tests.support.waiting import eventually

@@ -11,7 +11,7 @@ import pytest
 from formats.entries import Position
 from formats.pulsar.commands import CommandType
 from offloader.coverage import GapReason
-from offloader.ledgers.pulsar.source import SINCE_PROPERTY
+from offloader.ledgers.pulsar.topic_facts import SINCE_PROPERTY
 from offloader.manifest.log import load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.service.bootstrap import Assembled

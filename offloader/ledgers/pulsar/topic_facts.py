@@ -1,0 +1,273 @@
+"""What is known of a topic besides its entries: its ledgers, fates of skipped entries, and properties of subscriptions.
+
+A broker tells this about ``persistent://`` topics. Of the segments of a scalable topic, brokers of Pulsar 5.0.0-M1 tell
+nothing but their newest entry: ``ObservedFacts`` derives the ledgers from what readers receive.
+
+**What ``ObservedFacts`` lists.** A prefix of the unread part without holes:
+
+1. From the manifest, the ledger up to whose entry everything is offloaded (``known``). Earlier ledgers aren't listed,
+   unless this process received their ends.
+2. Everything that a reader received after that, in sequence (``heard``). While a listener is subscribed, this is what
+   the live reader receives. If no reader received anything since the last list, one reads some entries for the list
+   alone, and all up to the newest entry in the manifest if that follows a missing one.
+
+A ledger is closed when a reader received an entry of a later one right after its last, and another one that asks for
+single entries received nothing in between; or when the segment is sealed and its recorded end is in it. Skipped entries
+are gaps of reason *unconfirmed*, because the broker doesn't say why it skipped them. What no reader receives at the end
+of a ledger leaves no trace: markers of transactions, entries that the bookies lost, and unread entries that the broker
+deleted for message TTL or a backlog quota. A namespace with segments must have neither of the latter.
+
+Nothing here is stored. After a restart, the manifest has the settled end, and the rest is received again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Protocol
+
+from formats.entries import Position
+from offloader.errors import StoreUnavailableError, UnsupportedError
+from offloader.ledgers.base import AskKnown, BrokerLedgers, KnownLedger, KnownLedgers
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer
+from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals, TopicLedger, TopicLedgers
+from offloader.settings import PulsarSettings
+
+#: Longest wait for the next entry that the broker has.
+READ_S_MAX = 15.0
+#: Messages in the buffer of a reader that reads for the list alone.
+MESSAGES_MAX = 100_000
+#: Ledgers that are listed; the oldest are forgotten first, which the manifest has by then.
+LEDGERS_MAX = 100_000
+#: Property of our subscription: the first ledger that the broker listed when its list began to be followed.
+SINCE_PROPERTY = "offloader-first-ledger"
+
+
+class TopicFacts(Protocol):
+    """Facts about one topic. Thread-safe. Every call may raise errors of the broker: retry."""
+
+    def internals(self) -> TopicInternals:
+        """The topic's ledgers and cursors."""
+
+    def fate(self, position: Position) -> EntryFate:
+        """Why an entry wasn't delivered to a reader."""
+
+    def listed(self) -> BrokerLedgers:
+        """The ledgers that the broker lists. Raises ``UnsupportedError``: it lists none."""
+
+    def trim(self) -> None:
+        """Makes the broker delete unneeded ledgers soon, if it can be asked for that."""
+
+    def properties(self) -> Mapping[str, str]:
+        """Properties of our subscription; ``NotFoundError``: there is none."""
+
+    def note(self, changes: Mapping[str, str]) -> None:
+        """Sets properties of our subscription, where it can have some."""
+
+    def known(self, ask: AskKnown) -> None:
+        """Learns the manifest's facts, before the ledgers are listed."""
+
+    def heard(self, before: Position | None, position: Position) -> None:
+        """Learns that a reader received ``position``, right after ``before`` if that is given."""
+
+
+class AdminFacts:
+    """As the admin interface tells them."""
+
+    def __init__(self, admin: AdminClient, topic: str, settings: PulsarSettings) -> None:
+        self._admin, self._topic, self._settings = admin, topic, settings
+
+    def internals(self) -> TopicInternals:
+        return self._admin.internals(self._topic)
+
+    def fate(self, position: Position) -> EntryFate:
+        return self._admin.fate(self._topic, position)
+
+    def listed(self) -> BrokerLedgers:
+        return listed_by_broker(self._admin, self._topic, self._settings)
+
+    def trim(self) -> None:
+        if self._settings.trim:
+            self._admin.trim(self._topic)
+
+    def properties(self) -> Mapping[str, str]:
+        return self._admin.properties(self._topic, self._settings.subscription)
+
+    def note(self, changes: Mapping[str, str]) -> None:
+        self._admin.note(self._topic, self._settings.subscription, changes)
+
+    def known(self, ask: AskKnown) -> None:
+        pass
+
+    def heard(self, before: Position | None, position: Position) -> None:
+        pass
+
+
+class ObservedFacts:
+    """As readers of the topic receive its entries; see the head of this module.
+
+    Args:
+        ask_last: returns the newest entry that the broker delivers, ``None`` if there is none.
+        open_reader: opens a reader of the topic at a position, with so many messages in its buffer.
+
+    Attributes:
+        end: the last entry of a sealed segment, as recorded; ``None``: it isn't sealed, or its end isn't known yet.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        ask_last: Callable[[], Position | None],
+        open_reader: Callable[[Position, int], Consumer],
+    ) -> None:
+        self._topic, self._ask_last, self._open_reader = topic, ask_last, open_reader
+        self._lock = threading.Lock()
+        #: Ledger -> its entries that were received, or are settled.
+        self._entries: dict[int, int] = {}
+        #: Ledgers of which the last entry was received.
+        self._exact: set[int] = set()
+        self._settled: Position | None = None
+        self._ask_known: AskKnown = lambda _: KnownLedgers()
+        #: The newest entry in the manifest that follows a missing one and wasn't received yet.
+        self._unheard: Position | None = None
+        #: Whether a reader received an entry since the last list.
+        self._is_read = False
+        self.end: Position | None = None
+
+    def internals(self) -> TopicInternals:
+        last = self._ask_last()
+        if last is not None:
+            self._advance(last)
+        with self._lock:
+            received = sorted(self._entries.items())
+        # The last entries of a ledger may have been lost since another process received them.
+        ends = self._ask_known([ledger_id for ledger_id, _ in received]).ledgers
+        found = [(each, max(count, _end_in(ends, each) + 1)) for each, count in received]
+        newest, entries = found[-1] if found else (-1, 0)
+        if last is not None and last.ledger_id == newest:
+            entries = max(entries, last.entry_id + 1)
+        ledgers = [TopicLedger(ledger_id, count, 0, False) for ledger_id, count in found[:-1]]
+        ledgers += [TopicLedger(newest, 0, 0, False)] if found else []
+        return TopicInternals(
+            ledgers=TopicLedgers(self._topic, tuple(ledgers)),
+            open_entries=entries,
+            open_size_bytes=0,
+            last_confirmed=last,
+            is_terminated=self.end is not None and self.end.ledger_id == newest,
+            cursors={},
+        )
+
+    def fate(self, position: Position) -> EntryFate:  # noqa: ARG002  of no entry
+        return EntryFate.UNKNOWN
+
+    def listed(self) -> BrokerLedgers:
+        raise UnsupportedError(
+            f"{self._topic}: the broker doesn't list the ledgers of a segment",
+            hint="retention keeps its entries; the broker deletes sealed segments by its own retention",
+        )
+
+    def trim(self) -> None:
+        pass
+
+    def properties(self) -> Mapping[str, str]:
+        return {}
+
+    def note(self, changes: Mapping[str, str]) -> None:
+        pass
+
+    def known(self, ask: AskKnown) -> None:
+        known = ask(())
+        self._ask_known = ask
+        settled = known.settled
+        with self._lock:
+            if settled is not None:
+                gone = [each for each in self._entries if each < settled.ledger_id and each not in self._exact]
+                for ledger_id in gone:
+                    del self._entries[ledger_id]
+                self._settled = settled
+                if settled.entry_id >= 0:
+                    self._add(settled)
+            heard = max((Position(each, count - 1) for each, count in self._entries.items()), default=None)
+            is_unheard = known.newest is not None and (heard is None or known.newest > heard)
+            self._unheard = known.newest if is_unheard else None
+
+    def heard(self, before: Position | None, position: Position) -> None:
+        is_end = before is not None and 0 <= before.ledger_id < position.ledger_id
+        if before is not None and is_end and before.ledger_id not in self._exact:
+            self._receive_rest(before)
+        with self._lock:
+            self._is_read = True
+            if before is not None and min(before) >= 0:
+                self._add(before)
+            if before is not None and is_end:
+                self._exact.add(before.ledger_id)
+            self._add(position)
+
+    def _receive_rest(self, before: Position) -> None:
+        """Receives what a ledger has after an entry: a broker that passes over a lost entry may skip later ones with
+        it. A reader that asks for single entries doesn't miss those."""
+        with closing(self._open_reader(before.next(), 1)) as reader:
+            while True:
+                for each in self._taken(reader, before):
+                    if each.ledger_id > before.ledger_id:
+                        return
+                    with self._lock:
+                        self._add(each)
+                    before = each
+
+    def _add(self, position: Position) -> None:
+        """Call with the lock held."""
+        self._entries[position.ledger_id] = max(self._entries.get(position.ledger_id, 0), position.entry_id + 1)
+        while len(self._entries) > LEDGERS_MAX:
+            oldest = min(self._entries)
+            del self._entries[oldest]
+            self._exact.discard(oldest)
+
+    def _advance(self, last: Position) -> None:
+        """Receives more entries, unless a reader received some since the last call, or everything is listed."""
+        with self._lock:
+            newest = max((Position(each, count - 1) for each, count in self._entries.items()), default=None)
+            until, is_read = self._unheard, self._is_read
+            self._is_read = False
+            before = newest or self._settled
+        if (before is not None and before >= last) or (newest is not None and is_read and until is None):
+            return
+        with closing(self._open_reader(EARLIEST if before is None else before.next(), MESSAGES_MAX)) as reader:
+            is_first = True
+            while is_first or (until is not None and before is not None and before < min(until, last)):
+                for each in self._taken(reader, before):
+                    self.heard(before, each)
+                    before, is_first = each, False
+        with self._lock:
+            self._unheard, self._is_read = None, False
+
+    def _taken(self, reader: Consumer, after: Position | None) -> list[Position]:
+        if came := reader.take(READ_S_MAX):
+            return [each.position for each in came]
+        raise StoreUnavailableError(
+            f"{self._topic}: the broker has later entries, and delivered nothing after {after or 'the beginning'} for "
+            f"{READ_S_MAX:g} s",
+            hint="the topic is read again later",
+        )
+
+
+def _end_in(known: Mapping[int, KnownLedger], ledger_id: int) -> int:
+    """The last entry of a ledger, as the manifest has it; -1: it has none."""
+    found = known.get(ledger_id)
+    return -1 if found is None or found.last_entry_id is None else found.last_entry_id
+
+
+def listed_by_broker(admin: AdminClient, topic: str, settings: PulsarSettings) -> BrokerLedgers:
+    """The ledgers that a broker lists of a topic now, and since when that is followed.
+
+    A topic that is created again has another subscription, without the property. Raises as the admin interface.
+    """
+    # In this order: of a topic that is created again in between, the list is the old one.
+    stored = admin.internals(topic).stored()
+    subscriptions = admin.stats(topic).subscriptions if settings.follow_broker_trim else {}
+    subscription = subscriptions.get(settings.subscription)
+    noted = "" if subscription is None else subscription.properties.get(SINCE_PROPERTY, "")
+    return BrokerLedgers(stored=tuple(stored), since=int(noted) if noted.isdecimal() else None)

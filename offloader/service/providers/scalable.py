@@ -1,0 +1,206 @@
+"""Scalable topics of a Pulsar cluster (Pulsar 5): which segments to offload, and what is recorded before that.
+
+**The problem.** A broker deletes a sealed segment after its retention, unread by this process or not, unless a
+subscription that is registered at the *topic* still has entries of it. It then forgets the segment, and which segment
+continues it. Children take entries as soon as they exist.
+
+**Order of steps**, for each topic, at each survey:
+
+1. The subscription is registered at the topic, if it isn't. From then on the broker keeps unread segments, and creates
+   the subscription in every new one. A subscription that disappears is registered again, and reported as a problem:
+   segments may have been deleted meanwhile.
+2. The layout is recorded in the object store (``offloader.manifest.topic_layouts``).
+3. The segments are opened. The failover consumer of each creates the subscription where it is older than step 1.
+4. The last entry of a sealed segment is asked from its broker, and recorded. A seal is final, and the broker closes a
+   segment before its layout says so.
+
+A process that dies between two steps repeats them. Several processes do the same for one topic: every step leaves what
+is there. A topic with a damaged layout, or one that contradicts the record, is reported; its segments that are open
+already remain so, and other topics aren't affected.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from formats.topic_layout import RangeSegment, TopicLayout
+from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
+from offloader.ledgers.pulsar.discovery import FAILURES_MAX, Look, TopicPatterns
+from offloader.ledgers.pulsar.scalable import place_of_topic
+from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
+from offloader.ledgers.pulsar.topics import topic_of_stream
+from offloader.manifest.topic_layouts import NOTHING_MORE, record_end, record_layout
+from offloader.service.streams import ProviderProblem
+from offloader.settings import PulsarSettings
+from offloader.store.base import ObjectStore
+
+_log = logging.getLogger("offloader.service")
+
+
+class ScalableTopics:
+    """The scalable topics of one cluster. ``look`` is called by one thread at a time.
+
+    Args:
+        store: where layouts are recorded.
+    """
+
+    def __init__(self, cluster: PulsarCluster, store: ObjectStore) -> None:
+        self._cluster, self._store = cluster, store
+        self._lock = threading.Lock()
+        self._problems: dict[str, ProviderProblem] = {}
+        #: Topic -> what the broker told last, and the record after that.
+        self._layouts: dict[str, tuple[TopicLayout, TopicLayout]] = {}
+        self._registered: set[str] = set()
+        self._has_feature = False
+
+    def problems(self) -> Sequence[ProviderProblem]:
+        """Topics that aren't offloaded completely, and why."""
+        with self._lock:
+            return list(self._problems.values())
+
+    def look(
+        self,
+        settings: PulsarSettings,
+        survey: Look,
+        source_of: Callable[[str], PulsarSource | None],
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> tuple[Look, OffloaderError | None]:
+        """The segments that exist, by namespaces, and the first error of the failed queries.
+
+        Args:
+            survey: of regular topics: has the namespaces with selected topics.
+            source_of: the open source of a topic or segment.
+        """
+        if settings.scalable_topics == "off":
+            return Look({}), None
+        if (error := self._absence()) is not None or not self._has_feature:
+            return Look({}, is_whole=not self._layouts), error
+        patterns = TopicPatterns.of(settings.topics, settings.exclude)
+        topics: dict[str, frozenset[str]] = {}
+        failed = set(survey.failed)
+        first: OffloaderError | None = None
+        problems: dict[str, ProviderProblem] = {}
+        in_a_row = 0
+        for namespace in sorted(survey.topics):
+            if is_stopped() or in_a_row >= FAILURES_MAX:
+                failed.add(namespace)
+                continue
+            try:
+                listed = [each for each in self._listed(namespace) if patterns.have_scalable(each)]
+            except OffloaderError as cause:
+                first = first or cause
+                failed.add(namespace)
+                in_a_row += 1
+                continue
+            in_a_row = 0
+            topics[namespace] = frozenset(
+                segment for topic in listed for segment in self._segments(topic, settings, source_of, problems)
+            )
+        with self._lock:
+            unknown = {topic: each for topic, each in self._problems.items() if namespace_of(topic) in failed}
+            self._problems = unknown | problems
+        return Look(topics, frozenset(failed), survey.is_whole), first
+
+    def _absence(self) -> OffloaderError | None:
+        """Asks whether brokers have scalable topics; the error if those that were known can't be looked at."""
+        try:
+            self._has_feature = self._cluster.client.has_scalable_topics()
+        except OffloaderError as error:
+            self._has_feature = False
+            return error if self._layouts else None  # sources of regular topics report it
+        if self._has_feature or not self._layouts:
+            return None
+        return UnsupportedError(
+            f"the brokers don't announce scalable topics any more, and {len(self._layouts)} were offloaded",
+            hint="set scalableTopicsEnabled=true in broker.conf again; what is offloaded remains readable",
+        )
+
+    def _listed(self, namespace: str) -> Sequence[str]:
+        try:
+            return self._cluster.admin.scalable_topics(namespace)
+        except NotFoundError:
+            return ()
+
+    def _segments(
+        self,
+        topic: str,
+        settings: PulsarSettings,
+        source_of: Callable[[str], PulsarSource | None],
+        problems: dict[str, ProviderProblem],
+    ) -> Sequence[str]:
+        """The segments of a topic that the broker has; those of the last answer if there is an error."""
+        try:
+            if self._hold(topic, settings.subscription):
+                problems[topic] = ProviderProblem(
+                    where=f"topic {topic}",
+                    what=f"its subscription {settings.subscription} was removed, and is registered again: the broker "
+                    "may have deleted segments that aren't offloaded",
+                    hint="find out who removes it; see the gaps of the topic's segments with `offloader segments`",
+                )
+            self._record(topic, source_of)
+        except NotFoundError:  # a deleted topic may remain listed
+            self._layouts.pop(topic, None)
+            self._registered.discard(topic)
+            return ()
+        except OffloaderError as error:
+            problems[topic] = ProviderProblem.of(f"topic {topic}", error)
+            if topic not in self._problems:
+                _log.warning("topic %s: %s", topic, error, extra={"event": "topic_refused"})
+        if topic not in self._layouts:
+            return ()
+        seen, _ = self._layouts[topic]
+        rows = (row for row in seen.segments if not row.is_legacy)  # those are topics of their own
+        return [segment for row in rows if (segment := topic_of_stream(row.stream)) is not None]
+
+    def _hold(self, topic: str, subscription: str) -> bool:
+        """Registers the subscription where it is missing; whether it was removed since this process registered it."""
+        if subscription in self._cluster.admin.scalable_subscriptions(topic):
+            self._registered.add(topic)
+            return False
+        self._cluster.admin.register(topic, subscription)
+        was_removed = topic in self._registered
+        self._registered.add(topic)
+        if was_removed:
+            _log.error(
+                "topic %s: subscription %s was removed: registered again, but the broker may have deleted segments "
+                "that aren't offloaded",
+                topic,
+                subscription,
+            )
+        return was_removed
+
+    def _record(self, topic: str, source_of: Callable[[str], PulsarSource | None]) -> None:
+        place = place_of_topic(topic)
+        seen = self._cluster.admin.layout(topic)
+        told, recorded = self._layouts.get(topic, (None, None))
+        if recorded is None or told != seen:
+            recorded = record_layout(self._store, place, seen)
+        self._layouts[topic] = seen, recorded
+        there = seen.by_id
+        for row in recorded.segments:
+            source = source_of(topic_of_stream(row.stream) or "")
+            if source is None or not row.is_sealed:
+                continue
+            if row.end is None and row.id in there:
+                recorded = self._ended(place, row, source)
+                self._layouts[topic] = seen, recorded
+            if (end := recorded.by_id[row.id].end) is not None:
+                source.sealed(end)
+
+    def _ended(self, place: str, row: RangeSegment, source: PulsarSource) -> TopicLayout:
+        try:
+            last = source.subscription.consumer.last_position()
+        except OffloaderError as error:
+            raise StoreUnavailableError(
+                f"{source.topic}: the last entry of the sealed segment isn't known yet: {error.message}",
+                hint="the broker is asked again; its children can't be read before",
+            ) from error
+        return record_end(self._store, place, row.id, last or NOTHING_MORE)
+
+
+def namespace_of(topic: str) -> str:
+    """``topic://tenant/namespace/name`` -> ``tenant/namespace``; of any kind of topic."""
+    return "/".join(topic.partition("://")[2].split("/")[:2])

@@ -1,0 +1,169 @@
+"""Ledgers of a segment as readers observe them: from a manifest, by reading, until it is sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from formats.entries import Position
+from formats.pulsar.commands import CommandType
+from offloader.errors import StoreUnavailableError, UnsupportedError
+from offloader.ledgers.base import AskKnown, KnownLedger, KnownLedgers
+from offloader.ledgers.pulsar import topic_facts
+from offloader.ledgers.pulsar.consumer import Consumer
+from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.ledgers.pulsar.topic_facts import ObservedFacts
+from offloader.ledgers.pulsar.topics import EntryFate
+from tests.ledgers.pulsar_bench import PulsarBench
+from tests.support.waiting import eventually
+
+TOPIC = "segment://public/default/orders/0000-ffff-0"
+
+
+@pytest.fixture
+def bench() -> Iterator[PulsarBench]:
+    bench = PulsarBench(TOPIC)
+    yield bench
+    bench.close()
+
+
+def facts_of(bench: PulsarBench) -> ObservedFacts:
+    """Over the fake broker, without a source around it."""
+    cluster = bench.cluster()
+    last = Consumer(cluster.client, TOPIC, "last", start=Position(-1, -1))
+    return ObservedFacts(TOPIC, ask_last=last.last_position, open_reader=lambda *how: cluster.reader_from(TOPIC, *how))
+
+
+def known(newest: Position | None, settled: Position | None = None) -> AskKnown:
+    return lambda _ids: KnownLedgers(newest=newest, settled=newest if settled is None else settled)
+
+
+def listed(facts: ObservedFacts) -> Sequence[tuple[int, int]]:
+    return facts.internals().stored()
+
+
+def fill(bench: PulsarBench, *entries: int) -> None:
+    """Ledgers 1, 2, ... with so many entries; the last one is open."""
+    for count in entries:
+        bench.fill(count)
+        bench.topic.roll()
+
+
+def test_without_a_manifest_the_list_begins_with_the_first_entry(bench: PulsarBench) -> None:
+    facts = facts_of(bench)
+    assert listed(facts) == []
+    fill(bench, 3, 2)
+    eventually(lambda: listed(facts) == [(1, 3), (2, 2)])
+
+
+def test_settled_entries_are_not_read_again(bench: PulsarBench) -> None:
+    fill(bench, 3, 4, 5)
+    facts = facts_of(bench)
+    facts.known(known(Position(2, 1)))
+    eventually(lambda: listed(facts) == [(2, 4), (3, 5)])
+    starts = [body.start_message_id for body in bench.broker.of(CommandType.SUBSCRIBE) if not body.durable]
+    assert all((each.ledger_id, each.entry_id) >= (2, 1) for each in starts if each.ledger_id != 2**64 - 1)
+
+
+def test_ledgers_after_a_missing_entry_are_all_listed_at_once(bench: PulsarBench) -> None:
+    fill(bench, 3, 4, 5)
+    facts = facts_of(bench)
+    facts.known(known(Position(3, 1), settled=Position(1, 0)))
+    assert listed(facts)[:2] == [(1, 3), (2, 4)]
+    assert listed(facts)[2][1] >= 2
+
+
+def test_end_in_the_manifest_counts_where_the_bookies_lost_the_last_entries_since(bench: PulsarBench) -> None:
+    fill(bench, 3, 4)
+    bench.topic.lost = {Position(1, 2)}
+    facts = facts_of(bench)
+    facts.known(lambda _: KnownLedgers(newest=Position(1, 0), settled=Position(1, 0), ledgers={1: KnownLedger(2, 2)}))
+    eventually(lambda: listed(facts) == [(1, 3), (2, 4)])
+
+
+def test_another_process_that_committed_more_replaces_what_was_heard(bench: PulsarBench) -> None:
+    fill(bench, 3, 4, 5)
+    facts = facts_of(bench)
+    facts.heard(None, Position(1, 1))  # and then the broker chose the other one
+    facts.known(known(Position(3, 0)))
+    eventually(lambda: listed(facts) == [(3, 5)])
+
+
+def test_ledgers_whose_end_was_received_remain_listed(bench: PulsarBench) -> None:
+    fill(bench, 3, 4, 5)
+    facts = facts_of(bench)
+    facts.heard(Position(1, 2), Position(2, 0))
+    facts.known(known(Position(3, 4)))
+    assert listed(facts) == [(1, 3), (3, 5)]
+
+
+def test_nothing_is_read_while_a_reader_receives_entries(bench: PulsarBench) -> None:
+    facts = ObservedFacts(TOPIC, ask_last=lambda: Position(1, 9), open_reader=lambda *_: pytest.fail("reads"))
+    for entry_id in range(3):
+        facts.heard(None, Position(1, entry_id))
+        assert listed(facts) == [(1, 10)]
+
+
+def test_end_of_a_ledger_is_looked_at_once(bench: PulsarBench) -> None:
+    fill(bench, 3, 4)
+    facts = facts_of(bench)
+    for _ in range(2):
+        facts.heard(Position(1, 2), Position(2, 0))
+    assert listed(facts) == [(1, 3), (2, 4)]
+    assert sum(not body.durable for body in bench.broker.of(CommandType.SUBSCRIBE)) == 2  # and that for the last entry
+
+
+def test_entries_that_a_reader_missed_after_a_lost_one_are_listed(bench: PulsarBench) -> None:
+    fill(bench, 6, 4)
+    bench.topic.lost = {Position(1, 2)}
+    bench.topic.read_batch = 5
+    facts = facts_of(bench)
+    facts.heard(Position(1, 1), Position(2, 0))
+    assert listed(facts) == [(1, 6), (2, 4)]
+
+
+def test_sealed_segment_is_terminated_when_its_last_ledger_is_listed(bench: PulsarBench) -> None:
+    fill(bench, 3, 4)
+    facts = facts_of(bench)
+    facts.heard(None, Position(1, 0))
+    facts.end = Position(2, 3)
+    assert not facts.internals().is_terminated
+    eventually(lambda: listed(facts) == [(1, 3), (2, 4)])
+    assert facts.internals().is_terminated
+
+
+def test_silent_broker_is_asked_again(bench: PulsarBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_facts, "READ_S_MAX", 0.01)
+    cluster = bench.cluster()
+    facts = ObservedFacts(
+        TOPIC, ask_last=lambda: Position(1, 0), open_reader=lambda *how: cluster.reader_from(TOPIC, *how)
+    )
+    with pytest.raises(StoreUnavailableError, match="the broker has later entries, and delivered nothing"):
+        facts.internals()
+
+
+def test_oldest_ledgers_are_forgotten(bench: PulsarBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_facts, "LEDGERS_MAX", 2)
+    facts = ObservedFacts(TOPIC, ask_last=lambda: None, open_reader=lambda *_: pytest.fail("nothing to read"))
+    for ledger_id in (1, 2, 3):
+        facts.heard(None, Position(ledger_id, 4))
+    assert listed(facts) == [(2, 5), (3, 5)]
+
+
+def test_broker_tells_nothing_else(bench: PulsarBench) -> None:
+    facts = facts_of(bench)
+    assert facts.fate(Position(1, 0)) is EntryFate.UNKNOWN
+    assert facts.properties() == {}
+    with pytest.raises(UnsupportedError, match="doesn't list the ledgers of a segment"):
+        facts.listed()
+
+
+def test_source_of_a_segment_asks_the_admin_interface_nothing(bench: PulsarBench) -> None:
+    fill(bench, 3, 4)
+    source: PulsarSource = bench.open()
+    eventually(lambda: [(info.entries, info.closed) for info in source.ledgers()] == [(3, True), (4, False)])
+    source.sealed(Position(2, 3))
+    assert [(info.entries, info.closed) for info in source.ledgers()] == [(3, True), (4, True)]
+    assert source.noted_manifests() == []
+    assert bench.admin.asked == []

@@ -1,0 +1,284 @@
+"""Scalable topics of a fake cluster are offloaded: through splits and merges, restarts, and damaged layouts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from formats.pulsar.entry import decode_frame
+from offloader.errors import NotFoundError
+from offloader.manifest.log import list_streams
+from offloader.manifest.topic_layouts import NOTHING_MORE, read_layout
+from offloader.read.partitions import open_reader
+from tests.support.pulsar_cluster import Cluster, fake_cluster, streams_of, whats
+from tests.support.scalable_topic import FakeScalable
+from tests.support.waiting import eventually
+
+NAME, PLACE = "topic://t/n/orders", "t/n/topic/orders"
+KEYS = (5, 20_000, 40_000, 60_000)
+#: Segments end soon, so that everything is committed soon.
+SOON = {"offload__segment_age_max": 0.2}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with fake_cluster() as made:
+        yield made
+
+
+def read(cluster: Cluster, name: str = NAME) -> dict[int, list[str]]:
+    """What the store has of a topic: key -> the values, in the order in which they are read."""
+    found: dict[int, list[str]] = {}
+    try:
+        reader = open_reader(cluster.store, name)
+    except NotFoundError:
+        return found
+    with reader:
+        for batch in reader.scan():
+            for entry in batch.entries():
+                value = value_of(entry.payload)
+                found.setdefault(int(value.partition(":")[0]), []).append(value)
+    return found
+
+
+def value_of(entry: bytes) -> str:
+    return entry[decode_frame(entry).payload_start :].decode()
+
+
+def has_all(cluster: Cluster, topic: FakeScalable) -> bool:
+    return read(cluster, topic.name) == topic.sent
+
+
+def acknowledged(topic: FakeScalable, number: int) -> Position | None:
+    with suppress(KeyError):  # there is no subscription yet
+        return topic.segments[number].mark_delete("offloader")
+    return None
+
+
+def send(topic: FakeScalable, count: int = 5) -> None:
+    for key in KEYS:
+        topic.send(key, count)
+
+
+def test_splits_and_merges_keep_every_message_and_the_order_of_each_key(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: has_all(cluster, topic))
+        one, other = topic.split(0)
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+        merged = topic.merge(one, other)
+        send(topic)
+        topic.split(merged)
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+        assert len(streams_of(assembled)) == 6
+        recorded = read_layout(cluster.store, PLACE)
+        assert recorded is not None
+        assert recorded.by_id[merged].parents == (one, other)
+        assert recorded.by_id[merged].end == topic.newest(merged)
+        assert whats(assembled) == ""
+    assert sorted(name for name in list_streams(cluster.store) if "orders" in name)[0] == (
+        "t/n/segment/orders/0000-7fff-1"
+    )
+
+
+def test_history_of_several_ledgers_is_read_from_its_beginning(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    for _ in range(4):
+        send(topic)
+        topic.segments[0].roll()
+    topic.split(0)
+    send(topic)
+    with cluster.serve(offload=SOON):
+        eventually(lambda: has_all(cluster, topic))
+
+
+def test_subscription_is_registered_before_the_first_entry_is_read(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: has_all(cluster, topic))
+        assert topic.subscriptions == {"offloader"}
+        topic.subscriptions.clear()
+        eventually(lambda: "its subscription offloader was removed" in whats(assembled))
+        eventually(lambda: topic.subscriptions == {"offloader"})
+        eventually(lambda: whats(assembled) == "")
+
+
+def test_restarted_process_continues_after_the_committed_end(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    rng = random.Random(7)
+    active = [0]
+    for round_number in range(4):
+        send(topic, 2)
+        with cluster.serve(offload=SOON, broker_plugin=bool(round_number % 2)):
+            send(topic)
+            eventually(lambda: has_all(cluster, topic))
+            send(topic, 3)
+        active.remove(split := rng.choice(active))
+        active += topic.split(split)
+    with cluster.serve(offload=SOON):
+        eventually(lambda: has_all(cluster, topic))
+
+
+def test_two_processes_share_the_segments(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    with cluster.serve(offload=SOON), cluster.serve(offload=SOON):
+        send(topic)
+        topic.split(0)
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+
+
+def test_pruned_segments_remain_readable_in_their_place(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: has_all(cluster, topic))
+        topic.split(0)
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+        topic.prune(0)
+        eventually(lambda: len(streams_of(assembled)) == 2)
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+    recorded = read_layout(cluster.store, PLACE)
+    assert recorded is not None
+    assert [row.parents for row in recorded.segments] == [(), (0,), (0,)]
+
+
+def test_segment_without_entries_holds_no_child_back(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    topic.split(0)
+    send(topic)
+    with cluster.serve(offload=SOON):
+        eventually(lambda: has_all(cluster, topic))
+    recorded = read_layout(cluster.store, PLACE)
+    assert recorded is not None
+    assert recorded.by_id[0].end == NOTHING_MORE
+
+
+def test_committed_entries_are_acknowledged(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    with cluster.serve(offload=SOON, broker_plugin=True):
+        eventually(lambda: acknowledged(topic, 0) == topic.newest(0))
+
+
+def test_hot_copies_of_committed_ledgers_are_released(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    with cluster.serve(offload=SOON | {"offload__deletion_lag": 0}):
+        ends = list[Position]()
+        for _ in range(3):
+            send(topic)
+            eventually(lambda: has_all(cluster, topic))
+            ends.append(topic.newest(0))
+            topic.segments[0].roll()
+        eventually(lambda: acknowledged(topic, 0) == ends[1])
+        topic.split(0)
+        eventually(lambda: acknowledged(topic, 0) == ends[2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        ({"state": "FROZEN"}, "segment 0 has the state 'FROZEN'"),
+        ({"parentIds": [0]}, "segments are their own ancestors"),
+        ({"parentIds": [9]}, "segment 0 has the parent 9, which is missing"),
+        ({"createdAtMs": 1}, "segment 0 isn't the one that is recorded: created_ms is 1"),
+    ],
+)
+def test_damaged_layout_stops_its_topic_only(cluster: Cluster, damage: dict[str, object], text: str) -> None:
+    topic, healthy = cluster.make_scalable("orders"), cluster.make_scalable("healthy")
+    cluster.make("regular")
+    send(topic)
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: has_all(cluster, topic))
+        topic.split(0)
+        row = dict(topic.rows["0"])
+        topic.rows["0"] |= {"sealedAtEpoch": 1, **damage}
+        eventually(lambda: text in whats(assembled))
+        send(healthy)
+        eventually(lambda: has_all(cluster, healthy) and cluster.is_offloaded("regular"))
+        topic.rows["0"] = row
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+        eventually(lambda: whats(assembled) == "")
+
+
+def test_layout_that_goes_back_is_asked_for_again(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    with cluster.serve(offload=SOON) as assembled:
+        topic.split(0)
+        eventually(lambda: len(streams_of(assembled)) == 3)
+        topic.epoch -= 1
+        eventually(lambda: "has epoch 0, and epoch 1 is recorded" in whats(assembled))
+        topic.epoch += 1
+        eventually(lambda: whats(assembled) == "")
+
+
+def test_deleted_topic_that_is_still_listed_ends(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: has_all(cluster, topic))
+        topic.layout = dict  # type: ignore[method-assign]
+        topic.stats = dict  # type: ignore[method-assign]
+        eventually(lambda: streams_of(assembled) == [])
+    assert has_all(cluster, topic)
+
+
+def test_brokers_that_turn_the_feature_off_are_reported(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    cluster.make("regular")
+    send(topic)
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: has_all(cluster, topic))
+        cluster.broker.has_scalable_topics = False
+        cluster.broker.cut()
+        eventually(lambda: "don't announce scalable topics any more" in whats(assembled))
+        cluster.fill("regular")
+        eventually(lambda: cluster.is_offloaded("regular"))
+        cluster.broker.has_scalable_topics = True
+        cluster.broker.cut()
+        eventually(lambda: whats(assembled) == "")
+
+
+def test_refused_registration_is_reported_and_nothing_is_read(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    path = "/admin/v2/scalable/t/n/orders/subscriptions/offloader?type=QUEUE"
+    cluster.admin.answers[path] = 403, b""
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: "returned status 403" in whats(assembled))
+        assert streams_of(assembled) == []
+        assert read_layout(cluster.store, PLACE) is None
+        del cluster.admin.answers[path]
+        eventually(lambda: has_all(cluster, topic))
+
+
+@pytest.mark.parametrize("more", [{"scalable_topics": "off"}, {"exclude": ("topic://t/n/orders",)}])
+def test_topics_that_are_not_selected_are_left_alone(cluster: Cluster, more: dict[str, Any]) -> None:
+    topic = cluster.make_scalable("orders")
+    cluster.make("regular")
+    with cluster.serve(offload=SOON, **more) as assembled:
+        eventually(lambda: cluster.is_offloaded("regular"))
+        assert streams_of(assembled) == ["t/n/persistent/regular"]
+    assert topic.subscriptions == set()
+
+
+def test_other_brokers_are_not_asked_for_scalable_topics(cluster: Cluster) -> None:
+    cluster.make("regular")
+    with cluster.serve(offload=SOON):
+        eventually(lambda: cluster.is_offloaded("regular"))
+    assert not any("/scalable/" in path for _, path in cluster.admin.asked)
