@@ -64,7 +64,7 @@ from offloader.write.quota import segment_age_s_max
 #: Name of the plugin's driver.
 DRIVER = "offloader"
 #: Range of tested Pulsar versions, inclusive.
-VERSIONS_TRIED = (3, 0), (4, 2)
+VERSIONS_TRIED = (3, 0), (5, 0)
 _DEFAULT_READ_PRIORITY = "tiered-storage-first"
 
 

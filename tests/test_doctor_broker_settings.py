@@ -75,7 +75,15 @@ def test_policy_with_another_driver_is_a_problem(policies: dict[str, object], co
 
 @pytest.mark.parametrize(
     ("version", "is_tried"),
-    [("3.0.7", True), ("4.0.7", True), ("4.2.4", True), ("4.1.0-SNAPSHOT", True), ("2.11.4", False), ("4.3.0", False)],
+    [
+        ("3.0.7", True),
+        ("4.0.7", True),
+        ("4.2.4", True),
+        ("4.1.0-SNAPSHOT", True),
+        ("5.0.0-M1", True),
+        ("2.11.4", False),
+        ("5.1.0", False),
+    ],
 )
 def test_version_outside_the_tried_ones_is_said(version: str, is_tried: bool) -> None:
     found = version_finding(version)
