@@ -16,7 +16,7 @@ from formats.entries import Position
 from formats.pulsar.ledger_record import decode_ledger_record
 from formats.pulsar.messages import messages
 from offloader.errors import NotFoundError
-from offloader.ledgers.pulsar.consumer import Consumer, batches_of
+from offloader.ledgers.pulsar.consumer import Consumer, Delivery, batches_of
 from offloader.ledgers.pulsar.protocol import PulsarClient
 from services.pulsar.broker import Broker, running_broker
 from services.pulsar.build import SCALABLE
@@ -147,7 +147,7 @@ def test_segments_together_have_every_message_once(orders: Orders) -> None:
         for segment, _ in orders.segments():
             last = orders.hot(segment)[-1][0]
             reader = Consumer(client, segment, "decoded", start=Position(0, 0))
-            deliveries = []
+            deliveries: list[Delivery] = []
             while not deliveries or deliveries[-1].position < last:
                 deliveries += reader.take(1.0)
             reader.close()
