@@ -1,0 +1,175 @@
+"""Scalable topics of a real broker, offloaded by sidecars that are killed while segments split, merge and disappear."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+import offloader
+from formats.pulsar.messages import MessageOptions
+from offloader.errors import NotFoundError
+from offloader.manifest.topic_layouts import read_layout
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
+from services.pulsar.broker import Broker, running_broker
+from services.pulsar.build import SCALABLE
+from services.pulsar.scalable import ScalableClient, running_scalable_client
+from tests.proof.interop.record_scalable_layouts import Admin
+from tests.support.serving_processes import Serving
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.java
+
+NAMESPACE = "public/served"
+KEYS = 20
+_Sent = dict[str, list[str]]
+
+
+@dataclass
+class World:
+    """A broker of Pulsar 5 with short ledgers, a client of it, and the store and settings of sidecars."""
+
+    broker: Broker
+    client: ScalableClient
+    admin: Admin
+    config: Path
+    url: str
+
+    def store(self) -> ObjectStore:
+        return open_store(self.url)
+
+    def layout(self, name: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.admin.get(f"scalable/{NAMESPACE}/{name}")["segments"]
+        return found
+
+    def active(self, name: str) -> list[int]:
+        """The active segments, ascending by hash."""
+        rows = [row for row in self.layout(name).values() if row["active"]]
+        return [row["segmentId"] for row in sorted(rows, key=lambda row: row["hashRange"]["start"])]
+
+    def change(self, name: str, what: str) -> None:
+        self.admin.do("POST", f"scalable/{NAMESPACE}/{name}/{what}")
+
+    def read(self, name: str) -> _Sent:
+        """Key -> the values in the store, in the order in which the topic is read."""
+        found: _Sent = {}
+        stream = offloader.open_store(self.url).stream(f"topic://{NAMESPACE}/{name}")
+        try:
+            scan = stream.scan()
+        except NotFoundError:
+            return found
+        for batch in scan.messages(MessageOptions(columns=("key", "value"), join_chunks=True)):
+            for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
+                found.setdefault(key, []).append(value.decode())
+        return found
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("served")
+    settings = {"managedLedgerMaxEntriesPerLedger": "20", "managedLedgerMinLedgerRolloverTimeMinutes": "0"}
+    with (
+        running_broker(folder / "broker", settings, release=SCALABLE) as broker,
+        running_scalable_client(folder / "client", broker.service_url) as client,
+    ):
+        admin = Admin(broker)
+        admin.do("PUT", f"namespaces/{NAMESPACE}")
+        config, url = folder / "offloader.toml", f"file://{folder}/store"
+        config.write_text(
+            f'streaming_offload = true\n[serve]\nstore = "{url}"\nmaintenance = false\n'
+            f'[pulsar]\nservice_url = "{broker.service_url}"\nadmin_url = "{broker.admin_url}"\n'
+            f'topics = ["{NAMESPACE}"]\ndiscovery_interval = "500ms"\n'
+            "[offload]\nsegment_age_max = '600ms'\ntakeover_after = '2s'\n"
+        )
+        yield World(broker, client, admin, config, url)
+
+
+def added(sent: _Sent, more: Mapping[str, Sequence[str]]) -> None:
+    for key, values in more.items():
+        sent.setdefault(key, []).extend(values)
+
+
+def test_every_message_is_kept_in_order_through_splits_merges_and_kills(world: World) -> None:
+    name, sent = "orders", _Sent()
+    topic = f"topic://{NAMESPACE}/{name}"
+    world.admin.do("PUT", f"scalable/{NAMESPACE}/{name}?numInitialSegments=2")
+    changes = ["split/0", "split/1", "merge", "split", "merge"]
+    with ThreadPoolExecutor(1) as producer, Serving(world.config):
+        for part, change in enumerate(changes):
+            produced: Future[Mapping[str, Sequence[str]]] = producer.submit(
+                world.client.produce, topic, count=1500, keys=KEYS, prefix=f"part{part}", rate=500
+            )
+            with Serving(world.config):  # beside the other one; killed at the end of the block
+                active = world.active(name)
+                if change == "merge":
+                    change = f"merge/{active[0]}/{active[1]}"
+                elif change == "split":
+                    change = f"split/{active[-1]}"
+                world.change(name, change)
+                added(sent, produced.result())
+    with Serving(world.config):
+        eventually(lambda: world.read(name) == sent)
+    recorded = read_layout(world.store(), f"{NAMESPACE}/topic/{name}")
+    assert recorded is not None
+    assert len(recorded.segments) == 10
+    assert all((row.end is not None) == row.is_sealed for row in recorded.segments)
+
+
+def test_sealed_segment_is_kept_by_the_broker_until_it_is_offloaded(world: World) -> None:
+    name, sent = "held", _Sent()
+    topic = f"topic://{NAMESPACE}/{name}"
+    world.admin.do("PUT", f"scalable/{NAMESPACE}/{name}?numInitialSegments=1")
+    retention = {"retentionTimeInMinutes": 1, "retentionSizeInMB": -1}
+    world.admin.do("POST", f"namespaces/{NAMESPACE}/retention", retention)
+    added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="before"))
+    with Serving(world.config):
+        eventually(lambda: world.read(name) == sent)
+    added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="unread"))
+    world.change(name, "split/0")
+    added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="after"))
+    # Its retention ends after a minute, and the broker looks each minute.
+    time.sleep(135)  # an outage that is longer than the retention
+    assert "0" in world.layout(name)
+    with Serving(world.config):
+        eventually(lambda: world.read(name) == sent)
+        eventually(lambda: "0" not in world.layout(name), within_s=200)
+        added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="pruned"))
+        eventually(lambda: world.read(name) == sent)
+    recorded = read_layout(world.store(), f"{NAMESPACE}/topic/{name}")
+    assert recorded is not None
+    assert [row.parents for row in recorded.segments] == [(), (0,), (0,)]
+
+
+def test_regular_topic_is_migrated_while_it_is_offloaded(world: World) -> None:
+    name, sent = "plain", _Sent()
+    client = pulsar.Client(world.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer(f"persistent://{NAMESPACE}/{name}", batching_enabled=False)
+    for number in range(200):
+        key = f"k{number % KEYS}"
+        producer.send(b"v4-%d" % number, partition_key=key)
+        sent.setdefault(key, []).append(f"v4-{number}")
+    client.close()
+    with Serving(world.config):
+        stream = offloader.open_store(world.url).stream(f"persistent://{NAMESPACE}/{name}")
+        eventually(lambda: is_there(stream) and stream.scan().count_rows() == 200)
+        world.change(name, "migrate")
+        added(sent, world.client.produce(f"topic://{NAMESPACE}/{name}", count=200, keys=KEYS, prefix="v5"))
+        eventually(lambda: world.read(name) == sent)
+        world.change(name, "split/1")
+        added(sent, world.client.produce(f"topic://{NAMESPACE}/{name}", count=200, keys=KEYS, prefix="split"))
+        eventually(lambda: world.read(name) == sent)
+
+
+def is_there(stream: offloader.Stream) -> bool:
+    try:
+        stream.segments()
+    except NotFoundError:
+        return False
+    return True
