@@ -120,7 +120,7 @@ class ReadStreams:
         if asked.first is not None or asked.last is not None:
             raise InvalidCallError(
                 f"{named.name} has {len(named.partitions)} {named.kind}s, but a position belongs to one",
-                hint=f"use --since and --until, or read one of them: {named.streams[0]}",
+                hint=f"use --since and --until, or read one {named.kind}: {named.streams[0]}",
             )
         topic = open_topic(named, opened)
         parts = [(each, each.range_of(*asked)) for each in topic.partitions.values()]
