@@ -5,6 +5,7 @@ three minutes:
 
 * ``layout-*.json``: layouts of the admin interface, ``GET /admin/v2/scalable/TENANT/NAMESPACE/TOPIC``
 * ``topics.json``, ``stats.json``: the topics of a namespace, the statistics of one
+* ``topics-deleted.json``: the topics of a namespace, of which ``deleted`` isn't there any more
 * ``errors.json``: name -> status and JSON of refused requests
 * ``frames.json``: name -> frames of the binary protocol with their sizes, in hexadecimal digits
 
@@ -214,11 +215,15 @@ class _Recording:
             self.note("namespace-removed", *watch.more(NAMESPACE_UPDATE))
             self.note("update-deleted", *of_topic.more(UPDATE, 10.0))
             self.note("namespace-close", frame(NAMESPACE_CLOSE, field(1, 1)))
+        self.namespace_lookup("absent", "public/absent")
+        self.namespace_lookup("invalid", "no-namespace")
+
+    def namespace_lookup(self, name: str, namespace: str) -> None:
         with Watch(self.broker) as watch:
-            asked = frame(NAMESPACE_WATCH, field(1, 2) + field(2, "public/absent"))
+            asked = frame(NAMESPACE_WATCH, field(1, 2) + field(2, namespace))
             watch.send(asked)
-            self.note("namespace-watch-absent", asked)
-            self.note("namespace-snapshot-absent", watch.next(NAMESPACE_UPDATE))
+            self.note(f"namespace-watch-{name}", asked)
+            self.note(f"namespace-snapshot-{name}", watch.next(NAMESPACE_UPDATE))
 
     def migration(self) -> None:
         """Regular topics that become scalable ones."""
@@ -255,7 +260,19 @@ class _Recording:
         }
         self.files["errors"] = {name: list(self.admin.ask(*call)) for name, call in calls.items()}
         self.lookup("missing", f"topic://{NAMESPACE}/absent")
+        self.lookup(
+            "missing-regular", f"persistent://{NAMESPACE}/absent"
+        )  # gets the layout of a topic that isn't there
         self.files["topics"] = self.admin.get(f"scalable/{NAMESPACE}")
+
+    def deletion(self) -> None:
+        """This release goes on to list a deleted topic if a broker was its controller, which splits it."""
+        self.admin.do("PUT", f"{self.path('deleted')}?numInitialSegments=1")
+        self.admin.do("POST", f"{self.path('deleted')}/split/0")
+        self.admin.do("DELETE", self.path("deleted"))
+        self.files["topics-deleted"] = self.admin.get(f"scalable/{NAMESPACE}")
+        self.files["errors"]["deleted-topic"] = list(self.admin.ask("GET", self.path("deleted")))
+        self.namespace_lookup("deleted", NAMESPACE)
 
     def begin_pruning(self) -> Callable[[], None]:
         """Seals segments in a namespace with a minute's retention; what is called later waits until one is gone."""
@@ -302,6 +319,7 @@ def main() -> int:
             recording.migration()
             recording.namespace_watch()
             recording.refusals()
+            recording.deletion()
             end_pruning()
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.json"):
