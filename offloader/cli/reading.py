@@ -63,7 +63,7 @@ from offloader.manifest.names import named_streams
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerClient, OwnerHotTier, OwnerUnreachableError
 from offloader.read.fetch import Fetcher
-from offloader.read.partitions import follow_all, merge_published, open_topic
+from offloader.read.partitions import FollowedSegments, follow_all, merge_published, open_topic
 from offloader.read.reader import Reader, load_stream, open_stream_reader
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings, Settings
@@ -84,13 +84,16 @@ class ReadStreams:
     Attributes:
         parts: the reader of the stream, or those of the partitions in their order, each with its first and last
         position; ``None``: it has no entries between the times.
-        numbers: of the partitions; empty: it is one stream.
+        numbers: of the partitions, or ids of the segments; empty: it is one stream.
+        streams: their names. ``follow`` appends new segments to both.
         after: of each part, the places of those that are read to their end before it.
     """
 
     parts: list[tuple[Reader, _Range | None]]
     numbers: list[int]
+    streams: list[str]
     after: Sequence[Sequence[int]] = ()
+    segments: FollowedSegments | None = None
 
     @classmethod
     def opened(
@@ -116,7 +119,7 @@ class ReadStreams:
         named = named_streams(store, name)
         if not named.partitions:
             reader = opened(named.name, None)
-            return cls([(reader, reader.range_of(*asked))], [])
+            return cls([(reader, reader.range_of(*asked))], [], [reader.stream])
         if asked.first is not None or asked.last is not None:
             raise InvalidCallError(
                 f"{named.name} has {len(named.partitions)} {named.kind}s, but a position belongs to one",
@@ -124,12 +127,16 @@ class ReadStreams:
             )
         topic = open_topic(named, opened)
         parts = [(each, each.range_of(*asked)) for each in topic.partitions.values()]
-        return cls(parts, list(topic.partitions), topic.after)
+        numbers, streams = list(topic.partitions), [each.stream for each in topic.partitions.values()]
+        segments = None
+        if named.layout is not None:
 
-    @property
-    def streams(self) -> list[str]:
-        """The streams' names."""
-        return [reader.stream for reader, _ in self.parts]
+            def added(stream: str) -> Reader:
+                streams.append(stream)
+                return opened(stream, None)
+
+            segments = FollowedSegments(lambda: named_streams(store, name), added, numbers)
+        return cls(parts, numbers, streams, topic.after, segments)
 
     def close(self) -> None:
         """Closes all readers. Idempotent."""
@@ -172,7 +179,8 @@ class ReadStreams:
                 say(line)
             return newer
 
-        return follow_all([reader for reader, _ in self.parts], starts, clock=clock, stop=stop, refreshed=refreshed)
+        readers = [reader for reader, _ in self.parts]
+        return follow_all(readers, starts, clock=clock, stop=stop, refreshed=refreshed, segments=self.segments)
 
     def behind(self, now_ms: int) -> Iterator[str]:
         """Text lines with the lag of the streams of which only offloaded entries are read."""

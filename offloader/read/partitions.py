@@ -322,6 +322,37 @@ def timed_batch(scan: Iterator[EntryBatch], after_ms: int) -> tuple[EntryBatch, 
 WAIT_S_MIN, WAIT_S_MAX, HOT_WAIT_S_MAX = 0.5, 10.0, 1.0
 
 
+class FollowedSegments:
+    """The segments of a scalable topic while it is followed: new ones are added, and each is read after its parents.
+
+    Args:
+        named_now: returns the topic's segments in the store, and its layout.
+        opened: opens the reader of a stream.
+        ids: of the segments that are read already; new ones are appended.
+    """
+
+    def __init__(self, named_now: Callable[[], NamedStreams], opened: Callable[[str], Reader], ids: list[int]) -> None:
+        self._named_now, self._opened, self._ids = named_now, opened, ids
+        self._layout = named_now().layout
+
+    def added(self) -> list[Reader]:
+        """Readers of the segments that appeared since the last call, in the order of ``ids``."""
+        named = self._named_now()
+        self._layout = named.layout
+        found: list[Reader] = []
+        for number, stream in named.partitions.items():
+            if number not in self._ids:
+                found.append(self._opened(stream))
+                self._ids.append(number)
+        return found
+
+    def after(self, readers: Sequence[Reader]) -> list[Sequence[int] | None]:
+        """For each reader, the places of those that are read before it; ``None``: it can't be read yet."""
+        places = {number: place for place, number in enumerate(self._ids)}
+        readable = readable_after(self._layout, dict(zip(self._ids, readers, strict=True)))
+        return [[places[each] for each in readable[number]] if number in readable else None for number in self._ids]
+
+
 def follow_all(
     readers: Sequence[Reader],
     starts: Sequence[Position | None],
@@ -329,6 +360,7 @@ def follow_all(
     clock: Clock,
     stop: threading.Event,
     refreshed: Callable[[Reader], Reader] = Reader.refresh,
+    segments: FollowedSegments | None = None,
 ) -> Generator[tuple[int, EntryBatch], None, None]:
     """All entries of streams from ``starts``, including future ones: each stream's entries in order, once.
 
@@ -340,6 +372,7 @@ def follow_all(
         starts: ``None``: the stream's first readable entry, present or future.
         stop: ends the iteration when set.
         refreshed: returns the reader for the next poll, which may have another hot tier, or none.
+        segments: of a scalable topic, whose readers these are.
 
     Yields:
         the number of the reader, and entries of its stream.
@@ -352,14 +385,15 @@ def follow_all(
     current, begins = list(readers), list(starts)
     while not stop.is_set():
         try:
-            ends = [each.last_position for each in current]
+            after = [()] * len(current) if segments is None else segments.after(current)
+            ends = [None if before is None else each.last_position for each, before in zip(current, after, strict=True)]
             scans = [
                 iter(())
                 if last is None or (first is not None and first > last)
                 else each.scan(kept_begin(each, first), last)
                 for each, first, last in zip(current, begins, ends, strict=True)
             ]
-            with closing(merge_published(scans)) as merged:
+            with closing(merge_published(scans, [before or () for before in after])) as merged:
                 for number, batch in merged:
                     wait_s = WAIT_S_MIN
                     begins[number] = batch.last.next()
@@ -372,10 +406,11 @@ def follow_all(
             return
         wait_s = min(2 * wait_s, longest_s)
         newer = [refreshed(each) for each in current]
-        for each, given in zip(current, readers, strict=True):
-            if each is not given:
+        for each in current:
+            if each not in readers:
                 each.close()
-        current = newer
+        added = [] if segments is None else segments.added()
+        current, begins = newer + added, begins + [None] * len(added)
 
 
 def kept_begin(reader: Reader, begin: Position | None) -> Position | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -16,10 +17,11 @@ from offloader.cli.main import main
 from offloader.errors import InvalidCallError, NotFoundError
 from offloader.manifest.names import named_streams
 from offloader.manifest.topic_layouts import record_end, record_layout
-from offloader.read.partitions import TopicReader, merge_published, open_reader
-from offloader.read.reader import existing_streams, load_stream
+from offloader.read.partitions import FollowedSegments, TopicReader, follow_all, merge_published, open_reader
+from offloader.read.reader import existing_streams, load_stream, open_stream_reader
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter
 
 TOPIC, PLACE = "topic://shop/eu/orders", "shop/eu/topic/orders"
@@ -165,6 +167,40 @@ def test_topic_without_offloaded_segments_is_said_so(store: ObjectStore) -> None
     record_layout(store, PLACE, layout_of(0))
     with pytest.raises(NotFoundError, match="shop/eu/topic/orders"):
         open_reader(store, TOPIC)
+
+
+def test_followed_topic_gets_new_segments_after_their_parents(store: ObjectStore) -> None:
+    """Each step is what one poll finds; what it reads must not go beyond the segments whose parents are complete."""
+    stop = threading.Event()
+
+    def split() -> None:
+        record_layout(store, PLACE, layout_of(1, 2))
+        write(store, 1)
+
+    def merge() -> None:
+        record_layout(store, PLACE, layout_of(3))
+        write(store, 3)
+        end(store, 1, 2)  # and 2 isn't there
+
+    # After the first one, the end of 0 isn't known.
+    steps = iter([split, lambda: end(store, 0), merge, lambda: write(store, 2), stop.set])
+
+    class Steps(ManualClock):
+        def wait(self, event: threading.Event, timeout_s: float) -> bool:
+            next(steps)()
+            polls.append(len(seen))
+            return super().wait(event, timeout_s)
+
+    record_layout(store, PLACE, layout_of(0))
+    write(store, 0)
+    seen, polls, ids = list[str](), list[int](), [0]
+    segments = FollowedSegments(lambda: named_streams(store, TOPIC), lambda name: open_stream_reader(store, name), ids)
+    with open_stream_reader(store, stream_of(0)) as reader:
+        for _, batch in follow_all([reader], [None], clock=Steps(), stop=stop, segments=segments):
+            seen += texts(iter([batch]))
+    assert seen == ["0:0", "0:1", "1:0", "1:1", "2:0", "2:1", "3:0", "3:1"]
+    assert polls == [2, 2, 4, 4, 8]
+    assert ids == [0, 1, 3, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))

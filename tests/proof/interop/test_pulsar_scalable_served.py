@@ -86,7 +86,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             f'streaming_offload = true\n[serve]\nstore = "{url}"\nmaintenance = false\n'
             f'[pulsar]\nservice_url = "{broker.service_url}"\nadmin_url = "{broker.admin_url}"\n'
             f'topics = ["{NAMESPACE}"]\ndiscovery_interval = "500ms"\n'
-            "[offload]\nsegment_age_max = '600ms'\ntakeover_after = '2s'\n"
+            "[offload]\nsegment_age_max = '600ms'\ntakeover_after = '2s'\ndeletion_lag = '0s'\n"
         )
         yield World(broker, client, admin, config, url)
 
@@ -122,6 +122,7 @@ def test_every_message_is_kept_in_order_through_splits_merges_and_kills(world: W
     assert all((row.end is not None) == row.is_sealed for row in recorded.segments)
 
 
+@pytest.mark.timeout(900)
 def test_sealed_segment_is_kept_by_the_broker_until_it_is_offloaded(world: World) -> None:
     name, sent = "held", _Sent()
     topic = f"topic://{NAMESPACE}/{name}"
