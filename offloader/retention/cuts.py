@@ -219,17 +219,6 @@ def join(one: Consumed, other: Consumed) -> Consumed:
     return Consumed(full, at)
 
 
-def covers(ranges: Iterable[tuple[float, float]], low: float, high: float) -> bool:
-    """Whether every key of [low, high) is in one of ``ranges`` at least."""
-    for begin, end in sorted(ranges):
-        if begin > low:
-            return False
-        low = max(low, end)
-        if low >= high:
-            return True
-    return low >= high
-
-
 def partition_segment(number: int) -> SegmentId:
     """Stream segment of partition ``number``; 0 for a stream without partitions."""
     return SegmentId(number, 0)

@@ -1,7 +1,24 @@
-"""Segments of a stream, their succession, and the meaning of cuts in them. Pure.
+"""Range segments of a stream, their succession, and the meaning of cuts in them. Pure.
 
-Rules R4 to R7 of docs/explanation/retention.md. An unlisted segment counts as read to its end only if all segments it
-succeeds are. Without that condition, the meet or join of two valid cuts may have no cut (rule R6).
+Rules R4 to R7 of docs/explanation/retention.md.
+
+**The graph.** A stream consists of range segments. A split, a merge or a migration seals some and creates others, their
+successors. Each range segment names its predecessors. Neither epochs nor key ranges tell them: a migrated topic of
+Pulsar 5 has epoch 0 everywhere, and each of its former partitions has all keys. A partitioned topic is a graph without
+edges, a plain stream one range segment.
+
+**States.** A state of reading is a set of range segments that are read to their end, and an offset in others. It is
+consistent if all predecessors of each of these are in the set. Meet and join of consistent states, segment by segment,
+are consistent in any graph without cycle.
+
+**Cuts.** A cut names a state without the history: it lists range segments with offsets, or as future. Another segment
+counts as read to its end if all its predecessors are, and every path from it to an active segment meets a listed one.
+Without the first condition, the meet or join of two valid cuts may have no cut. Without the second, a cut that omits a
+successor would count more as read than was. A cut is valid if it lists each segment whose predecessors are all read to
+their end and that is not, and has offsets in no others: exactly the consistent states have valid cuts.
+
+**Kept.** Brokers remove old range segments, and the edges to them, from a stream's description. A lineage keeps both:
+a range segment whose predecessor is missing is refused, because it would look like the beginning of the stream.
 """
 
 from __future__ import annotations
@@ -10,22 +27,11 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import pairwise
+from graphlib import CycleError, TopologicalSorter
 from typing import Protocol
 
 from offloader.errors import InvalidCallError
-from offloader.retention.cuts import (
-    FUTURE,
-    Consumed,
-    Cut,
-    Offset,
-    Order,
-    SegmentId,
-    covers,
-    join,
-    meet,
-    order,
-)
+from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, Order, SegmentId, join, meet, order
 
 
 class Measure(Protocol):
@@ -46,91 +52,67 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamSegment:
-    """One of a stream's parallel parts.
+    """One of a stream's range segments.
 
     Attributes:
-        segment: its name, with the epoch that created it.
-        key_from: its first key, in [0, 1).
-        key_to: the first key after it.
-        ended_epoch: the first epoch without it, ``None``: active.
-        sealed_bytes: its size, if it ended and that was recorded.
+        segment: its name.
+        predecessors: the range segments that it follows: none of its entries is read before all of theirs.
+        sealed_bytes: its size, if it was sealed and that was recorded.
     """
 
     segment: SegmentId
-    key_from: float
-    key_to: float
-    ended_epoch: int | None = None
+    predecessors: tuple[SegmentId, ...] = ()
     sealed_bytes: int | None = None
-
-    def overlaps(self, other: StreamSegment) -> bool:
-        """Whether the key ranges overlap."""
-        return self.key_from < other.key_to and other.key_from < self.key_to
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """All segments of a stream, to which its cuts refer.
+    """All range segments of a stream, to which its cuts refer.
 
     Attributes:
-        segments: all stream segments, past and present, oldest first.
-        is_partitioned: partitions of a topic: the segments are a single epoch. As partitions can be added, a cut may
-            omit some, with nothing before it.
+        segments: past and present ones, in any order; afterwards each is behind its predecessors.
+        is_partitioned: partitions of a topic, without predecessors. As partitions can be added, a cut may omit some,
+            with nothing before it.
 
     Raises:
-        InvalidCallError: (of every method that takes cuts) a cut names a segment that the stream doesn't have.
+        InvalidCallError: two range segments have one name, a predecessor is missing, or some precede each other; of
+            every method that takes cuts: a cut names a range segment that the stream doesn't have.
     """
 
     segments: tuple[StreamSegment, ...]
     is_partitioned: bool = False
 
+    def __post_init__(self) -> None:
+        before = {one.segment: one.predecessors for one in self.segments}
+        if len(before) < len(self.segments):
+            raise InvalidCallError("two range segments of a stream have one name")
+        for segment, predecessors in before.items():
+            if missing := ", ".join(str(each) for each in predecessors if each not in before):
+                raise InvalidCallError(f"range segment {segment} follows {missing}, which the stream doesn't have")
+        try:
+            rows = {segment: row for row, segment in enumerate(TopologicalSorter(before).static_order())}
+        except CycleError as error:
+            cycle = " before ".join(map(str, error.args[1]))
+            raise InvalidCallError(f"range segments of a stream precede each other: {cycle}") from error
+        object.__setattr__(self, "segments", tuple(sorted(self.segments, key=lambda one: rows[one.segment])))
+
     @classmethod
     def of_partitions(cls, numbers: Collection[int]) -> Lineage:
         """A topic's partitions, ``n.0`` each: those that there are, whatever their numbers; 0 of a plain stream."""
-        count = len(numbers)
-        return cls(
-            tuple(
-                StreamSegment(SegmentId(number, 0), row / count, (row + 1) / count)
-                for row, number in enumerate(sorted(numbers))
-            ),
-            is_partitioned=True,
-        )
+        return cls(tuple(StreamSegment(SegmentId(number, 0)) for number in sorted(numbers)), is_partitioned=True)
 
     @cached_property
     def by_id(self) -> dict[SegmentId, StreamSegment]:
-        return {segment.segment: segment for segment in self.segments}
+        return {one.segment: one for one in self.segments}
 
     @cached_property
-    def predecessors(self) -> dict[SegmentId, tuple[SegmentId, ...]]:
-        """Predecessors of each segment: those that ended when it was created and share keys."""
-        ended: dict[int, list[StreamSegment]] = {}
-        for segment in self.segments:
-            if segment.ended_epoch is not None:
-                ended.setdefault(segment.ended_epoch, []).append(segment)
-        return {
-            s.segment: tuple(p.segment for p in ended.get(s.segment.epoch, ()) if p.overlaps(s)) for s in self.segments
-        }
-
-    @cached_property
-    def _ended(self) -> list[tuple[StreamSegment, tuple[SegmentId, ...], dict[SegmentId, tuple[float, float]]]]:
-        """Ended segments, oldest first, with their predecessors, and the key ranges of their successors."""
-        return [
-            (
-                one,
-                self.predecessors[one.segment],
-                {
-                    s.segment: (s.key_from, s.key_to)
-                    for s in self.segments
-                    if s.segment.epoch >= one.ended_epoch and s.overlaps(one)
-                },
-            )
-            for one in self.segments
-            if one.ended_epoch is not None
-        ]
-
-    @cached_property
-    def active(self) -> tuple[StreamSegment, ...]:
-        """Active segments, by keys."""
-        return tuple(sorted((s for s in self.segments if s.ended_epoch is None), key=lambda s: s.key_from))
+    def _successors(self) -> dict[SegmentId, list[SegmentId]]:
+        """Successors of each range segment that has some, oldest first."""
+        found: dict[SegmentId, list[SegmentId]] = {one.segment: [] for one in self.segments}
+        for one in self.segments:
+            for earlier in one.predecessors:
+                found[earlier].append(one.segment)
+        return {segment: after for segment, after in found.items() if after}
 
     def unknown(self, cut: Cut) -> list[SegmentId]:
         """Segments in ``cut`` that the stream doesn't have."""
@@ -146,12 +128,15 @@ class Lineage:
         self._require_known(cut)
         offsets = cut.offsets
         at = {s: offset for s, offset in offsets.items() if not isinstance(offset, int) or offset > 0}
+        #: Listed, or all that follow are.
+        met = set(offsets)
+        for segment, after in reversed(self._successors.items()):
+            if met.issuperset(after):
+                met.add(segment)
         full: set[SegmentId] = set()
-        for one, before, after in self._ended:
-            if one.segment not in offsets and full.issuperset(before):
-                taken = [keys for segment, keys in after.items() if segment in offsets]
-                if taken and covers(taken, one.key_from, one.key_to):
-                    full.add(one.segment)
+        for segment in self._successors:
+            if segment in met and segment not in offsets and full.issuperset(self.by_id[segment].predecessors):
+                full.add(segment)
         return Consumed(frozenset(full), at)
 
     def cut_of(self, consumed: Consumed) -> Cut:
@@ -163,7 +148,7 @@ class Lineage:
         for one in self.segments:
             if one.segment in consumed.full:
                 continue
-            before = [segment in consumed.full for segment in self.predecessors[one.segment]]
+            before = [segment in consumed.full for segment in one.predecessors]
             if all(before):
                 if one.segment in consumed.at or not self.is_partitioned:
                     offsets[one.segment] = consumed.at.get(one.segment, 0)
@@ -175,20 +160,17 @@ class Lineage:
         """Why ``cut`` is no consistent point of the stream, apart from written data's ends; empty if it is one."""
         if unknown := self.unknown(cut):
             return f"the stream has no stream segment {', '.join(map(str, unknown))}"
-        listed = [self.by_id[segment] for segment in cut.offsets]
-        if not (present := [s for s in listed if cut.offsets[s.segment] != FUTURE]):
+        future = {segment for segment, offset in cut.offsets.items() if offset == FUTURE}
+        if len(future) == len(cut.offsets):
             return "it lists no stream segment with an offset"
         if self.is_partitioned:
-            future = [str(s.segment) for s in listed if s not in present]
-            return f"partition {', '.join(future)} has no offset" if future else ""
-        if not covers([(s.key_from, s.key_to) for s in listed], 0.0, 1.0):
-            return "it doesn't cover all keys"
-        for one, other in pairwise(sorted(present, key=lambda s: s.key_from)):
-            if one.overlaps(other):
-                return f"the keys of {one.segment} and {other.segment} overlap"
+            return f"partition {', '.join(map(str, sorted(future)))} has no offset" if future else ""
         consumed = self.consumed(cut)
-        for one in present:
-            if unread := [str(p) for p in self.predecessors[one.segment] if p not in consumed.full]:
+        for one in self.segments:
+            unread = [str(each) for each in one.predecessors if each not in consumed.full]
+            if not unread and one.segment not in cut.offsets and one.segment not in consumed.full:
+                return f"it neither lists {one.segment} nor all that follow it"
+            if unread and one.segment in cut.offsets and one.segment not in future:
                 return f"it has an offset in {one.segment}, which follows {', '.join(unread)}, not read to its end"
         return ""
 

@@ -1,4 +1,4 @@
-"""Random situations by seed, the same ones every time: split and merged streams, and topics with positions and brokers.
+"""Random situations by seed, the same ones every time: split, merged and migrated streams, partitions, brokers.
 
 States of reading are drawn as rows, one number for each range segment, and written as cuts here: a cut of the product
 that is read back wrongly differs from its row.
@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from formats.entries import Position
@@ -18,7 +18,7 @@ from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.broker import BrokerView, FirstListed
 from offloader.retention.cuts import FUTURE, Cut, Offset, SegmentId
 from offloader.retention.decide import Situation, Subscription, decide
-from offloader.retention.lineage import Lineage, LineageMeasure, Measure
+from offloader.retention.lineage import Lineage, LineageMeasure, Measure, StreamSegment
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Decision, Record, RetentionSet
 from tests.retention.independent_cycle import FULL, IndependentCycle, Vector
@@ -74,11 +74,15 @@ def _positions(cut: Cut) -> Iterable[tuple[SegmentId, Position]]:
 class _Stream:
     """A stream to draw from."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, is_migrated: bool) -> None:
         self.rng = rng
         self.ledgers: dict[SegmentId, list[int]] = {}
-        self.lineage: Lineage = self._partitions() if rng.random() < 0.4 else _history(rng)
-        self.parents = {one.segment: self.lineage.predecessors[one.segment] for one in self.lineage.segments}
+        if is_migrated:
+            self.lineage = migrated(rng)
+        else:
+            self.lineage = self._partitions() if rng.random() < 0.4 else _history(rng)
+        segments = sorted(self.lineage.segments, key=lambda one: one.segment.age_order)
+        self.parents = {one.segment: one.predecessors for one in segments}
         self.sealed = {one.segment: one.sealed_bytes for one in self.lineage.segments}
         self.measure: Measure = LedgerMeasure(self.ledgers) if self.ledgers else LineageMeasure(self.lineage)
 
@@ -151,6 +155,24 @@ def _history(rng: random.Random) -> ScalableLineage:
     return stream
 
 
+def migrated(rng: random.Random, scalings_max: int = 4) -> Lineage:
+    """A topic that began with any number of partitions, and split and merged since: epochs are 0, keys overlap."""
+    segments = [StreamSegment(SegmentId(number, 0)) for number in range(rng.randint(1, 3))]
+    active = [one.segment for one in segments]
+    for step in range(rng.randint(0, scalings_max)):
+        # The migration seals all partitions, and each new range segment follows all of them.
+        sealed = rng.sample(active, len(active) if step == 0 else rng.randint(1, min(3, len(active))))
+        new = [SegmentId(len(segments) + n, 0) for n in range(rng.randint(1, 3))]
+        before = {one: set(sealed) if step == 0 else {rng.choice(sealed)} for one in new}
+        for one in sealed:
+            before[rng.choice(new)].add(one)
+        segments = [replace(s, sealed_bytes=rng.randint(0, _SIZE_MAX)) if s.segment in sealed else s for s in segments]
+        segments += [StreamSegment(one, tuple(sorted(before[one]))) for one in new]
+        active = [one for one in active if one not in sealed] + new
+    rng.shuffle(segments)
+    return Lineage(tuple(segments))
+
+
 def _limits(rng: random.Random, unit: Unit) -> Limits:
     low = rng.choice([0, rng.randint(0, 30)])
     return Limits(unit, low, rng.choice([None, low + rng.randint(0, 30) or None]))
@@ -195,9 +217,9 @@ def _broker(rng: random.Random, stream: _Stream) -> BrokerView | None:
     )
 
 
-def drawn(seed: int) -> Drawn:
+def drawn(seed: int, *, is_migrated: bool = False) -> Drawn:
     rng = random.Random(seed)
-    stream = _Stream(rng)
+    stream = _Stream(rng, is_migrated=is_migrated)
     tails = stream.rows(rng.choice([0, 1, 2, 3, 4, 5, 6, 7]))
     times = sorted(rng.sample(range(61), len(tails)))
     recorded = [stream.cut(row) for row in tails]
@@ -240,9 +262,9 @@ def drawn(seed: int) -> Drawn:
     return Drawn(situation, stream.parents, stream.ledgers)
 
 
-def checked(seed: int) -> Decision:
+def checked(seed: int, *, is_migrated: bool = False) -> Decision:
     """The decision about a drawn situation, equal to that of the independent model."""
-    case = drawn(seed)
+    case = drawn(seed, is_migrated=is_migrated)
     decision, model = decide(case.situation), case.model()
     assert model.new_head() == (None if decision.cut is None else model.vector(decision.cut)), seed
     return decision

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, SegmentId
 from offloader.retention.decide import Situation, Subscription
-from offloader.retention.lineage import LineageMeasure, StreamSegment
+from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Record, RetentionSet
-from tests.retention.lineages import ScalableLineage
+from tests.retention.lineages import KeyedSegment, ScalableLineage
 
 #: Offsets and sealed sizes go up to here; all amounts are then of the size of the limits that are drawn.
 SIZE_MAX = 12
@@ -36,7 +36,7 @@ def lineages(draw: st.DrawFn, scalings_max: int = 4) -> ScalableLineage:
     return stream
 
 
-def runs(chosen: set[StreamSegment]) -> list[tuple[float, float]]:
+def runs(chosen: set[KeyedSegment]) -> list[tuple[float, float]]:
     """The key ranges of neighbours together."""
     found: list[tuple[float, float]] = []
     for one in sorted(chosen, key=lambda one: one.key_from):
@@ -59,8 +59,8 @@ def read(draw: st.DrawFn, stream: ScalableLineage) -> Consumed:
     """What somebody can have read: of a segment something only if all that it took over from was read to the end."""
     full: set[SegmentId] = set()
     at: dict[SegmentId, Offset] = {}
-    for one in stream.segments:
-        if all(before in full for before in stream.predecessors[one.segment]):
+    for one in stream.keyed:
+        if full.issuperset(one.predecessors):
             size = SIZE_MAX if one.sealed_bytes is None else one.sealed_bytes
             if one.ended_epoch is not None and draw(st.integers(0, 2)):
                 full.add(one.segment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from offloader.errors import InvalidCallError
@@ -25,6 +25,11 @@ def covers_once(ranges: Iterable[tuple[float, float]], keys: Iterable[tuple[floa
     return _merged_ranges(ranges) == _merged_ranges(keys)
 
 
+def following(keys: tuple[float, float], sealed: Mapping[SegmentId, tuple[float, float]]) -> tuple[SegmentId, ...]:
+    """The sealed segments with some of the keys."""
+    return tuple(segment for segment, (low, high) in sealed.items() if keys[0] < high and low < keys[1])
+
+
 def _merged_ranges(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """The ranges in order, adjacent ones merged. Overlapping ones stay separate, unequal to any without overlap."""
     found: list[tuple[float, float]] = []
@@ -36,9 +41,24 @@ def _merged_ranges(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, f
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class KeyedSegment(StreamSegment):
+    """A range segment as the proposals describe it.
+
+    Attributes:
+        key_from: its first key, in [0, 1).
+        key_to: the first key after it.
+        ended_epoch: the first epoch without it, ``None``: active.
+    """
+
+    key_from: float = 0.0
+    key_to: float = 1.0
+    ended_epoch: int | None = None
+
+
 @dataclass(frozen=True)
 class ScalableLineage(Lineage):
-    """A lineage that tests build, scale and query."""
+    """A lineage that tests build from epochs and key ranges, scale and query."""
 
     @classmethod
     def build(
@@ -47,7 +67,7 @@ class ScalableLineage(Lineage):
         epochs: Sequence[Collection[SegmentId]],
         sealed_bytes: Mapping[SegmentId, int] | None = None,
     ) -> ScalableLineage:
-        """Build a stream's history.
+        """Build a stream's history. Segments follow those with some of their keys that the epoch before them has.
 
         Args:
             ranges: key range [from, to) of each segment.
@@ -64,11 +84,14 @@ class ScalableLineage(Lineage):
                 raise InvalidCallError(f"the stream segments of epoch {number} don't cover each key once")
         return cls(
             tuple(
-                StreamSegment(
+                KeyedSegment(
                     segment,
+                    following(
+                        ranges[segment], {s: ranges[s] for s, last in lasts.items() if last + 1 == segment.epoch}
+                    ),
+                    sizes.get(segment),
                     *ranges[segment],
                     lasts[segment] + 1 if lasts[segment] + 1 < len(epochs) else None,
-                    sizes.get(segment),
                 )
                 for segment in sorted(lasts, key=lambda segment: segment.age_order)
             )
@@ -84,20 +107,34 @@ class ScalableLineage(Lineage):
         Raises:
             InvalidCallError: the successors' keys differ from the sealed ones', or a sealed segment isn't active.
         """
-        active = {s.segment: s for s in self.segments if s.ended_epoch is None}
+        active = {one.segment: one for one in self.active}
         unknown = [str(segment) for segment in sealed if segment not in active]
         if unknown:
             raise InvalidCallError(f"a scaling seals {', '.join(unknown)}: no stream segment that takes entries")
-        if problem := scale_problem([(active[s].key_from, active[s].key_to) for s in sealed], ranges):
+        keys = {s: (active[s].key_from, active[s].key_to) for s in sealed}
+        if problem := scale_problem([*keys.values()], ranges):
             raise InvalidCallError(problem)
-        epoch = 1 + max(s.segment.epoch for s in self.segments)
-        number = 1 + max(s.segment.number for s in self.segments)
+        epoch = 1 + max(one.segment.epoch for one in self.keyed)
+        number = 1 + max(one.segment.number for one in self.keyed)
         kept = [
-            StreamSegment(s.segment, s.key_from, s.key_to, epoch, sealed[s.segment]) if s.segment in sealed else s
-            for s in self.segments
+            replace(one, ended_epoch=epoch, sealed_bytes=sealed[one.segment]) if one.segment in sealed else one
+            for one in self.keyed
         ]
-        new = [StreamSegment(SegmentId(number + n, epoch), *keys) for n, keys in enumerate(ranges)]
+        new = [
+            KeyedSegment(SegmentId(number + n, epoch), following(own, keys), None, *own) for n, own in enumerate(ranges)
+        ]
         return ScalableLineage((*kept, *new))
+
+    @cached_property
+    def keyed(self) -> list[KeyedSegment]:
+        """All segments, oldest first."""
+        found = [one for one in self.segments if isinstance(one, KeyedSegment)]
+        return sorted(found, key=lambda one: one.segment.age_order)
+
+    @cached_property
+    def active(self) -> tuple[KeyedSegment, ...]:
+        """Active segments, by keys."""
+        return tuple(sorted((one for one in self.keyed if one.ended_epoch is None), key=lambda one: one.key_from))
 
     @cached_property
     def first_cut(self) -> Cut:
@@ -126,11 +163,11 @@ class ScalableLineage(Lineage):
             met = after.full | {segment for segment, offset in end.offsets.items() if offset != FUTURE}
         else:
             met = frozenset(self.by_id)
-        return [s.segment for s in self.segments if s.segment in met and s.segment not in before.full]
+        return sorted(met - before.full, key=lambda segment: segment.age_order)
 
     def span(self, cut: Cut) -> dict[SegmentId, int]:
         """The last epoch of each listed segment, no later than the one that created the cut's youngest segment."""
         youngest = max((segment.epoch for segment in cut.offsets), default=0)
         self._require_known(cut)
-        lasts = {segment: self.by_id[segment].ended_epoch for segment in cut.offsets}
+        lasts = {one.segment: one.ended_epoch for one in self.keyed if one.segment in cut.offsets}
         return {segment: youngest if ended is None else min(youngest, ended - 1) for segment, ended in lasts.items()}

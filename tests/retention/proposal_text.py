@@ -100,7 +100,7 @@ def _drawn(rng: random.Random, stream: ScalableLineage) -> Row:
     """A place in the stream: of a segment something is read only if all that it took over from is read to the end."""
     found: dict[SegmentId, float] = {}
     for one in stream.segments:
-        ready = all(found[earlier] == FULL for earlier in stream.predecessors[one.segment])
+        ready = all(found[earlier] == FULL for earlier in one.predecessors)
         ended = one.sealed_bytes is not None
         if ready and ended and rng.random() < 0.6:
             found[one.segment] = FULL

@@ -91,9 +91,9 @@ def test_any_text_is_a_cut_or_refused(text: str) -> None:
         ("two", {}, "lists no stream segment with an offset"),
         ("two", {"0.0": -1, "1.0": -1}, "lists no stream segment with an offset"),
         ("two", {"0.0": 1, "7.9": 1}, "has no stream segment 7.9"),
-        ("two", {"0.0": 1}, "doesn't cover all keys"),
-        ("two", {"1.0": 1}, "doesn't cover all keys"),
-        ("merge2", {"0.0": 1, "2.1": 0}, "keys of 0.0 and 2.1 overlap"),
+        ("two", {"0.0": 1}, "neither lists 1.0 nor all that follow it"),
+        ("two", {"1.0": 1}, "neither lists 0.0 nor all that follow it"),
+        ("merge2", {"0.0": 1, "2.1": 0}, "offset in 2.1, which follows 0.0, not read to its end"),
         ("merge2", {"0.0": 1, "1.0": -1}, ""),
         ("split2", {"1.0": 1, "2.1": 0, "3.1": 0}, ""),
         ("merge_then_split", {"0.0": 1, "2.1": -1, "4.2": 3}, "offset in 4.2, which follows 2.1, not read to its end"),
@@ -181,7 +181,7 @@ def test_a_scaling_seals_what_takes_entries_and_replaces_its_keys() -> None:
 
     grown = stream.scaled({SegmentId(2, 1): None}, [(0.0, 0.5), (0.5, 1.0)])
     assert [str(one.segment) for one in grown.active] == ["3.2", "4.2"]
-    assert grown.predecessors[SegmentId(3, 2)] == (SegmentId(2, 1),)
+    assert grown.by_id[SegmentId(3, 2)].predecessors == (SegmentId(2, 1),)
     assert grown.problem(cut({"3.2": 0, "4.2": 0})) == ""
     assert stream.scaled({SegmentId(2, 1): 5}, [(0.0, 1.0)]).bytes_till(cut({"3.2": 1})) == 20 + 20 + 5 + 1
 

@@ -11,8 +11,10 @@ from offloader.retention.state import Rule
 from tests.retention.drawn_situations import checked, digest
 
 SITUATIONS = 600
-#: Changes only together with a rule: a decision is stored and printed as this JSON.
+MIGRATED = 300
+#: Change only together with a rule: a decision is stored and printed as this JSON.
 DIGEST = "2c8432e7871f528d"
+DIGEST_MIGRATED = "23c47f989cd0b5e8"
 
 
 @pytest.mark.slow
@@ -20,3 +22,9 @@ def test_decisions_about_drawn_situations_are_unchanged_and_those_of_an_independ
     decisions = [checked(seed) for seed in range(SITUATIONS)]
     assert {decision.rule for decision in decisions} >= {*Rule} - {Rule.BOUND_RAISED_KEEPING_MIN}
     assert digest(decisions) == DIGEST
+
+
+@pytest.mark.slow
+def test_decisions_about_migrated_topics_are_those_of_an_independent_model() -> None:
+    """Their history is a graph in which epochs and key ranges tell nothing."""
+    assert digest(checked(seed, is_migrated=True) for seed in range(MIGRATED)) == DIGEST_MIGRATED

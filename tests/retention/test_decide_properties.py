@@ -42,7 +42,7 @@ def test_a_decision_keeps_what_it_has_to(situation: Situation, seed: int) -> Non
 
 
 def matches_the_specification(situation: Situation, decision: Decision) -> None:
-    cycle = IndependentCycle(situation, situation.lineage.predecessors)
+    cycle = IndependentCycle(situation, {one.segment: one.predecessors for one in situation.lineage.segments})
     assert cycle.new_head() == (None if decision.cut is None else cycle.vector(decision.cut))
 
 

@@ -26,3 +26,4 @@ def test_decisions_about_new_situations_are_those_of_an_independent_model() -> N
     start = first_seed()
     for seed in range(start, start + PART):
         checked(seed)
+        checked(seed, is_migrated=True)
