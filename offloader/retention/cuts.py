@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -165,58 +165,6 @@ class Order(enum.Enum):
     EQUAL_OR_AFTER = "EqualOrAfter"
     BEFORE = "Before"
     OVERLAPS = "Overlaps"
-
-
-@dataclass(frozen=True, slots=True)
-class Consumed:
-    """What lies before a cut, segment by segment: the componentwise values that order, meet and join work on.
-
-    Attributes:
-        full: segments entirely before the cut, by the successors of their keys: more than an offset at the end.
-        at: of the others, the offset, where it isn't 0.
-    """
-
-    full: frozenset[SegmentId]
-    at: Mapping[SegmentId, Offset]
-
-
-def order(one: Consumed, other: Consumed) -> Order:
-    """Order of ``one`` relative to ``other``: after or equal everywhere, before or equal everywhere, or neither."""
-    if _reaches(one, other):
-        return Order.EQUAL_OR_AFTER
-    return Order.BEFORE if _reaches(other, one) else Order.OVERLAPS
-
-
-def _reaches(one: Consumed, other: Consumed) -> bool:
-    # Offsets are of one kind within a stream, which the type can't express
-    mine: Mapping[SegmentId, Any] = one.at
-    return other.full <= one.full and all(
-        segment in one.full or (segment in mine and mine[segment] >= offset) for segment, offset in other.at.items()
-    )
-
-
-def meet(one: Consumed, other: Consumed) -> Consumed:
-    """The latest that isn't after either: componentwise minimum."""
-    at: dict[SegmentId, Offset] = {}
-    for mine, theirs in ((one, other), (other, one)):
-        limits: Mapping[SegmentId, Any] = theirs.at
-        for segment, offset in mine.at.items():
-            if segment in theirs.full:
-                at[segment] = offset
-            elif segment in limits:
-                at[segment] = min(offset, limits[segment])
-    return Consumed(one.full & other.full, at)
-
-
-def join(one: Consumed, other: Consumed) -> Consumed:
-    """The earliest that isn't before either: componentwise maximum."""
-    full = one.full | other.full
-    at: dict[SegmentId, Any] = {}
-    for mine in (one, other):
-        for segment, offset in mine.at.items():
-            if segment not in full and (segment not in at or at[segment] < offset):
-                at[segment] = offset
-    return Consumed(full, at)
 
 
 def partition_segment(number: int) -> SegmentId:

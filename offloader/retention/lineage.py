@@ -23,15 +23,45 @@ a range segment whose predecessor is missing is refused, because it would look l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, reduce, total_ordering
 from graphlib import CycleError, TopologicalSorter
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from offloader.errors import InvalidCallError
-from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, Order, SegmentId, join, meet, order
+from offloader.retention.cuts import FUTURE, Cut, Offset, Order, SegmentId
+
+
+@total_ordering
+class _End:
+    """Greater than each offset."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "END"
+
+
+#: Offset in a range segment that is read to its end.
+END = _End()
+#: What lies before a cut: the offset in each range segment of which something is read, or ``END``. The offsets are of
+#: one kind within a stream, which the type can't express.
+Consumed: TypeAlias = Mapping[SegmentId, Any]
+
+
+def _reaches(one: Consumed, other: Consumed) -> bool:
+    return all(segment in one and one[segment] >= offset for segment, offset in other.items())
+
+
+def _meet(one: Consumed, other: Consumed) -> Consumed:
+    return {segment: min(offset, other[segment]) for segment, offset in one.items() if segment in other}
+
+
+def _join(one: Consumed, other: Consumed) -> Consumed:
+    return {**one, **{segment: max(offset, one.get(segment, offset)) for segment, offset in other.items()}}
 
 
 class Measure(Protocol):
@@ -124,20 +154,25 @@ class Lineage:
             raise InvalidCallError(f"the cut {cut} lists stream segments that the stream doesn't have: {unknown}")
 
     def consumed(self, cut: Cut) -> Consumed:
-        """The offsets and segments before ``cut``."""
+        """What lies before ``cut``."""
         self._require_known(cut)
         offsets = cut.offsets
-        at = {s: offset for s, offset in offsets.items() if not isinstance(offset, int) or offset > 0}
-        #: Listed, or all that follow are.
+        found: dict[SegmentId, Any] = {
+            segment: offset for segment, offset in offsets.items() if not isinstance(offset, int) or offset > 0
+        }
+        # Listed, or all that follow are.
         met = set(offsets)
         for segment, after in reversed(self._successors.items()):
             if met.issuperset(after):
                 met.add(segment)
-        full: set[SegmentId] = set()
         for segment in self._successors:
-            if segment in met and segment not in offsets and full.issuperset(self.by_id[segment].predecessors):
-                full.add(segment)
-        return Consumed(frozenset(full), at)
+            if segment in met and segment not in offsets and not self._unread(segment, found):
+                found[segment] = END
+        return found
+
+    def _unread(self, segment: SegmentId, consumed: Consumed) -> list[SegmentId]:
+        """Predecessors that aren't read to their end."""
+        return [each for each in self.by_id[segment].predecessors if consumed.get(each) is not END]
 
     def cut_of(self, consumed: Consumed) -> Cut:
         """The shortest cut with ``consumed`` before it.
@@ -146,13 +181,11 @@ class Lineage:
         """
         offsets: dict[SegmentId, Offset] = {}
         for one in self.segments:
-            if one.segment in consumed.full:
-                continue
-            before = [segment in consumed.full for segment in one.predecessors]
-            if all(before):
-                if one.segment in consumed.at or not self.is_partitioned:
-                    offsets[one.segment] = consumed.at.get(one.segment, 0)
-            elif any(before):
+            offset, unread = consumed.get(one.segment, 0), self._unread(one.segment, consumed)
+            if not unread:
+                if offset is not END and (offset or not self.is_partitioned):
+                    offsets[one.segment] = offset
+            elif len(unread) < len(one.predecessors):
                 offsets[one.segment] = FUTURE
         return Cut(offsets)
 
@@ -167,20 +200,23 @@ class Lineage:
             return f"partition {', '.join(map(str, sorted(future)))} has no offset" if future else ""
         consumed = self.consumed(cut)
         for one in self.segments:
-            unread = [str(each) for each in one.predecessors if each not in consumed.full]
-            if not unread and one.segment not in cut.offsets and one.segment not in consumed.full:
+            unread = ", ".join(map(str, self._unread(one.segment, consumed)))
+            if not unread and one.segment not in cut.offsets and one.segment not in consumed:
                 return f"it neither lists {one.segment} nor all that follow it"
             if unread and one.segment in cut.offsets and one.segment not in future:
-                return f"it has an offset in {one.segment}, which follows {', '.join(unread)}, not read to its end"
+                return f"it has an offset in {one.segment}, which follows {unread}, not read to its end"
         return ""
 
     def order(self, one: Cut, other: Cut) -> Order:
         """Order of ``one`` relative to ``other``; valid cuts of the stream, as everywhere below."""
-        return order(self.consumed(one), self.consumed(other))
+        mine, theirs = self.consumed(one), self.consumed(other)
+        if _reaches(mine, theirs):
+            return Order.EQUAL_OR_AFTER
+        return Order.BEFORE if _reaches(theirs, mine) else Order.OVERLAPS
 
     def reaches(self, one: Cut, other: Cut) -> bool:
         """Whether ``one`` is at or after ``other``."""
-        return self.order(one, other) is Order.EQUAL_OR_AFTER
+        return _reaches(self.consumed(one), self.consumed(other))
 
     def equal(self, one: Cut, other: Cut) -> bool:
         """Whether the same lies before both, even with different future segments."""
@@ -188,11 +224,11 @@ class Lineage:
 
     def meet(self, cuts: Iterable[Cut]) -> Cut:
         """The latest cut that isn't after any of ``cuts``, of which there is at least one: their lower bound."""
-        return self._combined(cuts, meet)
+        return self._combined(cuts, _meet)
 
     def join(self, cuts: Iterable[Cut]) -> Cut:
         """The earliest cut that isn't before any of ``cuts``, of which there is at least one."""
-        return self._combined(cuts, join)
+        return self._combined(cuts, _join)
 
     def _combined(self, cuts: Iterable[Cut], combine: Callable[[Consumed, Consumed], Consumed]) -> Cut:
         given = [(cut, self.consumed(cut)) for cut in cuts]
@@ -208,20 +244,18 @@ class Lineage:
         Raises:
             InvalidCallError: offsets are positions, or the size of a segment before the cut wasn't recorded.
         """
-        consumed = self.consumed(cut)
         total = 0
-        for segment in consumed.full:
-            if (sealed_bytes := self.by_id[segment].sealed_bytes) is None:
+        for segment, offset in self.consumed(cut).items():
+            size_bytes = self.by_id[segment].sealed_bytes if offset is END else offset
+            if size_bytes is None:
                 raise InvalidCallError(
                     f"the size of stream segment {segment}, which lies before {cut}, wasn't recorded"
                 )
-            total += sealed_bytes
-        for segment, offset in consumed.at.items():
-            if not isinstance(offset, int):
+            if not isinstance(size_bytes, int):
                 raise InvalidCallError(
                     f"offset {offset} of stream segment {segment} is a position, not a number of bytes"
                 )
-            total += offset
+            total += size_bytes
         return total
 
 

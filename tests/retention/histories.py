@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import strategies as st
 
 from offloader.retention.boundaries import TIME_UNKNOWN
-from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, SegmentId
+from offloader.retention.cuts import FUTURE, Cut, SegmentId
 from offloader.retention.decide import Situation, Subscription
-from offloader.retention.lineage import LineageMeasure
+from offloader.retention.lineage import END, Consumed, LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Record, RetentionSet
 from tests.retention.lineages import KeyedSegment, ScalableLineage
@@ -57,16 +58,15 @@ def parts(draw: st.DrawFn, low: float, high: float) -> list[tuple[float, float]]
 @st.composite
 def read(draw: st.DrawFn, stream: ScalableLineage) -> Consumed:
     """What somebody can have read: of a segment something only if all that it took over from was read to the end."""
-    full: set[SegmentId] = set()
-    at: dict[SegmentId, Offset] = {}
+    found: dict[SegmentId, Any] = {}
     for one in stream.keyed:
-        if full.issuperset(one.predecessors):
+        if all(found.get(before) is END for before in one.predecessors):
             size = SIZE_MAX if one.sealed_bytes is None else one.sealed_bytes
             if one.ended_epoch is not None and draw(st.integers(0, 2)):
-                full.add(one.segment)
+                found[one.segment] = END
             elif offset := draw(st.integers(0, size)):
-                at[one.segment] = offset
-    return Consumed(frozenset(full), at)
+                found[one.segment] = offset
+    return found
 
 
 @st.composite

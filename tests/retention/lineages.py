@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from offloader.errors import InvalidCallError
-from offloader.retention.cuts import FUTURE, Consumed, Cut, Order, SegmentId, order
-from offloader.retention.lineage import Lineage, StreamSegment
+from offloader.retention.cuts import FUTURE, Cut, SegmentId
+from offloader.retention.lineage import END, Consumed, Lineage, StreamSegment
+
+
+def full(consumed: Consumed) -> set[SegmentId]:
+    """Segments that are read to their end."""
+    return {segment for segment, offset in consumed.items() if offset is END}
 
 
 def scale_problem(sealed: Sequence[tuple[float, float]], ranges: Sequence[tuple[float, float]]) -> str:
@@ -139,11 +144,11 @@ class ScalableLineage(Lineage):
     @cached_property
     def first_cut(self) -> Cut:
         """The cut before everything."""
-        return self.cut_of(Consumed(frozenset(), {}))
+        return self.cut_of({})
 
     def deleted_between(self, head: Cut, cut: Cut) -> list[SegmentId]:
         """Segments to delete when the start position moves from ``head`` to ``cut``, oldest first."""
-        gone = self.consumed(cut).full - self.consumed(head).full
+        gone = full(self.consumed(cut)) - full(self.consumed(head))
         return sorted(gone, key=lambda segment: segment.age_order)
 
     def between(self, start: Cut, end: Cut) -> list[SegmentId]:
@@ -156,14 +161,13 @@ class ScalableLineage(Lineage):
         Raises:
             InvalidCallError: ``end`` isn't at or after ``start``.
         """
-        before, after = self.consumed(start), self.consumed(end)
         if end.offsets:
-            if order(after, before) is not Order.EQUAL_OR_AFTER:
+            if not self.reaches(end, start):
                 raise InvalidCallError(f"the end {end} isn't at or after the start {start}")
-            met = after.full | {segment for segment, offset in end.offsets.items() if offset != FUTURE}
+            met = full(self.consumed(end)) | {segment for segment, offset in end.offsets.items() if offset != FUTURE}
         else:
-            met = frozenset(self.by_id)
-        return sorted(met - before.full, key=lambda segment: segment.age_order)
+            met = set(self.by_id)
+        return sorted(met - full(self.consumed(start)), key=lambda segment: segment.age_order)
 
     def span(self, cut: Cut) -> dict[SegmentId, int]:
         """The last epoch of each listed segment, no later than the one that created the cut's youngest segment."""

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from offloader.retention.cuts import Consumed, Cut, SegmentId
+from offloader.retention.cuts import Cut, SegmentId
 from offloader.retention.decide import Situation, Subscription
-from offloader.retention.lineage import LineageMeasure
+from offloader.retention.lineage import END, LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Record, RetentionSet
 from tests.retention.lineages import ScalableLineage
@@ -69,12 +69,8 @@ class Case:
     def row(self, cut: Cut) -> Row:
         lineage = self.situation.lineage
         consumed = lineage.consumed(cut)
-        rows = []
-        for one in lineage.segments:
-            offset = consumed.at.get(one.segment, 0)
-            assert isinstance(offset, int)
-            rows.append(FULL if one.segment in consumed.full else offset)
-        return tuple(rows)
+        offsets = [consumed.get(one.segment, 0) for one in lineage.segments]
+        return tuple(FULL if offset is END else offset for offset in offsets)
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
@@ -112,8 +108,7 @@ def _drawn(rng: random.Random, stream: ScalableLineage) -> Row:
 
 def _cut(stream: ScalableLineage, row: Row) -> Cut:
     at = dict(zip((one.segment for one in stream.segments), row, strict=True))
-    full = frozenset(one for one, offset in at.items() if offset == FULL)
-    return stream.cut_of(Consumed(full, {one: int(offset) for one, offset in at.items() if 0 < offset < FULL}))
+    return stream.cut_of({one: END if offset == FULL else int(offset) for one, offset in at.items() if offset})
 
 
 def _limits(rng: random.Random, unit: Unit) -> Limits:

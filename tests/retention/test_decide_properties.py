@@ -18,6 +18,7 @@ from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Decision, Record, RetentionSet, Rule
 from tests.retention.histories import cuts, limits, lineages, policies, situations
 from tests.retention.independent_cycle import IndependentCycle
+from tests.retention.lineages import full
 
 
 @pytest.mark.slow
@@ -254,4 +255,4 @@ def test_a_stream_over_many_cycles(data: st.DataObject) -> None:
         records = records.thinned(now_ms, policy.all_limits, decision.used_ms)
         times = [one.time_ms for one in records.records]
         assert times == sorted(set(times))
-    assert deleted == Counter(str(segment) for segment in lineage.consumed(head).full)
+    assert deleted == Counter(str(segment) for segment in full(lineage.consumed(head)))

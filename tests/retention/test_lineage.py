@@ -10,10 +10,11 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import InvalidCallError
-from offloader.retention.cuts import FUTURE, UNBOUNDED, Consumed, Cut, Order, SegmentId
-from offloader.retention.lineage import Lineage, StreamSegment
+from offloader.retention.cuts import FUTURE, UNBOUNDED, Cut, Order, SegmentId
+from offloader.retention.lineage import END, Consumed, Lineage, StreamSegment
 from tests.retention.case_file import cut
 from tests.retention.drawn_situations import migrated
+from tests.retention.lineages import full
 
 
 def lineage(graph: Mapping[str, str], sizes: Mapping[str, int] | None = None) -> Lineage:
@@ -26,8 +27,8 @@ def lineage(graph: Mapping[str, str], sizes: Mapping[str, int] | None = None) ->
     )
 
 
-def full(stream: Lineage, at: Cut) -> list[str]:
-    return sorted(map(str, stream.consumed(at).full))
+def read(stream: Lineage, at: Cut) -> list[str]:
+    return sorted(map(str, full(stream.consumed(at))))
 
 
 #: A topic of two partitions that was migrated: both have all keys, as have their successors together; all epochs are 0.
@@ -38,7 +39,7 @@ def test_migrated_topic_of_one_partition_is_read_before_its_successor() -> None:
     stream = lineage({"0.0": "", "1.0": "0.0"}, {"0.0": 10})
     old, new = cut({"0.0": 10}), cut({"1.0": 0})
     assert stream.problem(old) == stream.problem(new) == ""
-    assert (full(stream, old), full(stream, new)) == ([], ["0.0"])
+    assert (read(stream, old), read(stream, new)) == ([], ["0.0"])
     assert stream.order(new, old) is Order.EQUAL_OR_AFTER
     assert stream.order(old, new) is Order.BEFORE
     assert stream.meet([old, new]) == old
@@ -49,7 +50,7 @@ def test_migrated_topic_of_one_partition_is_read_before_its_successor() -> None:
 def test_migrated_partitions_with_all_keys_each_are_both_read_before_their_successors() -> None:
     both, one, other = cut({"2.0": 5, "3.0": 0}), cut({"0.0": 3, "1.0": 4}), cut({"0.0": 2, "2.0": -1, "3.0": -1})
     assert MIGRATED.problem(both) == MIGRATED.problem(one) == MIGRATED.problem(other) == ""
-    assert (full(MIGRATED, both), full(MIGRATED, one), full(MIGRATED, other)) == (["0.0", "1.0"], [], ["1.0"])
+    assert (read(MIGRATED, both), read(MIGRATED, one), read(MIGRATED, other)) == (["0.0", "1.0"], [], ["1.0"])
     assert MIGRATED.order(one, other) is Order.OVERLAPS
     assert MIGRATED.meet([one, other]) == cut({"0.0": 2, "1.0": 4})
     assert MIGRATED.join([one, other]) == cut({"0.0": 3, "2.0": -1, "3.0": -1})
@@ -85,7 +86,7 @@ def test_split_and_merge_and_both_in_a_chain() -> None:
         {"0.0": "", "1.1": "0.0", "2.1": "0.0", "3.2": "1.1 2.1", "4.3": "3.2", "5.3": "3.2", "6.4": "5.3"},
         {"0.0": 1, "1.1": 2, "2.1": 4, "3.2": 8, "5.3": 16},
     )
-    for offsets, read, size in [
+    for offsets, before, size in [
         ({"0.0": 0}, "", 0),
         ({"1.1": 1, "2.1": 0}, "0.0", 2),
         ({"1.1": 1, "3.2": -1}, "0.0 2.1", 6),
@@ -93,19 +94,19 @@ def test_split_and_merge_and_both_in_a_chain() -> None:
         ({"4.3": 9, "6.4": 0}, "0.0 1.1 2.1 3.2 5.3", 40),
     ]:
         assert stream.problem(cut(offsets)) == ""
-        assert full(stream, cut(offsets)) == read.split()
+        assert read(stream, cut(offsets)) == before.split()
         assert stream.bytes_till(cut(offsets)) == size
     assert stream.join([cut({"1.1": 1, "3.2": -1}), cut({"2.1": 3, "3.2": -1})]) == cut({"3.2": 0})
 
 
 def test_unbounded_cut_has_nothing_before_it() -> None:
-    assert MIGRATED.consumed(UNBOUNDED) == Consumed(frozenset(), {})
+    assert MIGRATED.consumed(UNBOUNDED) == {}
 
 
 def test_segment_that_the_broker_pruned_is_kept_before_its_successors() -> None:
     """The cuts and sizes of before remain true; without the pruned segment, its successors would be a beginning."""
     kept = cut({"2.0": 5, "3.0": 1})
-    assert full(MIGRATED, kept) == ["0.0", "1.0"]
+    assert read(MIGRATED, kept) == ["0.0", "1.0"]
     assert MIGRATED.bytes_till(kept) == 36
     assert MIGRATED.reaches(kept, cut({"0.0": 10, "1.0": 20}))
     with pytest.raises(InvalidCallError, match=r"segment 2\.0 follows 0\.0, which the stream doesn't have"):
@@ -143,15 +144,11 @@ def states(stream: Lineage) -> Iterator[Consumed]:
     """All that can have been read, with offsets 0 and 1."""
     names = [one.segment for one in stream.segments]
     sealed = {before for one in stream.segments for before in one.predecessors}
-    for values in itertools.product((0, 1, None), repeat=len(names)):
-        read = dict(zip(names, values, strict=True))
-        begun = [one for one in stream.segments if read[one.segment] != 0]
-        is_sealed = all(one in sealed for one, offset in read.items() if offset is None)
-        if is_sealed and all(read[before] is None for one in begun for before in one.predecessors):
-            yield Consumed(
-                frozenset(one for one, offset in read.items() if offset is None),
-                {one: offset for one, offset in read.items() if offset},
-            )
+    for values in itertools.product((0, 1, END), repeat=len(names)):
+        state = {name: offset for name, offset in zip(names, values, strict=True) if offset}
+        begun = [one for one in stream.segments if one.segment in state]
+        if full(state) <= sealed and all(state.get(before) is END for one in begun for before in one.predecessors):
+            yield state
 
 
 def names_the_state(stream: Lineage, at: Cut, state: Consumed) -> bool:
@@ -161,11 +158,11 @@ def names_the_state(stream: Lineage, at: Cut, state: Consumed) -> bool:
     """
     for one in stream.segments:
         offset = at.offsets.get(one.segment)
-        if one.segment in state.full:
+        if state.get(one.segment) is END:
             if offset is not None or not all(set(way) & set(at.offsets) for way in ways(stream, one.segment)):
                 return False
-        elif state.full.issuperset(one.predecessors):
-            if offset is None or max(0, int(offset if isinstance(offset, int) else 0)) != state.at.get(one.segment, 0):
+        elif full(state).issuperset(one.predecessors):
+            if offset not in (state.get(one.segment, 0), FUTURE) or (offset == FUTURE and one.segment in state):
                 return False
         elif offset not in (None, FUTURE):
             return False
@@ -218,4 +215,5 @@ def test_meet_and_join_are_the_lower_and_upper_bound_of_all_states(seed: int) ->
 
 
 def rank(state: Consumed, segment: SegmentId) -> int:
-    return 2 if segment in state.full else int(str(state.at.get(segment, 0)))
+    offset = state.get(segment, 0)
+    return 2 if offset is END else int(offset)
