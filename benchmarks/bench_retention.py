@@ -24,8 +24,9 @@ from uuid import UUID
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, Offset, OwnCuts, PartitionEntries, SegmentId
+from offloader.retention.cuts import Cut, Offset, SegmentId
 from offloader.retention.decide import Situation, Subscription, decide
+from offloader.retention.entries import PartitionEntries, StreamEntries
 from offloader.retention.lineage import Lineage, LineageMeasure, Measure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Record, RetentionSet
@@ -64,7 +65,7 @@ def plain(count: int, _: random.Random) -> History:
         ledger, entry = divmod(min(int(part * total), total - 1), LEDGER_ENTRIES)
         return Cut({SegmentId(0, 0): Position(ledger + 1, entry)})
 
-    measure = OwnCuts({0: PartitionEntries(ManifestState(stream="plain", incarnation=UUID(int=0)), infos)})
+    measure = StreamEntries({0: PartitionEntries(ManifestState(stream="plain", incarnation=UUID(int=0)), infos)})
     return recorded(Lineage.of_partitions(range(1)), measure, place, count)
 
 

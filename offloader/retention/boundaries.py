@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, OwnCuts, cut_at
+from offloader.retention.cuts import Cut, cut_at
+from offloader.retention.entries import StreamEntries
 from offloader.retention.state import Record
 
 #: Time of a boundary with entries of unknown publish time before it: later than any time, so it is never old enough.
@@ -78,7 +79,7 @@ class Boundaries(Sequence[Record]):
     """
 
     ends: Mapping[int, NDArray[np.int64]]
-    own: OwnCuts
+    own: StreamEntries
 
     @cached_property
     def _times(self) -> NDArray[np.int64]:

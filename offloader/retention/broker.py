@@ -16,7 +16,8 @@ from offloader.ledgers.base import BrokerLedgers, listed_source
 from offloader.ledgers.pulsar.topics import contradiction, topic_of_stream
 from offloader.manifest.source_identity import known_ledgers
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, OwnCuts, cut_at
+from offloader.retention.cuts import Cut, cut_at
+from offloader.retention.entries import StreamEntries
 from offloader.retention.scope import SourceOf
 
 #: The ledgers that a broker lists of a stream; ``None``: no broker has it, so only the policy limits its retention.
@@ -128,7 +129,7 @@ def first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, in
 def broker_view(
     asked: Mapping[int, BrokerLedgers | OffloaderError],
     states: Mapping[int, ManifestState],
-    own: OwnCuts,
+    own: StreamEntries,
     *,
     follows: bool,
 ) -> BrokerView:
@@ -170,7 +171,7 @@ def _problem(
     return f"the broker's list{where} is outdated, or of another topic: {why}" if why else ""
 
 
-def _doubt(found: BrokerLedgers, state: ManifestState, own: OwnCuts, number: int) -> str:
+def _doubt(found: BrokerLedgers, state: ManifestState, own: StreamEntries, number: int) -> str:
     """Why the broker may not have trimmed all entries before its first ledger; empty if it has."""
     if state.held:
         return "the stream is on hold"

@@ -25,8 +25,9 @@ from offloader.manifest.protection import DeletionClock, user_at_host
 from offloader.parallel_map import at_once
 from offloader.retention.boundaries import Ahead, Boundaries, published_ahead, segment_ends
 from offloader.retention.broker import BrokerView, ListedOf, broker_view, listed_by_source
-from offloader.retention.cuts import Cut, OwnCuts, cut_at, partition_segment
+from offloader.retention.cuts import Cut, cut_at, partition_segment
 from offloader.retention.decide import Situation, decide, subscriptions_of
+from offloader.retention.entries import StreamEntries
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Policy, PolicyKind, Unit, is_internal, policy_of
 from offloader.retention.scope import DocumentStore, LoadedPartitions, Scope, SourceOf, find_scope, home_of, no_source
@@ -34,8 +35,8 @@ from offloader.retention.state import (
     Decision,
     Lag,
     Record,
-    RecordedCuts,
     RecordedState,
+    RetentionSet,
     Rule,
     change_records,
     read_decisions,
@@ -121,7 +122,7 @@ class _Snapshot:
     scope: Scope
     lineage: Lineage
     past: RecordedState
-    own: OwnCuts
+    own: StreamEntries
     partitions: LoadedPartitions
     registry: Registry
     now_ms: int
@@ -261,7 +262,7 @@ class RetentionCycle:
             scope=scope,
             lineage=Lineage.of_partitions(scope.partitions),
             past=past,
-            own=OwnCuts(partitions),
+            own=StreamEntries(partitions),
             partitions=partitions,
             # Load this last, so that concurrent acknowledgements count.
             registry=retention.registry(scope),
@@ -273,9 +274,7 @@ class RetentionCycle:
         tail, begin = own.canonical(own.tail()), own.canonical(own.begin())
         is_recorded = policy is not None and self._is_due(stream, snapshot, tail, begin)
         past = snapshot.with_records(snapshot.past, begin, is_recorded=is_recorded)
-        records = replace(
-            past.records, records=tuple(replace(each, cut=own.canonical(each.cut)) for each in past.records.records)
-        )
+        records = RetentionSet(tuple(replace(each, cut=own.canonical(each.cut)) for each in past.records.records))
         outcome = CycleOutcome(
             stream=stream,
             policy=policy,
@@ -289,7 +288,7 @@ class RetentionCycle:
         if not tail.offsets:
             return outcome
         follows = self._follows(stream)
-        ruling, measure = policy or _LOOKING, RecordedCuts(own, records, past.known)
+        ruling, measure = policy or _LOOKING, replace(past, records=records).measure(own)
         decision = decide(
             Situation(
                 policy=ruling,

@@ -33,7 +33,7 @@ from offloader.manifest.catalog import (
 from offloader.manifest.load import refreshed
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
-from offloader.retention.cuts import Known, PartitionEntries
+from offloader.retention.entries import Known, PartitionEntries
 from offloader.runtime.clock import Clock
 from offloader.store.base import CREATE, IfMatch, ObjectStore, put_if
 from offloader.stream_names import partition_of

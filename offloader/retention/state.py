@@ -8,13 +8,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import accumulate, takewhile
-from types import MappingProxyType
 from typing import Any
 
 from formats.documents import DecisionRow, Decisions, RecordRow, Records, SizeRow
 from formats.entries import Position
 from offloader.retention.broker import BrokerRuling
-from offloader.retention.cuts import Cut, Known, OwnCuts, Size, cut_of_rows, rows_of_cut
+from offloader.retention.cuts import Cut, cut_of_rows, rows_of_cut
+from offloader.retention.entries import Known, Size, StreamEntries
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.scope import Scope, Stored
@@ -347,7 +347,7 @@ class RecordedState:
     known: Mapping[int, Known] = field(default_factory=dict)
     counted_bytes: int = 0
 
-    def with_tail(self, own: OwnCuts, now_ms: int) -> RecordedState:
+    def with_tail(self, own: StreamEntries, now_ms: int) -> RecordedState:
         """The state with the current tail in the retention set, unless it has a later one, or there are no entries.
 
         Args:
@@ -371,9 +371,19 @@ class RecordedState:
             self, records=earlier.add(Record(now_ms, tail, size_bytes)), known=known, counted_bytes=size_bytes
         )
 
-    def before_truncation(self, own: OwnCuts, cut: Cut) -> RecordedState:
+    def before_truncation(self, own: StreamEntries, cut: Cut) -> RecordedState:
         """State to save before the stream is truncated at ``cut``."""
         return replace(self, known={**self.known, **_moved(own, self.known, cut)})
+
+    def measure(self, own: StreamEntries) -> StreamEntries:
+        """``own``, with sizes that aren't below those of the recorded cuts.
+
+        Args:
+            own: counted from the current or an earlier ``known``, which may have been raised since.
+        """
+        recorded = [(each.cut, each.size_bytes) for each in self.records.records if each.size_bytes is not None]
+        more = {n: _uncounted(own, n, at).payload_bytes for n, at in self.known.items() if n in own.partitions}
+        return StreamEntries(own.partitions, recorded, more)
 
     def truncated(self, head: Cut, lineage: Lineage, cut_time_ms: int | None) -> RecordedState:
         """State to save once ``head`` is the stream's head.
@@ -384,39 +394,6 @@ class RecordedState:
         gone = self.records.up_to(head, lineage)
         head_ms = cut_time_ms if cut_time_ms is not None else gone[-1].time_ms if gone else self.head_ms
         return replace(self, records=self.records.truncated(head, lineage), head_ms=head_ms)
-
-
-class RecordedCuts(OwnCuts):
-    """Measures cuts as ``OwnCuts`` does, but never below the size measured when a cut was recorded.
-
-    A position inside a block counts as the block's start; a recorded cut at or before it may be a better bound. Neither
-    overstates the size.
-
-    Args:
-        known: where the sizes of ``records`` are counted from, which may have been raised since ``own`` was counted.
-    """
-
-    def __init__(self, own: OwnCuts, records: RetentionSet, known: Mapping[int, Known] = MappingProxyType({})) -> None:
-        super().__init__(own.partitions)
-        self._more = {n: _uncounted(own, n, at).payload_bytes for n, at in known.items() if n in own.partitions}
-        self._records = [record for record in records.records if record.size_bytes is not None]
-
-    def bytes_before(self, cut: Cut) -> int:
-        """Payload bytes before a cut since the stream was created."""
-        count = self._recorded_before(cut)
-        recorded = self._records[count - 1].size_bytes if count else 0
-        more = sum(self._more.get(segment.number, 0) for segment in cut.offsets)
-        return max(super().bytes_before(cut) + more, recorded or 0)
-
-    def bytes_in_doubt(self, cut: Cut) -> int:
-        """As of ``OwnCuts``; nothing where the cut was recorded."""
-        count = self._recorded_before(cut)
-        is_recorded = count > 0 and self.reaches(self._records[count - 1].cut, cut)
-        return 0 if is_recorded else super().bytes_in_doubt(cut)
-
-    def _recorded_before(self, cut: Cut) -> int:
-        """How many recorded cuts are at or before a cut."""
-        return bisect_right(self._records, False, key=lambda record: not self.reaches(cut, record.cut))
 
 
 def read_records(retention: StreamRetention, scope: Scope) -> RecordedState:
@@ -472,7 +449,7 @@ def past_moves(rows: Iterable[Mapping[str, Any]], number: int = 0) -> list[tuple
     return found
 
 
-def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
+def _moved(own: StreamEntries, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
     """Where counting continues from ``cut``, also if ``own`` was counted before ``known`` was raised.
 
     Without partitions in which ``known`` is as far or further: another cycle may have moved it beyond all of ``own``.
@@ -485,14 +462,14 @@ def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Know
     return found
 
 
-def _uncounted(own: OwnCuts, number: int, known: Known) -> Size:
+def _uncounted(own: StreamEntries, number: int, known: Known) -> Size:
     """Size counted in ``known`` and missing in ``own``, which was counted before ``known`` was raised."""
     # Compared at a ledger's beginning, which is never inside a piece.
     more = known.before_ledger.minus(own.partitions[number].before(Position(known.position.ledger_id, 0)))
     return more if more.payload_bytes > 0 else Size(0, 0)
 
 
-def _raised(own: OwnCuts, known: Mapping[int, Known], missing: int) -> dict[int, Known]:
+def _raised(own: StreamEntries, known: Mapping[int, Known], missing: int) -> dict[int, Known]:
     """Counts with ``missing`` more bytes before the first partition with entries, which raises all later sizes."""
     for number, each in own.partitions.items():
         if each.first is not None:

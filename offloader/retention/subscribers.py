@@ -23,7 +23,8 @@ from offloader.manifest.boundary import change_boundary, read_boundary
 from offloader.manifest.names import stream_name
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
-from offloader.retention.cuts import Cut, Known, OwnCuts, cut_at, cut_of_rows, rows_of_cut
+from offloader.retention.cuts import Cut, cut_at, cut_of_rows, rows_of_cut
+from offloader.retention.entries import Known, StreamEntries
 from offloader.retention.scope import (
     DocumentStore,
     LoadedPartitions,
@@ -369,7 +370,7 @@ class StreamRetention:
 
     def cuts(
         self, scope: Scope | None = None, known: Mapping[int, Known] | None = None, *, ahead: Iterable[int] = ()
-    ) -> OwnCuts:
+    ) -> StreamEntries:
         """The stream's current entries, counted and checked.
 
         Args:
@@ -379,7 +380,7 @@ class StreamRetention:
         found = scope or self.scope()
         partitions = LoadedPartitions(self.documents.store, found, self._source_of, known, self._views)
         partitions.load(ahead)
-        return OwnCuts(partitions)
+        return StreamEntries(partitions)
 
     def tail(self) -> Cut:
         """Current end of the stream: after the newest entry of each partition."""

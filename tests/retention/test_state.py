@@ -13,14 +13,14 @@ from formats.manifest import Edit, Purged, Retire, Truncate
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.retention import state as recorded_state
-from offloader.retention.cuts import Cut, OwnCuts
+from offloader.retention.cuts import Cut
 from offloader.retention.decide import Situation, Subscription, decide
+from offloader.retention.entries import StreamEntries
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.scope import Scope
 from offloader.retention.state import (
     DECISIONS_MAX,
-    RecordedCuts,
     RecordedState,
     Rule,
     change_records,
@@ -58,7 +58,7 @@ class Bench:
         self.logs[name].commit(segment_edits(self.grown))
         self.grown += 1
 
-    def look(self, name: str = STREAM) -> tuple[StreamRetention, Scope, RecordedState, OwnCuts]:
+    def look(self, name: str = STREAM) -> tuple[StreamRetention, Scope, RecordedState, StreamEntries]:
         retention = self.retention(name)
         place = retention.scope(create=True)
         state = read_records(retention, place)
@@ -99,7 +99,7 @@ def test_sizes_grow_from_creation_although_segments_left_the_manifest() -> None:
     assert sizes == [100 * (number + 1) for number in range(12)]
     retention, place, state, own = bench.look()
     assert len(list(bench.logs[STREAM].load().segments)) == 2
-    measure = RecordedCuts(own, state.records)
+    measure = state.measure(own)
     newest = state.records.records[-1]
     assert measure.bytes_before(newest.cut) == 1200
     # 5 entries of the block at 100..109 are read: it counts from its start, and nothing before it is unread.
@@ -120,7 +120,7 @@ def test_cut_inside_a_block_keeps_its_recorded_size_after_offloading() -> None:
     recorded = state.records.records[0]
     assert (str(recorded.cut), recorded.size_bytes) == ("0.0=1:4", 40)
     assert own.bytes_before(recorded.cut) == 0
-    measure = RecordedCuts(own, state.records)
+    measure = state.measure(own)
     assert measure.bytes_before(recorded.cut) == 40
     assert measure.bytes_before(Cut.of({"0.0": "1:7"})) == 40
     assert measure.bytes_before(Cut.of({"0.0": "1:3"})) == 0
@@ -187,7 +187,7 @@ def test_recorded_cut_in_a_segment_keeps_min_surely_after_a_partition_was_delete
     situation = Situation(
         policy=Policy(kind=PolicyKind.SIZE, limits=Limits(Unit.SIZE, 80)),
         lineage=Lineage.of_partitions(place.partitions),
-        measure=RecordedCuts(own, state.records, state.known),
+        measure=state.measure(own),
         records=state.records,
         head=Cut(),
         now_ms=bench.clock.now_ms(),
@@ -248,7 +248,7 @@ def test_decision_from_stored_state_is_recorded() -> None:
     situation = Situation(
         policy=Policy(kind=PolicyKind.SIZE, limits=Limits(Unit.SIZE, 150, 400)),
         lineage=Lineage.of_partitions(place.partitions),
-        measure=RecordedCuts(own, state.records),
+        measure=state.measure(own),
         records=state.records,
         head=own.head(),
         now_ms=bench.clock.now_ms(),
@@ -277,7 +277,7 @@ def test_large_decisions_are_kept_as_far_as_they_fit() -> None:
         Situation(
             policy=Policy(kind=PolicyKind.CONSUMPTION),
             lineage=Lineage.of_partitions(place.partitions),
-            measure=RecordedCuts(own, state.records),
+            measure=state.measure(own),
             records=state.records,
             head=own.head(),
             now_ms=bench.clock.now_ms(),

@@ -7,7 +7,8 @@ from uuid import UUID
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, OwnCuts, PartitionEntries, partition_segment
+from offloader.retention.cuts import Cut, partition_segment
+from offloader.retention.entries import PartitionEntries, StreamEntries
 from offloader.retention.subscribers import Followed, Registry, followed
 
 
@@ -17,7 +18,7 @@ def ledger(ledger_id: int, entries: int, *, closed: bool = True) -> LedgerInfo:
 
 NOTHING_OFFLOADED = ManifestState(stream="hot", incarnation=UUID(int=0))
 ENTRIES = PartitionEntries(NOTHING_OFFLOADED, [ledger(3, 5), ledger(7, 0), ledger(9, 4, closed=False)])
-OWN = OwnCuts({0: ENTRIES})
+OWN = StreamEntries({0: ENTRIES})
 
 
 def at(ledger_id: int, entry_id: int) -> Cut:

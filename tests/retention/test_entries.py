@@ -16,7 +16,8 @@ from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, Known, OwnCuts, PartitionEntries, Size
+from offloader.retention.cuts import Cut
+from offloader.retention.entries import Known, PartitionEntries, Size, StreamEntries
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.manifests import DRIVER, uuid_of
@@ -196,7 +197,7 @@ def test_the_end_of_a_ledger_is_the_beginning_of_the_next_one() -> None:
     assert found.canonical(Position(1, 5)) == Position(4, 0)
     assert found.canonical(Position(4, 5)) == Position(4, 5)
     assert found.canonical(Position(1, 4)) == Position(1, 4)
-    own = OwnCuts({0: found})
+    own = StreamEntries({0: found})
     end, begin = Cut.of({"0.0": "1:5"}), Cut.of({"0.0": "4:0"})
     assert own.reaches(end, begin)
     assert own.reaches(begin, end)
@@ -225,7 +226,7 @@ def test_recorded_gaps_have_no_size_and_may_contain_a_cut() -> None:
 
 def test_refused_cuts_have_a_reason() -> None:
     offloaded = state_of((1, 5), closed=set()).log.load()
-    own = OwnCuts({0: PartitionEntries(offloaded), 2: PartitionEntries(NOTHING_OFFLOADED)})
+    own = StreamEntries({0: PartitionEntries(offloaded), 2: PartitionEntries(NOTHING_OFFLOADED)})
     assert own.problem(Cut()) == "it names no position"
     assert own.problem(Cut.of({"1.0": "1:0"})) == "the stream has no partition 1"
     assert own.problem(Cut.of({"0.1": "1:0"})) == "0.1 is none"
@@ -239,7 +240,7 @@ def test_refused_cuts_have_a_reason() -> None:
 
 def test_partitions_that_a_cut_does_not_name_count_nothing() -> None:
     one, two = (PartitionEntries(state_of((1, count), closed=set()).log.load()) for count in (5, 3))
-    own = OwnCuts({0: one, 1: two})
+    own = StreamEntries({0: one, 1: two})
     assert own.size_before(Cut.of({"1.0": "1:3"})) == Size(30, 3)
     assert own.size_before(own.tail()) == own.total() == Size(80, 8)
     assert own.tail() == Cut.of({"0.0": "1:5", "1.0": "1:3"})
