@@ -38,10 +38,10 @@ from offloader.retention.state import (
     RecordedState,
     RetentionSet,
     Rule,
-    change_records,
+    decision_change,
     read_decisions,
     read_records,
-    remember_decision,
+    records_change,
 )
 from offloader.retention.subscribers import Registry, StreamRetention
 from offloader.retention.truncate import Truncation, resume_topic_truncation, truncate_stream, truncate_topic
@@ -358,9 +358,9 @@ class RetentionCycle:
             # Make the size before the new start position durable before its entries can be deleted.
             return found.before_truncation(snapshot.own, decision.cut or snapshot.own.head())
 
-        change_records(snapshot.retention, scope, before)
+        self._documents.change(*records_change(scope, before))
         if (cut := decision.cut) is None:
-            _keep(snapshot, decision)
+            self._keep(snapshot, decision)
             return outcome
         heads = {
             partition.stream: position
@@ -381,8 +381,8 @@ class RetentionCycle:
             truncations = {stream: self._truncate_plain(scope, position) for stream, position in heads.items()}
         if not truncations:
             return None
-        change_records(
-            snapshot.retention, scope, lambda state: state.truncated(cut, snapshot.lineage, decision.cut_time_ms)
+        self._documents.change(
+            *records_change(scope, lambda state: state.truncated(cut, snapshot.lineage, decision.cut_time_ms))
         )
         return replace(outcome, truncations=truncations)
 
@@ -393,8 +393,17 @@ class RetentionCycle:
         # A concurrent cycle may have cut elsewhere: each keeps min, but together they may not.
         if not is_same or (snapshot.scope.is_topic and not self._heads_are(snapshot)):
             return False
-        _keep(snapshot, decision)
+        self._keep(snapshot, decision)
         return True
+
+    def _keep(self, snapshot: _Snapshot, decision: Decision) -> None:
+        """Store a decision, unless it repeats the newest one: by the same rule, nothing, or a truncation still blocked.
+
+        Stored each cycle, repeats would displace the records of losses.
+        """
+        newest, now = read_decisions(snapshot.retention, snapshot.scope)[:1], decision.as_json()
+        if not newest or any(newest[0].get(name) != now[name] for name in _SAME):
+            self._documents.change(*decision_change(snapshot.scope, decision))
 
     def _heads_are(self, snapshot: _Snapshot) -> bool:
         numbers = snapshot.scope.partitions
@@ -422,16 +431,6 @@ class RetentionCycle:
             if entry is not None and entry.incarnation == scope.incarnation:
                 raise
             raise NotFoundError(f"stream {scope.name} was deleted in the meantime") from error
-
-
-def _keep(snapshot: _Snapshot, decision: Decision) -> None:
-    """Store a decision, unless it repeats the newest one: by the same rule, nothing, or a truncation still blocked.
-
-    Stored each cycle, repeats would displace the records of losses.
-    """
-    newest, now = read_decisions(snapshot.retention, snapshot.scope)[:1], decision.as_json()
-    if not newest or any(newest[0].get(name) != now[name] for name in _SAME):
-        remember_decision(snapshot.retention, snapshot.scope, decision)
 
 
 _log = logging.getLogger("offloader.retention")

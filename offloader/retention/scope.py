@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Generic
+from typing import Generic, TypeAlias
 from uuid import UUID
 
 from formats.documents import NONCES_KEPT, Document, PartitionRow, TopicEntry, Version, document_key, topic_key
@@ -262,6 +262,10 @@ class Stored(Generic[Document]):
     document: Document
     etag: str | None
     modified_ms: int = 0
+
+
+#: Arguments of ``DocumentStore.change``.
+Change: TypeAlias = tuple[str, Document, Callable[[Stored[Document]], Document | None]]
 
 
 class DocumentStore:

@@ -1,4 +1,4 @@
-"""Retention's own state in the store: recorded cuts, positions, decisions."""
+"""Retention's own state in the store: recorded cuts, positions, decisions. Computes the documents, and writes none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offloader.retention.cuts import Cut, cut_of_rows, rows_of_cut
 from offloader.retention.entries import Known, Size, StreamEntries
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
-from offloader.retention.scope import Scope, Stored
+from offloader.retention.scope import Change, Scope, Stored
 from offloader.retention.subscribers import StreamRetention
 
 #: Upper bound of a set. The spacing alone needs 16 ln(oldest / newest) records by age and as many by size, so about
@@ -404,22 +404,19 @@ def read_records(retention: StreamRetention, scope: Scope) -> RecordedState:
     return _state(retention.documents.read(scope.key(Records), empty).document, scope)
 
 
-def change_records(
-    retention: StreamRetention, scope: Scope, change: Callable[[RecordedState], RecordedState]
-) -> RecordedState:
-    """Change the recorded state of a scope found with ``create``; see ``DocumentStore.change``."""
+def records_change(scope: Scope, change: Callable[[RecordedState], RecordedState]) -> Change[Records]:
+    """Change of the recorded state of a scope found with ``create``."""
 
     def alter(stored: Stored[Records]) -> Records | None:
         before = _state(stored.document, scope)
         after = change(before)
         return None if after == before else _document(scope, stored.document, after)
 
-    empty = Records(name=scope.name, partitions=scope.rows)
-    return _state(retention.documents.change(scope.key(Records), empty, alter).document, scope)
+    return scope.key(Records), Records(name=scope.name, partitions=scope.rows), alter
 
 
-def remember_decision(retention: StreamRetention, scope: Scope, decision: Decision) -> None:
-    """Store a decision and drop the oldest above the limits."""
+def decision_change(scope: Scope, decision: Decision) -> Change[Decisions]:
+    """Change that stores a decision and drops the oldest above the limits."""
     row = DecisionRow(decision.at_ms, json.dumps(decision.as_json(), separators=(",", ":"), ensure_ascii=False))
 
     def alter(stored: Stored[Decisions]) -> Decisions:
@@ -428,7 +425,7 @@ def remember_decision(retention: StreamRetention, scope: Scope, decision: Decisi
         kept = sum(1 for _ in takewhile(lambda size_bytes: size_bytes <= DECISIONS_BYTES_MAX, sizes))
         return replace(stored.document, decisions=(*earlier[len(earlier) - kept :], row))
 
-    retention.documents.change(scope.key(Decisions), Decisions(name=scope.name), alter)
+    return scope.key(Decisions), Decisions(name=scope.name), alter
 
 
 def read_decisions(retention: StreamRetention, scope: Scope) -> Sequence[Mapping[str, Any]]:

@@ -23,10 +23,10 @@ from offloader.retention.state import (
     DECISIONS_MAX,
     RecordedState,
     Rule,
-    change_records,
+    decision_change,
     read_decisions,
     read_records,
-    remember_decision,
+    records_change,
 )
 from offloader.retention.subscribers import StreamRetention, open_retention
 from offloader.store.memory import MemoryStore
@@ -67,13 +67,14 @@ class Bench:
     def record(self, name: str = STREAM) -> RecordedState:
         self.clock.advance(PERIOD_S)
         retention, place, _, own = self.look(name)
-        return change_records(retention, place, lambda state: state.with_tail(own, self.clock.now_ms()))
+        retention.documents.change(*records_change(place, lambda state: state.with_tail(own, self.clock.now_ms())))
+        return read_records(retention, place)
 
     def truncate(self, position: Position, *, purge: bool = True) -> RecordedState:
         """As a cycle does it, and with ``purge`` as cleanup does much later."""
         retention, place, _, own = self.look()
         cut = Cut.of({"0.0": str(position)})
-        change_records(retention, place, lambda state: state.before_truncation(own, cut))
+        retention.documents.change(*records_change(place, lambda state: state.before_truncation(own, cut)))
         log = self.logs[STREAM]
         state = log.commit_as_maintainer([Truncate(position)])
         gone = tuple(each.uuid for each in state.offloaded() if each.end is not None and each.end < position)
@@ -81,7 +82,8 @@ class Bench:
             state = log.commit_as_maintainer([Retire(gone)])
             log.commit_as_maintainer([Purged(gone, state.record_id)])
         lineage = Lineage.of_partitions(place.partitions)
-        return change_records(retention, place, lambda state: state.truncated(cut, lineage, None))
+        retention.documents.change(*records_change(place, lambda state: state.truncated(cut, lineage, None)))
+        return read_records(retention, place)
 
 
 @pytest.mark.slow
@@ -138,7 +140,7 @@ def test_truncated_hot_stream_continues_its_sizes() -> None:
     bench.record()
     retention, place, _, own = bench.look()
     cut = Cut.of({"0.0": "3:0"})
-    change_records(retention, place, lambda state: state.before_truncation(own, cut))
+    retention.documents.change(*records_change(place, lambda state: state.before_truncation(own, cut)))
     for ledger_id in (1, 2):
         ledgers.delete(ledger_id)
     ledgers.append([b"x" * 10] * 5)
@@ -260,7 +262,7 @@ def test_decision_from_stored_state_is_recorded() -> None:
     (lag,) = decision.lags
     assert (lag.unread_bytes, lag.unread_entries) == (300, 25)
     for number in range(DECISIONS_MAX + 5):
-        remember_decision(retention, place, decide(situation) if number else decision)
+        retention.documents.change(*decision_change(place, decide(situation) if number else decision))
     kept = read_decisions(retention, place)
     assert len(kept) == DECISIONS_MAX
     assert kept[0]["cut"] == {"0.0": "1:35"}
@@ -286,6 +288,6 @@ def test_large_decisions_are_kept_as_far_as_they_fit() -> None:
     )
     large = replace(decision, lags=tuple(replace(decision.lags[0], name=f"reader {n}", cut=cut) for n in range(100)))
     for number in range(6):
-        remember_decision(retention, place, replace(large, at_ms=number))
+        retention.documents.change(*decision_change(place, replace(large, at_ms=number)))
     assert bench.store.head(place.key(Decisions)).size_bytes < 10 * 1024**2
     assert [each["at_ms"] for each in read_decisions(retention, place)] == [5, 4, 3]
