@@ -314,15 +314,6 @@ class StreamEntries:
         }
         return Cut({**cut.offsets, **known})
 
-    def joined(self, one: Cut, other: Cut) -> Cut:
-        """The later of two positions in each partition."""
-        later = {
-            segment: offset
-            for segment, offset in other.offsets.items()
-            if not self._reaches(segment.number, _position(one, segment.number), _position(other, segment.number))
-        }
-        return Cut({**one.offsets, **later})
-
     def problem(self, cut: Cut) -> str:
         """Why a cut isn't valid in this stream; empty if it is."""
         if not cut.offsets:

@@ -25,6 +25,7 @@ from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
 from offloader.retention.cuts import Cut, cut_at, cut_of_rows, rows_of_cut
 from offloader.retention.entries import Known, StreamEntries
+from offloader.retention.lineage import Lineage
 from offloader.retention.scope import (
     DocumentStore,
     LoadedPartitions,
@@ -629,10 +630,10 @@ class StreamRetention:
         activities = registry.active(
             now_ms=self.documents.clock.now_ms(), timeout_ms=timeout_ms, tail=own.tail(), rules=own, connected=connected
         )
-        total, head = own.total(), own.head()
+        lineage, total, head = Lineage.of_partitions(scope.partitions), own.total(), own.head()
         cuts = registry.bounding(Cut(), protect_unpublished=True)
         # Truncated entries are unreadable and don't count as lag.
-        lags = {name: total.minus(own.size_before(own.joined(cut, head))) for name, cut in cuts.items()}
+        lags = {name: total.minus(own.size_before(lineage.join((cut, head)))) for name, cut in cuts.items()}
         return [
             SubscriberStatus(
                 subscriber=registry.subscribers[name],
