@@ -24,7 +24,7 @@ from uuid import UUID
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, Offset, SegmentId
+from offloader.retention.cuts import Offset, SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription, decide
 from offloader.retention.entries import PartitionEntries, StreamEntries
 from offloader.retention.lineage import Lineage, LineageMeasure, Measure
@@ -46,7 +46,7 @@ class History(NamedTuple):
 
     lineage: Lineage
     measure: Measure
-    place: Callable[[float], Cut]
+    place: Callable[[float], StreamCut]
     records: RetentionSet
     total_bytes: int
 
@@ -61,9 +61,9 @@ def plain(count: int, _: random.Random) -> History:
     ]
     total = LEDGERS * LEDGER_ENTRIES
 
-    def place(part: float) -> Cut:
+    def place(part: float) -> StreamCut:
         ledger, entry = divmod(min(int(part * total), total - 1), LEDGER_ENTRIES)
-        return Cut({SegmentId(0, 0): Position(ledger + 1, entry)})
+        return StreamCut({SegmentId(0, 0): Position(ledger + 1, entry)})
 
     measure = StreamEntries({0: PartitionEntries(ManifestState(stream="plain", incarnation=UUID(int=0)), infos)})
     return recorded(Lineage.of_partitions(range(1)), measure, place, count)
@@ -73,8 +73,8 @@ def partitioned(count: int, noise: random.Random) -> History:
     speeds = [noise.uniform(0.5, 2) * STEP_BYTES * count for _ in range(4)]
     lineage = Lineage.of_partitions(range(4))
 
-    def place(part: float) -> Cut:
-        return Cut({SegmentId(n, 0): 1 + int(part * speed) for n, speed in enumerate(speeds)})
+    def place(part: float) -> StreamCut:
+        return StreamCut({SegmentId(n, 0): 1 + int(part * speed) for n, speed in enumerate(speeds)})
 
     return recorded(lineage, LineageMeasure(lineage), place, count)
 
@@ -93,18 +93,18 @@ def scaled(count: int, noise: random.Random) -> History:
         lineage = lineage.scaled({one.segment: size for one in run}, ranges)
         epochs.append(lineage.active)
 
-    def place(part: float) -> Cut:
+    def place(part: float) -> StreamCut:
         epoch, rest = divmod(min(part, 1 - 1e-9) * len(epochs), 1)
         offsets: dict[SegmentId, Offset] = {}
         for one in epochs[int(epoch)]:
             age = int(epoch) - one.segment.epoch + rest
             offsets[one.segment] = int(age / (SCALINGS + 1) * size)
-        return Cut(offsets)
+        return StreamCut(offsets)
 
     return recorded(lineage, LineageMeasure(lineage), place, count)
 
 
-def recorded(lineage: Lineage, measure: Measure, place: Callable[[float], Cut], count: int) -> History:
+def recorded(lineage: Lineage, measure: Measure, place: Callable[[float], StreamCut], count: int) -> History:
     tails = [place((number + 1) / count) for number in range(count)]
     sizes = [measure.bytes_before(tail) or 0 for tail in tails]
     records = [

@@ -25,7 +25,7 @@ from offloader.library import Store
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import list_streams
 from offloader.read.partitions import open_reader
-from offloader.retention.cuts import Cut, partition_segment
+from offloader.retention.cuts import StreamCut, partition_segment
 from offloader.runtime.clock import SystemClock
 from offloader.service.http.routes import stream_routes
 from offloader.spark.options import SourceOptions
@@ -179,7 +179,7 @@ def test_managed_ledger_isnt_created_over_a_topics_partitions(store: ObjectStore
 
 
 def test_reader_group_reads_topics(store: ObjectStore) -> None:
-    groups, start = open_bookkept_groups(store), Cut({partition_segment(0): Position(3, 4)})
+    groups, start = open_bookkept_groups(store), StreamCut({partition_segment(0): Position(3, 4)})
     made = groups.create("team", GroupConfig([TOPIC], starts={TOPIC: start}))
     assert tuple(made.group.streams) == (STREAM,)
     groups.add_reader("team", "one")

@@ -40,7 +40,7 @@ from offloader.manifest.protection import user_at_host
 from offloader.owner_client import OwnerUnreachableError, ask_owner
 from offloader.read.reader import existing_streams, load_stream, open_stream_reader
 from offloader.retention.broker import ListedOf, first_listed
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.cycle import RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.scope import SourceOf, find_scope
@@ -420,7 +420,7 @@ def accept_registry_loss(stream: StreamOrTopic, given: StoreArguments, apply: Ap
     return 0 if revision < named else NOTHING_PLANNED
 
 
-def given_cut(texts: list[str], *, option: str) -> Cut | None:
+def given_cut(texts: list[str], *, option: str) -> StreamCut | None:
     """The cut in an option's values: one position, or one for each partition; ``None``: ``latest``.
 
     Raises:
@@ -437,7 +437,7 @@ def given_cut(texts: list[str], *, option: str) -> Cut | None:
     return cut_of(positions)
 
 
-def cut_text(cut: Cut | None) -> str:
+def cut_text(cut: StreamCut | None) -> str:
     """``7:12``, or for several partitions ``0=7:12,3=8:0``."""
     if cut is None:
         return "-"
@@ -458,7 +458,7 @@ def _retention(stream: str, given: StoreArguments, *, ledgers: str, read_only: b
 _SUBSCRIBER_COLUMNS = [
     Column("subscriber", "SUBSCRIBER"),
     Column("activity", "ACTIVITY"),
-    Column("cut", "CONSUMED UP TO", lambda cut: cut_text(Cut.of(cut)), right=True),
+    Column("cut", "CONSUMED UP TO", lambda cut: cut_text(StreamCut.of(cut)), right=True),
     Column("lag_entries", "ENTRIES BEHIND", right=True),
     Column("lag_bytes", "BYTES BEHIND", bytes_text, right=True, less=2),
     Column("active_ms", "LAST HEARD OF", time_text, less=1),

@@ -36,7 +36,7 @@ from offloader.groups.reader_groups import (
 from offloader.manifest.boundary import listed
 from offloader.manifest.names import stream_name
 from offloader.read.reader import Reader, open_stream_reader
-from offloader.retention.cuts import Cut, cut_of_rows, rows_alive, stream_rows
+from offloader.retention.cuts import StreamCut, cut_of_rows, rows_alive, stream_rows
 from offloader.retention.scope import DocumentStore, ReadableOf, Scope, Stored, no_source
 from offloader.retention.subscribers import PublishStatus, StreamRetention
 from offloader.runtime.clock import Clock, SystemClock
@@ -228,7 +228,7 @@ class ReaderGroups:
         """Publish a complete checkpoint of a group; raises ``UnsupportedError`` if its retention isn't manual."""
         return self._change(name, lambda group: reader_groups.truncated_at_checkpoint(group, checkpoint))
 
-    def update_truncation_cuts(self, name: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
+    def update_truncation_cuts(self, name: str, cuts: Mapping[str, StreamCut]) -> GroupOutcome:
         """Publish cuts of a group, one for each stream; raises ``UnsupportedError`` if its retention isn't manual."""
         rows = self._rows(cuts)
         return self._change(name, lambda group: reader_groups.owing_publish(group, rows))
@@ -377,7 +377,7 @@ class ReaderGroups:
         except NotFoundError as error:
             return PublishStatus.STREAM_NOT_FOUND, "" if row.action == "remove" else error.message
 
-    def _rows(self, cuts: Mapping[str, Cut]) -> tuple[StreamCutRow, ...]:
+    def _rows(self, cuts: Mapping[str, StreamCut]) -> tuple[StreamCutRow, ...]:
         """Cuts with the incarnations of their streams: a name may be reused later."""
         homes, named = {}, _named(cuts)
         for stream in named:
@@ -391,7 +391,7 @@ class ReaderGroups:
         for stream in config.streams:
             scope = self._stream(stream).scope()
             homes[stream] = scope.rows
-            start = config.starts.get(stream, Cut())
+            start = config.starts.get(stream, StreamCut())
             if start.offsets and (problem := self._stream(stream).cuts(scope).problem(start)):
                 raise InvalidCallError(f"a reader group can't start at {start} in stream {stream}: {problem}")
         return homes
@@ -407,7 +407,7 @@ class ReaderGroups:
                 try:
                     scope = self._stream(stream).scope()
                 except NotFoundError:
-                    heads[stream], homes[stream] = Cut(), ()
+                    heads[stream], homes[stream] = StreamCut(), ()
                 else:
                     heads[stream], homes[stream] = self._stream(stream).cuts(scope).head(), scope.rows
         if reader_groups.expired(group, heads, homes) == group:
@@ -416,6 +416,6 @@ class ReaderGroups:
         return GroupOutcome(found.group, [*outcome.refused, *found.refused], [*outcome.failed, *found.failed])
 
 
-def _named(cuts: Mapping[str, Cut]) -> dict[str, Cut]:
+def _named(cuts: Mapping[str, StreamCut]) -> dict[str, StreamCut]:
     """Cuts by the streams' names, where a topic's was given."""
     return {stream_name(of): cut for of, cut in cuts.items()}

@@ -12,7 +12,15 @@ from typing import TypeAlias
 from formats.documents import CheckpointRow, GroupState, PartitionRow, StreamCutRow, ToDoRow
 from offloader.errors import InvalidCallError, LimitReachedError, NotFoundError, UnsupportedError
 from offloader.manifest.names import stream_name
-from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, partition_segment, rows_alive, stream_rows
+from offloader.retention.cuts import (
+    FUTURE,
+    StreamCut,
+    both_rows,
+    cut_of_rows,
+    partition_segment,
+    rows_alive,
+    stream_rows,
+)
 from offloader.retention.subscribers import PublishStatus
 
 #: Most streams of one group.
@@ -54,8 +62,8 @@ class GroupConfig:
 
     streams: Sequence[str]
     retention: RetentionType = RetentionType.NONE
-    starts: Mapping[str, Cut] = field(default_factory=dict)
-    ends: Mapping[str, Cut] = field(default_factory=dict)
+    starts: Mapping[str, StreamCut] = field(default_factory=dict)
+    ends: Mapping[str, StreamCut] = field(default_factory=dict)
     automatic_checkpoint_ms: int = 30_000
     outstanding_checkpoints_max: int = 3
     refresh_ms: int = 3_000
@@ -74,7 +82,7 @@ class GroupConfig:
         if strangers := sorted({*self.starts, *self.ends} - set(self.streams)):
             raise InvalidCallError(f"a cut is of stream {strangers[0]}, which the reader group doesn't read")
         for stream in self.streams:
-            if problem := bounds_problem(self.starts.get(stream, Cut()), self.ends.get(stream, Cut())):
+            if problem := bounds_problem(self.starts.get(stream, StreamCut()), self.ends.get(stream, StreamCut())):
                 raise InvalidCallError(f"stream {stream} of a reader group: {problem}")
         least = dict.fromkeys(("outstanding_checkpoints_max", "refresh_ms", "heartbeat_ms", "renew_ms"), 1)
         for name, low in {**least, "automatic_checkpoint_ms": 0, "expiry_ms": 2 * self.heartbeat_ms}.items():
@@ -82,7 +90,7 @@ class GroupConfig:
                 raise InvalidCallError(f"{name} of a reader group is {getattr(self, name)}, at least {low}")
 
 
-def bounds_problem(start: Cut, end: Cut) -> str:
+def bounds_problem(start: StreamCut, end: StreamCut) -> str:
     """Why a group can't read from ``start`` to ``end``, as far as can be checked without the stream's history.
 
     Of segments in both the end's offset isn't smaller, and a segment unread at the end (future) isn't begun at the
@@ -446,7 +454,7 @@ def truncated_at_checkpoint(group: GroupState, name: str) -> GroupState:
     return owing
 
 
-def expired(group: GroupState, heads: Mapping[str, Cut], homes: Homes) -> GroupState:
+def expired(group: GroupState, heads: Mapping[str, StreamCut], homes: Homes) -> GroupState:
     """Drop complete checkpoints before the start positions of all their streams.
 
     Args:
@@ -481,9 +489,9 @@ def _checkpoint(group: GroupState, name: str) -> CheckpointRow:
     return found
 
 
-def _is_before(row: CheckpointRow, heads: Mapping[str, Cut], homes: Homes) -> bool:
+def _is_before(row: CheckpointRow, heads: Mapping[str, StreamCut], homes: Homes) -> bool:
     alive = [
-        (at.position, heads.get(each.stream, Cut()).offsets.get(partition_segment(at.partition)))
+        (at.position, heads.get(each.stream, StreamCut()).offsets.get(partition_segment(at.partition)))
         for each in row.cuts
         for at in (rows_alive(each.cut, each.partitions, homes[each.stream]) if each.stream in homes else each.cut)
     ]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, cut_at
+from offloader.retention.cuts import StreamCut, cut_at
 from offloader.retention.entries import StreamEntries
 from offloader.retention.state import Record
 
@@ -105,7 +105,7 @@ class Boundaries(Sequence[Record]):
         rows = {number: bisect_right(ends[:, 2], time_ms) - 1 for number, ends in self.ends.items()}
         return Record(time_ms, self._cut(rows))
 
-    def _cut(self, rows: Mapping[int, int]) -> Cut:
+    def _cut(self, rows: Mapping[int, int]) -> StreamCut:
         """The cut after the segments in those rows; -1: nothing of the partition is before it."""
         lasts = {number: self.ends[number][row] for number, row in rows.items() if row >= 0}
         return self.own.canonical(cut_at({n: Position(int(last[0]), int(last[1])).next() for n, last in lasts.items()}))

@@ -16,7 +16,7 @@ from offloader.ledgers.base import BrokerLedgers, listed_source
 from offloader.ledgers.pulsar.topics import contradiction, topic_of_stream
 from offloader.manifest.source_identity import known_ledgers
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, cut_at
+from offloader.retention.cuts import StreamCut, cut_at
 from offloader.retention.entries import StreamEntries
 from offloader.retention.scope import SourceOf
 
@@ -48,8 +48,8 @@ class BrokerView:
     """
 
     first: tuple[FirstListed, ...] = ()
-    bound: Cut | None = None
-    followed: Cut | None = None
+    bound: StreamCut | None = None
+    followed: StreamCut | None = None
     doubts: tuple[str, ...] = ()
     problem: str = ""
 

@@ -50,7 +50,7 @@ class SegmentId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class StreamCut:
     """A consistent point of a stream.
 
     Attributes:
@@ -79,7 +79,7 @@ class Cut:
         return sorted(self.offsets, key=lambda segment: segment.age_order)
 
     @classmethod
-    def of(cls, offsets: Mapping[str, int | str]) -> Cut:
+    def of(cls, offsets: Mapping[str, int | str]) -> StreamCut:
         """Build a cut from ``{"0.0": 10, "1.0": 7}``, or with positions ``{"0.0": "7:12"}``, as in JSON.
 
         Raises:
@@ -101,7 +101,7 @@ class Cut:
         return f"{stream}:{self}" if self.offsets else _UNBOUNDED_TEXT
 
     @classmethod
-    def parse(cls, text: str) -> tuple[str, Cut]:
+    def parse(cls, text: str) -> tuple[str, StreamCut]:
         """The stream and the cut of a text; of ``UNBOUNDED`` the stream is empty.
 
         Raises:
@@ -125,7 +125,7 @@ class Cut:
         return json.dumps({"stream": stream, "cut": self.as_json()}, separators=(",", ":")).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> tuple[str, Cut]:
+    def from_bytes(cls, data: bytes) -> tuple[str, StreamCut]:
         """The stream and the cut of ``to_bytes``; raises ``InvalidCallError`` for other bytes."""
         if not data:
             return "", UNBOUNDED
@@ -138,7 +138,7 @@ class Cut:
 
 
 #: The unbounded cut: as a start the beginning, as an end the end.
-UNBOUNDED = Cut()
+UNBOUNDED = StreamCut()
 
 
 def _offset(name: str, value: int | str) -> Offset:
@@ -165,12 +165,12 @@ def partition_segment(number: int) -> SegmentId:
     return SegmentId(number, 0)
 
 
-def cut_at(positions: Mapping[int, Position | None]) -> Cut:
+def cut_at(positions: Mapping[int, Position | None]) -> StreamCut:
     """The cut at positions by partition, without those that have none."""
-    return Cut({partition_segment(number): at for number, at in positions.items() if at is not None})
+    return StreamCut({partition_segment(number): at for number, at in positions.items() if at is not None})
 
 
-def rows_of_cut(cut: Cut) -> tuple[CutRow, ...]:
+def rows_of_cut(cut: StreamCut) -> tuple[CutRow, ...]:
     """Rows of a cut, ascending by partition; it has positions only."""
     return tuple(
         CutRow(segment.number, position)
@@ -179,13 +179,13 @@ def rows_of_cut(cut: Cut) -> tuple[CutRow, ...]:
     )
 
 
-def cut_of_rows(rows: tuple[CutRow, ...], alive: Collection[int] | None = None) -> Cut:
+def cut_of_rows(rows: tuple[CutRow, ...], alive: Collection[int] | None = None) -> StreamCut:
     """The cut in a document, with the partitions ``alive`` that are still the same; ``None``: all."""
     return cut_at({row.partition: row.position for row in rows if alive is None or row.partition in alive})
 
 
 def stream_rows(
-    cuts: Mapping[str, Cut], homes: Mapping[str, tuple[PartitionRow, ...]] | None = None
+    cuts: Mapping[str, StreamCut], homes: Mapping[str, tuple[PartitionRow, ...]] | None = None
 ) -> tuple[StreamCutRow, ...]:
     """Cuts of several streams, ascending by stream; ``homes``: the current partitions of each, as far as known."""
     found = []

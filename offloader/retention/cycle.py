@@ -25,7 +25,7 @@ from offloader.manifest.protection import DeletionClock, user_at_host
 from offloader.parallel_map import at_once
 from offloader.retention.boundaries import Ahead, Boundaries, published_ahead, segment_ends
 from offloader.retention.broker import BrokerView, ListedOf, broker_view, listed_by_source
-from offloader.retention.cuts import Cut, cut_at, partition_segment
+from offloader.retention.cuts import StreamCut, cut_at, partition_segment
 from offloader.retention.decide import Situation, decide, subscriptions_of
 from offloader.retention.entries import StreamEntries
 from offloader.retention.lineage import Lineage
@@ -84,10 +84,10 @@ class CycleOutcome:
     policy: Policy | None
     decision: Decision | None
     records: tuple[Record, ...] = ()
-    begin: Cut = field(default_factory=Cut)
-    tail: Cut = field(default_factory=Cut)
+    begin: StreamCut = field(default_factory=StreamCut)
+    tail: StreamCut = field(default_factory=StreamCut)
     lags: tuple[Lag, ...] = ()
-    sizes: Mapping[Cut, int] = field(default_factory=dict)
+    sizes: Mapping[StreamCut, int] = field(default_factory=dict)
     unread_bytes: int = 0
     unread_entries: int = 0
     is_recorded: bool = False
@@ -127,7 +127,7 @@ class _Snapshot:
     registry: Registry
     now_ms: int
 
-    def offloaded_end(self) -> Cut:
+    def offloaded_end(self) -> StreamCut:
         """Limit of the start position: the committed end, or of partitions that aren't offloaded the tail."""
         found: dict[int, Position | None] = {}
         for number in self.scope.partitions:
@@ -138,7 +138,7 @@ class _Snapshot:
                 found[number] = entries.canonical(end.next())
         return cut_at(found)
 
-    def with_records(self, past: RecordedState, begin: Cut, *, is_recorded: bool) -> RecordedState:
+    def with_records(self, past: RecordedState, begin: StreamCut, *, is_recorded: bool) -> RecordedState:
         """``past`` adjusted to the current start position, whatever moved it; with the tail if recorded."""
         past = past.truncated(begin, self.lineage, None)
         return past.with_tail(self.own, self.now_ms) if is_recorded else past
@@ -335,7 +335,7 @@ class RetentionCycle:
         entries = [read_entry(self.store, partition.stream) for partition in snapshot.scope.partitions.values()]
         return min((entry.created_ms for entry in entries if entry is not None), default=None)
 
-    def _is_due(self, stream: str, snapshot: _Snapshot, tail: Cut, begin: Cut) -> bool:
+    def _is_due(self, stream: str, snapshot: _Snapshot, tail: StreamCut, begin: StreamCut) -> bool:
         records = snapshot.past.records
         period_ms = int(self._settings_of(stream).retention.record_interval * 1000)
         # An unmoved tail needs no second record: the older one keeps as much and is older.

@@ -50,7 +50,7 @@ from functools import cached_property
 from offloader.errors import InvalidCallError
 from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.broker import BrokerRuling, BrokerView
-from offloader.retention.cuts import Cut, Order
+from offloader.retention.cuts import Order, StreamCut
 from offloader.retention.lineage import Lineage, Measure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import (
@@ -81,8 +81,8 @@ class Subscription:
     """
 
     name: str
-    cut: Cut | None = None
-    start: Cut | None = None
+    cut: StreamCut | None = None
+    start: StreamCut | None = None
     is_active: bool = True
     active_ms: int = 0
 
@@ -110,13 +110,13 @@ class Situation:
     lineage: Lineage
     measure: Measure
     records: RetentionSet
-    head: Cut
+    head: StreamCut
     now_ms: int
     created_ms: int | None = None
     head_time_ms: int | None = None
     subscriptions: tuple[Subscription, ...] = ()
-    tail: Cut | None = None
-    offloaded: Cut | None = None
+    tail: StreamCut | None = None
+    offloaded: StreamCut | None = None
     broker: BrokerView | None = None
     has_policy: bool = True
     boundaries: Sequence[Record] = ()
@@ -127,9 +127,9 @@ def subscriptions_of(
     policy: Policy,
     *,
     now_ms: int,
-    tail: Cut | None,
+    tail: StreamCut | None,
     rules: CutRules,
-    canonical: Callable[[Cut], Cut] = lambda cut: cut,
+    canonical: Callable[[StreamCut], StreamCut] = lambda cut: cut,
 ) -> tuple[Subscription, ...]:
     """The registry's subscribers as input of a decision.
 
@@ -195,7 +195,7 @@ class _Verdict:
     """
 
     rule: Rule
-    cut: Cut | None = None
+    cut: StreamCut | None = None
     candidates: tuple[Candidate, ...] = ()
     ruled: Unit | None = None
 
@@ -220,7 +220,7 @@ class _Cycle:
         newest = self.given.records.newest
         return None if newest is None else self.given.measure.bytes_before(newest.cut)
 
-    def keeps(self, cut: Cut) -> int | None:
+    def keeps(self, cut: StreamCut) -> int | None:
         """Bytes from ``cut`` to the newest recorded cut, but no more than there are."""
         kept = _difference(self.newest_bytes, self.given.measure.bytes_before(cut))
         if kept is None:
@@ -228,7 +228,7 @@ class _Cycle:
         there = self.given.measure.bytes_after(cut)
         return kept if there is None else min(kept, there)
 
-    def keeps_exactly(self, cut: Cut) -> int:
+    def keeps_exactly(self, cut: StreamCut) -> int:
         if (kept := self.keeps(cut)) is None:
             raise InvalidCallError(
                 f"the amount that a truncation at {cut} keeps is unknown, because the size before it is unknown",
@@ -236,11 +236,11 @@ class _Cycle:
             )
         return kept
 
-    def keeps_surely(self, cut: Cut) -> int:
+    def keeps_surely(self, cut: StreamCut) -> int:
         """Bytes that are kept wherever in a counted piece the cut is; min is compared with this value."""
         return self.keeps_exactly(cut) - self.given.measure.bytes_in_doubt(cut)
 
-    def not_before_head(self, cut: Cut) -> Cut:
+    def not_before_head(self, cut: StreamCut) -> StreamCut:
         return self.lineage.join((cut, self.head))
 
     @cached_property
@@ -278,13 +278,13 @@ class _Cycle:
 
     # --- subscribers -----------------------------------------------------------------------------------------------
 
-    def position(self, subscription: Subscription) -> Cut | None:
+    def position(self, subscription: Subscription) -> StreamCut | None:
         """Where a subscriber begins to hold data back, if it counts and isn't silent."""
         is_protected = subscription.cut is None and self.given.policy.protect_unpublished
         return subscription.start or self.head if is_protected else subscription.cut
 
     @cached_property
-    def bound(self) -> tuple[BoundKind, tuple[str, ...], Cut | None]:
+    def bound(self) -> tuple[BoundKind, tuple[str, ...], StreamCut | None]:
         """Kind of the bound, the cuts it is the lower bound of, and the bound itself."""
         published = {one.name: cut for one in self.given.subscriptions if (cut := self.position(one)) is not None}
         counted = tuple(one.name for one in self.given.subscriptions if one.is_active and one.name in published)
@@ -351,7 +351,7 @@ class _Cycle:
             broker=ruling,
         )
 
-    def verdict(self, kind: BoundKind, bound: Cut | None, limits: Sequence[Limits]) -> _Verdict:
+    def verdict(self, kind: BoundKind, bound: StreamCut | None, limits: Sequence[Limits]) -> _Verdict:
         if kind is BoundKind.SILENT:
             return _Verdict(Rule.ALL_SILENT)
         if not limits:
@@ -361,7 +361,7 @@ class _Cycle:
         verdicts = [self.beyond_keep(each) if self.is_keep else self.by_limits(each, bound) for each in limits]
         return verdicts[0] if len(limits) == 1 and not self.is_keep else self.together(limits, verdicts)
 
-    def by_limits(self, limits: Limits, bound: Cut | None) -> _Verdict:
+    def by_limits(self, limits: Limits, bound: StreamCut | None) -> _Verdict:
         if bound is None:
             return self.without_bound(limits)
         return self.size_bound(limits, bound) if limits.unit is Unit.SIZE else self.time_bound(limits, bound)
@@ -381,7 +381,7 @@ class _Cycle:
         wanted = cut = self.not_before_head(self.lineage.join(cuts))
         ruling = self.ruling(limits, verdicts, wanted)
         candidates = tuple(candidate for verdict in verdicts for candidate in verdict.candidates)
-        kept_by_time: list[Cut] = []
+        kept_by_time: list[StreamCut] = []
         for each in limits:
             if not each.min or (each.unit is Unit.SIZE and self.keeps_surely(cut) >= each.min):
                 continue
@@ -402,7 +402,7 @@ class _Cycle:
         rule = Rule.KEPT_AT_LEAST if self.is_keep else Rule.BOTH_KEEPING_MIN
         return _Verdict(rule, cut, candidates, ruling.ruled)
 
-    def ruling(self, limits: Sequence[Limits], verdicts: Sequence[_Verdict], wanted: Cut) -> _Verdict:
+    def ruling(self, limits: Sequence[Limits], verdicts: Sequence[_Verdict], wanted: StreamCut) -> _Verdict:
         """The verdict that goes as far as ``wanted``, or else furthest by bytes, with its unit if there are two."""
         moving = [
             (each.unit, verdict, verdict.cut)
@@ -414,7 +414,7 @@ class _Cycle:
         )
         return replace(verdict, ruled=unit if len(limits) > 1 else None)
 
-    def within_offloaded(self, cut: Cut | None) -> tuple[Cut | None, bool]:
+    def within_offloaded(self, cut: StreamCut | None) -> tuple[StreamCut | None, bool]:
         """The cut, limited to the offloaded end, and whether that limited it; ``None`` if nothing is left of it."""
         if cut is None:
             return None, False
@@ -424,8 +424,8 @@ class _Cycle:
     # --- the broker's list of ledgers --------------------------------------------------------------------------------
 
     def with_broker(
-        self, rule: Rule, cut: Cut | None, limits: Sequence[Limits]
-    ) -> tuple[Rule, Cut | None, BrokerRuling | None]:
+        self, rule: Rule, cut: StreamCut | None, limits: Sequence[Limits]
+    ) -> tuple[Rule, StreamCut | None, BrokerRuling | None]:
         """Rule and cut with the broker's list: no listed ledger goes, and where its trim is followed, the rest does."""
         if (view := self.given.broker) is None:
             return rule, cut, None
@@ -444,7 +444,7 @@ class _Cycle:
         ruling = BrokerRuling(first=view.first, rules=rules, not_followed=reasons)
         return rule, None if self.lineage.equal(kept, self.head) else kept, ruling
 
-    def followed(self, trimmed: Cut, limits: Sequence[Limits]) -> tuple[Cut, tuple[str, ...]]:
+    def followed(self, trimmed: StreamCut, limits: Sequence[Limits]) -> tuple[StreamCut, tuple[str, ...]]:
         """How far the broker's trim may be followed, and what keeps the rest."""
         allowed = wanted = self.not_before_head(trimmed)
         reasons = []
@@ -454,7 +454,7 @@ class _Cycle:
                 reasons.append(reason)
         return allowed, tuple(reasons)
 
-    def holds(self, wanted: Cut, limits: Sequence[Limits]) -> Iterator[tuple[str, Cut]]:
+    def holds(self, wanted: StreamCut, limits: Sequence[Limits]) -> Iterator[tuple[str, StreamCut]]:
         """Limits of a followed trim: a reason, and the cut."""
         if self.given.offloaded is not None:
             yield "the following entries aren't offloaded yet", self.given.offloaded
@@ -472,7 +472,7 @@ class _Cycle:
             candidates = None if self.given.records.newest is None else self.window(Limits(each.unit, least))
             yield "retention's min keeps it", self.head if candidates is None else candidates[0].cut
 
-    def lower(self, cut: Cut, limit: Cut) -> Cut:
+    def lower(self, cut: StreamCut, limit: StreamCut) -> StreamCut:
         """The earlier of both, not before the start position."""
         return self.not_before_head(self.lineage.meet((cut, limit)))
 
@@ -512,14 +512,14 @@ class _Cycle:
             self.is_at_or_after(one, other) or self.kept(one, unit) < self.kept(other, unit)
         )
 
-    def chosen(self, cut: Cut, candidates: Sequence[Candidate]) -> Candidate:
+    def chosen(self, cut: StreamCut, candidates: Sequence[Candidate]) -> Candidate:
         """The chosen cut, with the time of the record or boundary that it is."""
         same = [each for each in candidates if each.role is not Role.BOUND and self.lineage.equal(each.cut, cut)]
         if same:
             return replace(same[0], role=Role.CHOSEN)
         return Candidate(Role.CHOSEN, cut, self.keeps(cut))
 
-    def time_at(self, cut: Cut) -> int | None:
+    def time_at(self, cut: StreamCut) -> int | None:
         """The time of the newest record at or before a cut, else boundary, else of the start position."""
         for chain in self.chains:
             count = self.count_up_to(cut, chain)
@@ -528,7 +528,7 @@ class _Cycle:
                 return min(chain[count - 1].time_ms, self.given.now_ms)
         return self.given.head_time_ms
 
-    def count_up_to(self, cut: Cut, chain: Sequence[Record]) -> int:
+    def count_up_to(self, cut: StreamCut, chain: Sequence[Record]) -> int:
         """How many records or boundaries are at or before a cut."""
         return bisect_left(range(len(chain)), True, key=lambda row: not self.lineage.reaches(cut, chain[row].cut))
 
@@ -553,7 +553,7 @@ class _Cycle:
         times += [boundaries[row].time_ms] if row < len(boundaries) else []
         return self.given.now_ms - min(times)
 
-    def size_bound(self, limits: Limits, bound: Cut) -> _Verdict:
+    def size_bound(self, limits: Limits, bound: StreamCut) -> _Verdict:
         kept, keeps_min = self.keeps_exactly(bound), self.keeps_surely(bound) >= limits.min
         if keeps_min and (limits.max is None or kept <= limits.max):
             return _Verdict(Rule.BOUND, bound)
@@ -572,7 +572,7 @@ class _Cycle:
                 cut, rule = join((meet((bound, low)), high)), Rule.BOUND_RAISED_KEEPING_MIN
         return _Verdict(rule, cut, candidates)
 
-    def time_bound(self, limits: Limits, bound: Cut) -> _Verdict:
+    def time_bound(self, limits: Limits, bound: StreamCut) -> _Verdict:
         if (candidates := self.window(limits)) is None:
             return _Verdict(Rule.NO_CUT_KEEPS_MIN)
         low, high = (candidate.cut for candidate in candidates)
@@ -593,7 +593,7 @@ class _Cycle:
 
     # --- effect on the subscribers ---------------------------------------------------------------------------------
 
-    def amount(self, start: Cut, end: Cut) -> tuple[int | None, int | None]:
+    def amount(self, start: StreamCut, end: StreamCut) -> tuple[int | None, int | None]:
         """Bytes and entries from ``start`` to ``end``."""
         measure = self.given.measure
         return (
@@ -601,7 +601,7 @@ class _Cycle:
             _difference(measure.entries_before(end), measure.entries_before(start)),
         )
 
-    def reads_from(self, subscription: Subscription) -> Cut:
+    def reads_from(self, subscription: Subscription) -> StreamCut:
         """Where a subscriber's unread data begins."""
         cut = subscription.cut if subscription.cut is not None else subscription.start
         return self.head if cut is None else self.not_before_head(cut)
@@ -623,7 +623,7 @@ class _Cycle:
             unread_entries=unread_entries,
         )
 
-    def overridden(self, cut: Cut, counted: tuple[str, ...]) -> Iterator[Overridden]:
+    def overridden(self, cut: StreamCut, counted: tuple[str, ...]) -> Iterator[Overridden]:
         for one in self.given.subscriptions:
             unread_from = self.reads_from(one)
             if not self.lineage.reaches(unread_from, cut):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, cut_at, partition_segment
+from offloader.retention.cuts import StreamCut, cut_at, partition_segment
 
 
 class Size(NamedTuple):
@@ -243,22 +243,22 @@ class StreamEntries:
     def __init__(
         self,
         partitions: Mapping[int, PartitionEntries],
-        recorded: Sequence[tuple[Cut, int]] = (),
+        recorded: Sequence[tuple[StreamCut, int]] = (),
         more: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.partitions = partitions
         self._recorded = recorded
         self._more = more
 
-    def tail(self) -> Cut:
+    def tail(self) -> StreamCut:
         """The cut after all entries, without partitions that have none."""
         return cut_at({number: each.tail for number, each in self.partitions.items()})
 
-    def head(self) -> Cut:
+    def head(self) -> StreamCut:
         """Start positions of the partitions, without those never truncated."""
         return cut_at({number: each.head for number, each in self.partitions.items()})
 
-    def begin(self) -> Cut:
+    def begin(self) -> StreamCut:
         """Begin of the partitions: the start position, or the first entry; without partitions that have none."""
         return cut_at({number: each.head or each.first for number, each in self.partitions.items()})
 
@@ -266,32 +266,32 @@ class StreamEntries:
         """Size before the tail."""
         return _sum(each.total() for each in self.partitions.values())
 
-    def size_before(self, cut: Cut) -> Size:
+    def size_before(self, cut: StreamCut) -> Size:
         """Size before a cut since the stream was created."""
         return _sum(entries.before(position) for entries, position in self._places(cut))
 
-    def _places(self, cut: Cut) -> Iterator[tuple[PartitionEntries, Position]]:
+    def _places(self, cut: StreamCut) -> Iterator[tuple[PartitionEntries, Position]]:
         for segment in cut.offsets:
             position = _position(cut, segment.number)
             if segment.number in self.partitions and position is not None:
                 yield self.partitions[segment.number], position
 
-    def bytes_before(self, cut: Cut) -> int:
+    def bytes_before(self, cut: StreamCut) -> int:
         """Payload bytes before a cut since the stream was created, no fewer than before an earlier recorded one."""
         count = self._recorded_before(cut)
         least = self._recorded[count - 1][1] if count else 0
         more = sum(self._more.get(segment.number, 0) for segment in cut.offsets)
         return max(self.size_before(cut).payload_bytes + more, least)
 
-    def _recorded_before(self, cut: Cut) -> int:
+    def _recorded_before(self, cut: StreamCut) -> int:
         """How many recorded cuts are at or before a cut."""
         return bisect_right(self._recorded, False, key=lambda each: not self.reaches(cut, each[0]))
 
-    def bytes_after(self, cut: Cut) -> int:
+    def bytes_after(self, cut: StreamCut) -> int:
         """Payload bytes from a cut to the tail: fewer than recorded sizes tell if a partition was deleted since."""
         return self.total().payload_bytes - self.size_before(cut).payload_bytes
 
-    def bytes_in_doubt(self, cut: Cut) -> int:
+    def bytes_in_doubt(self, cut: StreamCut) -> int:
         """Payload bytes that may lie before a cut beyond ``bytes_before``: of pieces that it is inside of.
 
         None where the cut was recorded.
@@ -301,20 +301,20 @@ class StreamEntries:
             return 0
         return sum(entries.bytes_in_doubt(position) for entries, position in self._places(cut))
 
-    def entries_before(self, cut: Cut) -> int:
+    def entries_before(self, cut: StreamCut) -> int:
         """Entries of ``size_before``."""
         return self.size_before(cut).entries
 
-    def canonical(self, cut: Cut) -> Cut:
+    def canonical(self, cut: StreamCut) -> StreamCut:
         """The same cut, with each position as that of the next entry where one exists."""
         known = {
             segment: self.partitions[segment.number].canonical(offset)
             for segment, offset in cut.offsets.items()
             if isinstance(offset, Position) and segment.number in self.partitions
         }
-        return Cut({**cut.offsets, **known})
+        return StreamCut({**cut.offsets, **known})
 
-    def problem(self, cut: Cut) -> str:
+    def problem(self, cut: StreamCut) -> str:
         """Why a cut isn't valid in this stream; empty if it is."""
         if not cut.offsets:
             return "it names no position"
@@ -329,7 +329,7 @@ class StreamEntries:
                 return found if len(self.partitions) == 1 else f"partition {segment.number}: {found}"
         return ""
 
-    def reaches(self, one: Cut, other: Cut) -> bool:
+    def reaches(self, one: StreamCut, other: StreamCut) -> bool:
         """Whether ``one`` is at or after ``other`` in each partition."""
         wanted = ((segment.number, _position(other, segment.number)) for segment in other.offsets)
         return all(self._reaches(n, _position(one, n), other) for n, other in wanted if n in self.partitions)
@@ -350,6 +350,6 @@ def _sum(sizes: Iterable[Size]) -> Size:
     return Size(payload_bytes, entries)
 
 
-def _position(cut: Cut, number: int) -> Position | None:
+def _position(cut: StreamCut, number: int) -> Position | None:
     offset = cut.offsets.get(partition_segment(number))
     return offset if isinstance(offset, Position) else None

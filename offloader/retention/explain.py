@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.cycle import CycleOutcome
 from offloader.retention.policy import Unit, limits_text, policy_text, size_text, span_text
 from offloader.retention.state import Candidate, Decision, Lag, Role, Rule
@@ -102,7 +102,7 @@ def _lag_text(lag: Lag) -> str:
     return f"{lag.name}: {where}; {'' if lag.is_active else 'silent, '}{state}"
 
 
-def cut_words(cut: Cut) -> str:
+def cut_words(cut: StreamCut) -> str:
     """Format ``7:12``, or for a topic ``7:12 in partition 0, 9:0 in partition 1``."""
     if len(cut.offsets) == 1 and cut.segments[0].number == 0:
         return str(cut.offsets[cut.segments[0]])
@@ -166,7 +166,7 @@ def picture(outcome: CycleOutcome) -> Iterator[str]:
     yield from (_pointer(scale, lag.name, lag.cut, "" if lag.is_counted else "(doesn't count)") for lag in outcome.lags)
 
 
-def _candidates(outcome: CycleOutcome) -> Iterator[tuple[str, Cut, str]]:
+def _candidates(outcome: CycleOutcome) -> Iterator[tuple[str, StreamCut, str]]:
     if (decision := outcome.decision) is None:
         return
     yield from (
@@ -189,7 +189,7 @@ def _row(name: str, content: str) -> str:
     return f"{shown:<{_LEFT}}{content}".rstrip()
 
 
-def _pointer(scale: _Scale, name: str, cut: Cut, note: str) -> str:
+def _pointer(scale: _Scale, name: str, cut: StreamCut, note: str) -> str:
     column = scale.column(cut)
     # Put the note where it fits: after the mark, or before it.
     if column + 2 + len(note) <= scale.width:
@@ -204,7 +204,7 @@ class _Scale:
         self._start = outcome.sizes.get(outcome.begin, 0)
         self._span = max(outcome.sizes.get(outcome.tail, 0) - self._start, 1)
 
-    def column(self, cut: Cut) -> int:
+    def column(self, cut: StreamCut) -> int:
         part = (self._sizes.get(cut, self._start) - self._start) / self._span
         return min(max(int(part * (self.width - 1) + 0.5), 0), self.width - 1)
 

@@ -31,7 +31,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, Protocol, TypeAlias
 
 from offloader.errors import InvalidCallError
-from offloader.retention.cuts import FUTURE, Cut, Offset, Order, SegmentId
+from offloader.retention.cuts import FUTURE, Offset, Order, SegmentId, StreamCut
 
 
 @total_ordering
@@ -67,16 +67,16 @@ def _join(one: Consumed, other: Consumed) -> Consumed:
 class Measure(Protocol):
     """Size of a stream before a cut, since its creation. Doesn't decrease from a cut to a later one."""
 
-    def bytes_before(self, cut: Cut) -> int | None:
+    def bytes_before(self, cut: StreamCut) -> int | None:
         """Payload bytes, ``None`` if unknown."""
 
-    def entries_before(self, cut: Cut) -> int | None:
+    def entries_before(self, cut: StreamCut) -> int | None:
         """Entries, ``None`` if unknown."""
 
-    def bytes_after(self, cut: Cut) -> int | None:
+    def bytes_after(self, cut: StreamCut) -> int | None:
         """Payload bytes from a cut to the current end; ``None``: no more is known than by ``bytes_before``."""
 
-    def bytes_in_doubt(self, cut: Cut) -> int:
+    def bytes_in_doubt(self, cut: StreamCut) -> int:
         """Payload bytes that may lie before a cut beyond ``bytes_before``: of pieces that it is inside of."""
 
 
@@ -144,16 +144,16 @@ class Lineage:
                 found[earlier].append(one.segment)
         return {segment: after for segment, after in found.items() if after}
 
-    def unknown(self, cut: Cut) -> list[SegmentId]:
+    def unknown(self, cut: StreamCut) -> list[SegmentId]:
         """Segments in ``cut`` that the stream doesn't have."""
         return [segment for segment in cut.offsets if segment not in self.by_id]
 
-    def _require_known(self, cut: Cut) -> None:
+    def _require_known(self, cut: StreamCut) -> None:
         if not self.by_id.keys() >= cut.offsets.keys():
             unknown = ", ".join(map(str, self.unknown(cut)))
             raise InvalidCallError(f"the cut {cut} lists stream segments that the stream doesn't have: {unknown}")
 
-    def consumed(self, cut: Cut) -> Consumed:
+    def consumed(self, cut: StreamCut) -> Consumed:
         """What lies before ``cut``."""
         self._require_known(cut)
         offsets = cut.offsets
@@ -174,7 +174,7 @@ class Lineage:
         """Predecessors that aren't read to their end."""
         return [each for each in self.by_id[segment].predecessors if consumed.get(each) is not END]
 
-    def cut_of(self, consumed: Consumed) -> Cut:
+    def cut_of(self, consumed: Consumed) -> StreamCut:
         """The shortest cut with ``consumed`` before it.
 
         It lists each segment not read to its end whose predecessors all are; as future, those with some that are.
@@ -187,9 +187,9 @@ class Lineage:
                     offsets[one.segment] = offset
             elif len(unread) < len(one.predecessors):
                 offsets[one.segment] = FUTURE
-        return Cut(offsets)
+        return StreamCut(offsets)
 
-    def problem(self, cut: Cut) -> str:
+    def problem(self, cut: StreamCut) -> str:
         """Why ``cut`` is no consistent point of the stream, apart from written data's ends; empty if it is one."""
         if unknown := self.unknown(cut):
             return f"the stream has no stream segment {', '.join(map(str, unknown))}"
@@ -207,30 +207,30 @@ class Lineage:
                 return f"it has an offset in {one.segment}, which follows {unread}, not read to its end"
         return ""
 
-    def order(self, one: Cut, other: Cut) -> Order:
+    def order(self, one: StreamCut, other: StreamCut) -> Order:
         """Order of ``one`` relative to ``other``; valid cuts of the stream, as everywhere below."""
         mine, theirs = self.consumed(one), self.consumed(other)
         if _reaches(mine, theirs):
             return Order.EQUAL_OR_AFTER
         return Order.BEFORE if _reaches(theirs, mine) else Order.OVERLAPS
 
-    def reaches(self, one: Cut, other: Cut) -> bool:
+    def reaches(self, one: StreamCut, other: StreamCut) -> bool:
         """Whether ``one`` is at or after ``other``."""
         return _reaches(self.consumed(one), self.consumed(other))
 
-    def equal(self, one: Cut, other: Cut) -> bool:
+    def equal(self, one: StreamCut, other: StreamCut) -> bool:
         """Whether the same lies before both, even with different future segments."""
         return one == other or self.consumed(one) == self.consumed(other)
 
-    def meet(self, cuts: Iterable[Cut]) -> Cut:
+    def meet(self, cuts: Iterable[StreamCut]) -> StreamCut:
         """The latest cut that isn't after any of ``cuts``, of which there is at least one: their lower bound."""
         return self._combined(cuts, _meet)
 
-    def join(self, cuts: Iterable[Cut]) -> Cut:
+    def join(self, cuts: Iterable[StreamCut]) -> StreamCut:
         """The earliest cut that isn't before any of ``cuts``, of which there is at least one."""
         return self._combined(cuts, _join)
 
-    def _combined(self, cuts: Iterable[Cut], combine: Callable[[Consumed, Consumed], Consumed]) -> Cut:
+    def _combined(self, cuts: Iterable[StreamCut], combine: Callable[[Consumed, Consumed], Consumed]) -> StreamCut:
         given = [(cut, self.consumed(cut)) for cut in cuts]
         result = reduce(combine, (consumed for _, consumed in given))
         for cut, consumed in given:
@@ -238,7 +238,7 @@ class Lineage:
                 return cut
         return self.cut_of(result)
 
-    def bytes_till(self, cut: Cut) -> int:
+    def bytes_till(self, cut: StreamCut) -> int:
         """Bytes before ``cut``, whose offsets are bytes.
 
         Raises:
@@ -265,16 +265,16 @@ class LineageMeasure:
 
     lineage: Lineage
 
-    def bytes_before(self, cut: Cut) -> int | None:
+    def bytes_before(self, cut: StreamCut) -> int | None:
         with suppress(InvalidCallError):
             return self.lineage.bytes_till(cut)
         return None
 
-    def entries_before(self, cut: Cut) -> int | None:  # noqa: ARG002  nothing about entries is in bytes
+    def entries_before(self, cut: StreamCut) -> int | None:  # noqa: ARG002  nothing about entries is in bytes
         return None
 
-    def bytes_after(self, cut: Cut) -> int | None:  # noqa: ARG002  a lineage has no end
+    def bytes_after(self, cut: StreamCut) -> int | None:  # noqa: ARG002  a lineage has no end
         return None
 
-    def bytes_in_doubt(self, cut: Cut) -> int:  # noqa: ARG002  its offsets are bytes
+    def bytes_in_doubt(self, cut: StreamCut) -> int:  # noqa: ARG002  its offsets are bytes
         return 0

@@ -13,7 +13,7 @@ from typing import Any
 from formats.documents import DecisionRow, Decisions, RecordRow, Records, SizeRow
 from formats.entries import Position
 from offloader.retention.broker import BrokerRuling
-from offloader.retention.cuts import Cut, cut_of_rows, rows_of_cut
+from offloader.retention.cuts import StreamCut, cut_of_rows, rows_of_cut
 from offloader.retention.entries import Known, Size, StreamEntries
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
@@ -39,7 +39,7 @@ class Record:
     """
 
     time_ms: int
-    cut: Cut
+    cut: StreamCut
     size_bytes: int | None = None
 
 
@@ -71,17 +71,17 @@ class RetentionSet:
         """Records of ``time_ms`` or earlier."""
         return self.records[: bisect_right(self.records, time_ms, key=lambda record: record.time_ms)]
 
-    def up_to(self, cut: Cut, lineage: Lineage) -> tuple[Record, ...]:
+    def up_to(self, cut: StreamCut, lineage: Lineage) -> tuple[Record, ...]:
         """Records at or before ``cut``: those that leave the set when the stream is truncated there."""
         # As each is at or after the previous one, those at or before a cut are the oldest
         return self.records[: bisect_left(self.records, True, key=lambda record: not lineage.reaches(cut, record.cut))]
 
-    def at_or_before(self, cut: Cut, lineage: Lineage) -> Record | None:
+    def at_or_before(self, cut: StreamCut, lineage: Lineage) -> Record | None:
         """The newest record at or before ``cut``. Data after ``cut`` is at least as young."""
         found = self.up_to(cut, lineage)
         return found[-1] if found else None
 
-    def truncated(self, head: Cut, lineage: Lineage) -> RetentionSet:
+    def truncated(self, head: StreamCut, lineage: Lineage) -> RetentionSet:
         """The remaining set once ``head`` is the stream's start position."""
         return replace(self, records=self.records[len(self.up_to(head, lineage)) :])
 
@@ -210,7 +210,7 @@ class Candidate:
     """
 
     role: Role
-    cut: Cut
+    cut: StreamCut
     keeps_bytes: int | None
     time_ms: int | None = None
     is_boundary: bool = False
@@ -230,7 +230,7 @@ class Lag:
     """
 
     name: str
-    cut: Cut
+    cut: StreamCut
     has_published: bool
     is_active: bool
     is_counted: bool
@@ -271,14 +271,14 @@ class Decision:
     """
 
     at_ms: int
-    cut: Cut | None
+    cut: StreamCut | None
     rule: Rule
     limits: Limits | None
     is_fallback: bool
     is_held: bool
-    head: Cut
-    newest: Cut | None
-    bound: Cut | None
+    head: StreamCut
+    newest: StreamCut | None
+    bound: StreamCut | None
     bound_kind: BoundKind
     candidates: tuple[Candidate, ...]
     removed_bytes: int | None
@@ -314,7 +314,7 @@ class Decision:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Cut):
+    if isinstance(value, StreamCut):
         return value.as_json()
     if isinstance(value, enum.Enum):
         return value.name.lower()
@@ -371,7 +371,7 @@ class RecordedState:
             self, records=earlier.add(Record(now_ms, tail, size_bytes)), known=known, counted_bytes=size_bytes
         )
 
-    def before_truncation(self, own: StreamEntries, cut: Cut) -> RecordedState:
+    def before_truncation(self, own: StreamEntries, cut: StreamCut) -> RecordedState:
         """State to save before the stream is truncated at ``cut``."""
         return replace(self, known={**self.known, **_moved(own, self.known, cut)})
 
@@ -385,7 +385,7 @@ class RecordedState:
         more = {n: _uncounted(own, n, at).payload_bytes for n, at in self.known.items() if n in own.partitions}
         return StreamEntries(own.partitions, recorded, more)
 
-    def truncated(self, head: Cut, lineage: Lineage, cut_time_ms: int | None) -> RecordedState:
+    def truncated(self, head: StreamCut, lineage: Lineage, cut_time_ms: int | None) -> RecordedState:
         """State to save once ``head`` is the stream's head.
 
         Args:
@@ -446,7 +446,7 @@ def past_moves(rows: Iterable[Mapping[str, Any]], number: int = 0) -> list[tuple
     return found
 
 
-def _moved(own: StreamEntries, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
+def _moved(own: StreamEntries, known: Mapping[int, Known], cut: StreamCut) -> dict[int, Known]:
     """Where counting continues from ``cut``, also if ``own`` was counted before ``known`` was raised.
 
     Without partitions in which ``known`` is as far or further: another cycle may have moved it beyond all of ``own``.

@@ -23,7 +23,7 @@ from offloader.manifest.boundary import change_boundary, read_boundary
 from offloader.manifest.names import stream_name
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
-from offloader.retention.cuts import Cut, cut_at, cut_of_rows, rows_of_cut
+from offloader.retention.cuts import StreamCut, cut_at, cut_of_rows, rows_of_cut
 from offloader.retention.entries import Known, StreamEntries
 from offloader.retention.lineage import Lineage
 from offloader.retention.scope import (
@@ -51,10 +51,10 @@ _GENERATION_MAX = 2**63 - 1
 class CutRules(Protocol):
     """Checks of cuts against a stream's history."""
 
-    def problem(self, cut: Cut) -> str:
+    def problem(self, cut: StreamCut) -> str:
         """Why ``cut`` is no cut of the stream; empty if it is one."""
 
-    def reaches(self, one: Cut, other: Cut) -> bool:
+    def reaches(self, one: StreamCut, other: StreamCut) -> bool:
         """Whether ``one`` is at or after ``other``."""
 
 
@@ -92,8 +92,8 @@ class Subscriber:
     generation: int
     updated_ms: int
     active_ms: int
-    cut: Cut | None = None
-    start: Cut | None = None
+    cut: StreamCut | None = None
+    start: StreamCut | None = None
 
     def activity(
         self, *, now_ms: int, timeout_ms: int | None, is_at_tail: bool = False, is_connected: bool = False
@@ -142,7 +142,7 @@ class Registry:
         """All subscribers, sorted."""
         return sorted(self.subscribers)
 
-    def add(self, name: str, generation: int, *, now_ms: int, start: Cut | None = None) -> Registry:
+    def add(self, name: str, generation: int, *, now_ms: int, start: StreamCut | None = None) -> Registry:
         """Register a subscriber, or raise its generation and keep its cut; a lower generation is ignored.
 
         Args:
@@ -177,7 +177,7 @@ class Registry:
             return self
         return Registry({each: row for each, row in self.subscribers.items() if each != name})
 
-    def publish(self, name: str, generation: int, cut: Cut, rules: CutRules, *, now_ms: int) -> Published:
+    def publish(self, name: str, generation: int, cut: StreamCut, rules: CutRules, *, now_ms: int) -> Published:
         """Record that a subscriber has consumed everything before ``cut``; an equal cut is a sign of life.
 
         Times don't move back, even if the clock does.
@@ -205,7 +205,13 @@ class Registry:
         return Published(self._with(after), PublishStatus.SUCCESS)
 
     def active(
-        self, *, now_ms: int, timeout_ms: int | None, tail: Cut | None, rules: CutRules, connected: Collection[str] = ()
+        self,
+        *,
+        now_ms: int,
+        timeout_ms: int | None,
+        tail: StreamCut | None,
+        rules: CutRules,
+        connected: Collection[str] = (),
     ) -> dict[str, Activity]:
         """Whether each subscriber holds data back; see ``Subscriber.activity``.
 
@@ -223,7 +229,7 @@ class Registry:
             for name, each in sorted(self.subscribers.items())
         }
 
-    def bounding(self, first: Cut, *, protect_unpublished: bool = False) -> dict[str, Cut]:
+    def bounding(self, first: StreamCut, *, protect_unpublished: bool = False) -> dict[str, StreamCut]:
         """Cuts that may hold data back, by name, of silent subscribers too.
 
         Args:
@@ -260,7 +266,7 @@ def require_subscriber_name(name: str) -> None:
 class Followed:
     """A mirrored subscriber: its cut, and whether a consumer is connected, which counts as activity."""
 
-    cut: Cut
+    cut: StreamCut
     is_connected: bool
 
 
@@ -306,7 +312,7 @@ def followed(
 
 _HOW_CUTS_ARE = "a cut has the positions of the first entries still needed, never before an earlier cut"
 #: Forms of a cut in calls: a position of a stream without partitions, positions by partition, or a cut.
-CutLike = Position | Mapping[int, Position] | Cut
+CutLike = Position | Mapping[int, Position] | StreamCut
 
 
 def open_retention(
@@ -383,7 +389,7 @@ class StreamRetention:
         partitions.load(ahead)
         return StreamEntries(partitions)
 
-    def tail(self) -> Cut:
+    def tail(self) -> StreamCut:
         """Current end of the stream: after the newest entry of each partition."""
         scope = self.scope()
         return self.cuts(scope, ahead=scope.partitions).tail()
@@ -631,7 +637,7 @@ class StreamRetention:
             now_ms=self.documents.clock.now_ms(), timeout_ms=timeout_ms, tail=own.tail(), rules=own, connected=connected
         )
         lineage, total, head = Lineage.of_partitions(scope.partitions), own.total(), own.head()
-        cuts = registry.bounding(Cut(), protect_unpublished=True)
+        cuts = registry.bounding(StreamCut(), protect_unpublished=True)
         # Truncated entries are unreadable and don't count as lag.
         lags = {name: total.minus(own.size_before(lineage.join((cut, head)))) for name, cut in cuts.items()}
         return [
@@ -682,9 +688,9 @@ class StreamRetention:
         return registry
 
 
-def cut_of(cut: CutLike) -> Cut:
+def cut_of(cut: CutLike) -> StreamCut:
     """Convert to a cut of this stream; raises ``InvalidCallError`` for an offset that is no position."""
-    return cut if isinstance(cut, Cut) else cut_at({0: cut} if isinstance(cut, Position) else cut)
+    return cut if isinstance(cut, StreamCut) else cut_at({0: cut} if isinstance(cut, Position) else cut)
 
 
 def _nobody(scope: Scope) -> Subscribers:

@@ -209,9 +209,9 @@ _RETENTION_ROW: _Row = dict.fromkeys(column_names("retention"))
 
 def _cut_text(cut: Mapping[str, Any] | None) -> str | None:
     """A stored cut in the form of the other contents; ``None``: there is none."""
-    from offloader.retention.cuts import Cut
+    from offloader.retention.cuts import StreamCut
 
-    return None if cut is None else str(Cut.of(cut))
+    return None if cut is None else str(StreamCut.of(cut))
 
 
 def _orphans(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iterator[_Row]:

@@ -35,7 +35,7 @@ from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
 from offloader.read.ranges import is_lost_between, readable_segments, segments_between, whole_range
 from offloader.read.reader import open_stream_reader, require_inside
-from offloader.retention.cuts import Cut, cut_at
+from offloader.retention.cuts import StreamCut, cut_at
 from offloader.retention.scope import home_of
 from offloader.retention.subscribers import PublishStatus, StreamRetention, open_retention, require_subscriber_name
 from offloader.runtime.clock import Clock, SystemClock
@@ -584,7 +584,7 @@ RETRY_S = 5.0
 class _Told(NamedTuple):
     """Last publication for a stream or topic: ``done`` unless the store failed, repeated at ``again_s``."""
 
-    cut: Cut
+    cut: StreamCut
     done: bool
     again_s: float
 
@@ -668,7 +668,7 @@ class Subscription:
         again_s = min((self._told[place].again_s for place in places), default=0.0)
         return max(again_s - self._clock.monotonic_s(), 0.0) if places else self._renew_s
 
-    def _tell(self, store: ObjectStore, place: str, cut: Cut) -> bool:
+    def _tell(self, store: ObjectStore, place: str, cut: StreamCut) -> bool:
         """Publishes a cut; False: retry soon."""
         try:
             if place not in self._retentions:

@@ -10,7 +10,7 @@ import pytest
 from formats.documents import group_key
 from offloader.groups.group_service import ReaderGroups, open_reader_groups
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
@@ -171,7 +171,7 @@ def test_refused_publish_of_a_group_is_an_error(offloader: Offloader, store: Obj
     groups.add_reader("rg", "r")
     for name, entry in (("c1", 10), ("c2", 20)):
         groups.initiate_checkpoint("rg", name)
-        groups.reach_checkpoint("rg", name, "r", {"orders": Cut.of({"0.0": f"1:{entry}"})})
+        groups.reach_checkpoint("rg", name, "r", {"orders": StreamCut.of({"0.0": f"1:{entry}"})})
         groups.pass_checkpoint("rg", name, "r")
     offloader("group", "publish", "rg", "c2")
     done = offloader("group", "publish", "rg", "c1")

@@ -39,7 +39,7 @@ from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.partitions import open_reader
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.runtime.clock import SystemClock
 from offloader.store.open import open_store
 from offloader.write.backfill_service import fill_gaps
@@ -278,4 +278,4 @@ def _group(place: Place) -> None:
     for reader in ("one", "two"):
         groups.add_reader("manual", reader)
     groups.initiate_checkpoint("manual", "kept")
-    groups.reach_checkpoint("manual", "kept", "one", {"b/released": Cut()})
+    groups.reach_checkpoint("manual", "kept", "one", {"b/released": StreamCut()})

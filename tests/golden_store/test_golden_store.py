@@ -25,7 +25,7 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.segment_table import SegmentStatus
 from offloader.read.cold import read_fill
 from offloader.read.partitions import open_reader
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import IfMatch
 from offloader.store.open import open_store
@@ -386,7 +386,7 @@ def test_recorded_truncation_intent_is_carried_out(deletable: Golden) -> None:
 
 def test_checkpoint_of_a_reader_group_is_completed_and_published(golden: Golden) -> None:
     groups = open_bookkept_groups(golden.store)
-    groups.reach_checkpoint("manual", "kept", "two", {"b/released": Cut()})
+    groups.reach_checkpoint("manual", "kept", "two", {"b/released": StreamCut()})
     for reader in ("one", "two"):
         groups.pass_checkpoint("manual", "kept", reader)
     assert groups.update_truncation_checkpoint("manual", "kept").group.streams == ("b/released",)

@@ -13,7 +13,7 @@ from offloader.groups import reader_groups
 from offloader.groups.assignment import is_checkpoint_due
 from offloader.groups.group_service import GroupOutcome, ReaderGroups
 from offloader.manifest.names import stream_name
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.scope import DocumentStore, SourceOf, no_source
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore
@@ -33,11 +33,11 @@ class BookkeptGroups(ReaderGroups):
     def add_reader(self, name: str, reader: str) -> GroupOutcome:
         return self._change(name, lambda group: reader_groups.reader_added(group, reader))
 
-    def remove_reader(self, name: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
+    def remove_reader(self, name: str, reader: str, cuts: Mapping[str, StreamCut]) -> GroupOutcome:
         rows = self._rows(cuts)
         return self._change(name, lambda group: reader_groups.reader_removed(group, reader, rows))
 
-    def reach_checkpoint(self, name: str, checkpoint: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
+    def reach_checkpoint(self, name: str, checkpoint: str, reader: str, cuts: Mapping[str, StreamCut]) -> GroupOutcome:
         for stream, cut in ((stream_name(of), cut) for of, cut in cuts.items()):
             if cut.offsets and (problem := self._stream(stream).cuts().problem(cut)):
                 raise InvalidCallError(f"stream {stream}: {problem}")

@@ -9,7 +9,7 @@ from formats.documents import GroupState
 from offloader.groups.group_service import GroupOutcome
 from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.log import ManifestLog
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.subscribers import open_retention
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
@@ -21,8 +21,8 @@ ONE, TWO = "a/one", "a/two"
 _names = itertools.count()
 
 
-def at(entry: int) -> Cut:
-    return Cut.of({"0.0": f"1:{entry}"})
+def at(entry: int) -> StreamCut:
+    return StreamCut.of({"0.0": f"1:{entry}"})
 
 
 def is_published(group: GroupState) -> bool:
@@ -60,7 +60,7 @@ class Bench:
                 found[name] = None if cut is None else str(cut)
         return found
 
-    def reach(self, checkpoint: str, r1: Mapping[str, Cut], r2: Mapping[str, Cut]) -> GroupOutcome:
+    def reach(self, checkpoint: str, r1: Mapping[str, StreamCut], r2: Mapping[str, StreamCut]) -> GroupOutcome:
         self.groups.reach_checkpoint("rg", checkpoint, "r1", r1)
         return self.groups.reach_checkpoint("rg", checkpoint, "r2", r2)
 

@@ -32,7 +32,7 @@ from offloader.groups.reader_groups import (
     deleted,
     started_checkpoint,
 )
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 
 HOMES = {"t": tuple(PartitionRow(number, UUID(int=number + 1)) for number in range(5))}
 SECOND_MS = 1000
@@ -172,7 +172,7 @@ def test_reader_that_leaves_passes_its_checkpoints() -> None:
 
 
 def test_recreated_partition_starts_at_its_beginning_and_a_new_one_at_the_groups_start() -> None:
-    group = Versions(starts={"t": Cut.of({"5.0": "1:3"})})
+    group = Versions(starts={"t": StreamCut.of({"5.0": "1:3"})})
     group.join("a")
     group.step("a", 8)
     recreated = (replace(HOMES["t"][0], incarnation=UUID(int=99)), *HOMES["t"][1:], PartitionRow(5, UUID(int=6)))

@@ -22,7 +22,7 @@ from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.subscribers import open_retention
 from offloader.store.base import OVERWRITE
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -111,7 +111,7 @@ def test_kept_checkpoint_before_the_head_is_dropped_when_a_later_one_is_passed()
 
 @pytest.mark.slow
 def test_group_reads_from_its_start_to_its_end_and_stops() -> None:
-    starts, ends = Cut.of({"0.0": "1:2", "1.0": "1:5"}), Cut.of({"0.0": "1:8", "1.0": "1:10"})
+    starts, ends = StreamCut.of({"0.0": "1:2", "1.0": "1:5"}), StreamCut.of({"0.0": "1:8", "1.0": "1:10"})
     bench = GroupBench(partitions=2, starts={TOPIC: starts}, ends={TOPIC: ends})
     one, two = bench.group.join("one"), bench.group.join("two")
     bench.rounds(one, two, number=6)

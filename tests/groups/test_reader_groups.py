@@ -25,7 +25,7 @@ from offloader.groups.reader_groups import (
 )
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.subscribers import open_retention
 from offloader.testing.faulty_store import Fault
 from tests.groups.grouped_streams import ONE, TWO, Bench, at, is_published
@@ -68,7 +68,7 @@ def test_reader_must_report_its_position_before_it_passes_a_checkpoint() -> None
     with pytest.raises(NotFoundError, match="no checkpoint c9"):
         bench.groups.pass_checkpoint("rg", "c9", "r1")
     with pytest.raises(InvalidCallError, match="doesn't read stream a/three"):
-        bench.groups.reach_checkpoint("rg", "c1", "r1", {"a/three": Cut()})
+        bench.groups.reach_checkpoint("rg", "c1", "r1", {"a/three": StreamCut()})
     with pytest.raises(InvalidCallError, match="beyond the tail 1:30"):
         bench.groups.reach_checkpoint("rg", "c1", "r1", {ONE: at(31)})
 
@@ -132,7 +132,7 @@ def test_partitions_unread_at_a_checkpoint_keep_their_published_position() -> No
     bench.groups.add_reader("parts", "r")
     for name, cut in (("c1", {"0.0": "1:4", "1.0": "1:5"}), ("c2", {"1.0": "1:9"})):
         bench.groups.initiate_checkpoint("parts", name, keep=False)
-        bench.groups.reach_checkpoint("parts", name, "r", {"a/topic": Cut.of(cut)})
+        bench.groups.reach_checkpoint("parts", name, "r", {"a/topic": StreamCut.of(cut)})
         assert not bench.groups.pass_checkpoint("parts", name, "r").refused
     found = open_retention(bench.memory, "a/topic", clock=bench.clock).registry().subscribers["parts"]
     assert str(found.cut) == "0.0=1:4,1.0=1:9"

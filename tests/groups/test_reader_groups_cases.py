@@ -12,7 +12,7 @@ from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.groups.group_service import ReaderGroups
 from offloader.groups.reader_groups import GroupConfig, RetentionType, config_of
 from offloader.manifest.log import ManifestLog
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.lineage import Lineage
 from offloader.retention.scope import DocumentStore
 from offloader.retention.subscribers import Registry, StreamRetention
@@ -88,7 +88,7 @@ class Subscribers:
         found = self.registry.subscribers[step["name"]]
         assert step["expect_generation"] == found.generation
         if "expect_cut" in step:
-            assert cut(step["expect_cut"]) == (found.cut or Cut())
+            assert cut(step["expect_cut"]) == (found.cut or StreamCut())
 
     def delete_subscriber(self, step: Case) -> None:
         self.registry = self.registry.remove(step["name"], step["generation"])
@@ -135,7 +135,7 @@ def test_reader_group_config_case(case: Case) -> None:
         streams = case.get("streams", [case.get("stream")])
         starts = {case["stream"]: _bound(case["start"])} if "start" in case else {}
         ends = {case["stream"]: _bound(case["end"])} if "end" in case else {}
-        ends |= {case["end_cut_of"]: Cut.of({"0.0": 1})} if "end_cut_of" in case else {}
+        ends |= {case["end_cut_of"]: StreamCut.of({"0.0": 1})} if "end_cut_of" in case else {}
         return GroupConfig(streams, starts=starts, ends=ends)
 
     if case["expect"] == "ok":
@@ -145,8 +145,8 @@ def test_reader_group_config_case(case: Case) -> None:
             configured()
 
 
-def _bound(value: Any) -> Cut:
-    return Cut() if value == "UNBOUNDED" else cut(value)
+def _bound(value: Any) -> StreamCut:
+    return StreamCut() if value == "UNBOUNDED" else cut(value)
 
 
 def test_every_case_of_the_two_suites_was_replayed() -> None:

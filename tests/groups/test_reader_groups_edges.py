@@ -14,7 +14,7 @@ from offloader.groups.reader_groups import GroupConfig, RetentionType
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.retention import subscribers
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.subscribers import Followed, open_retention
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
@@ -25,7 +25,7 @@ from tests.support.manifests import segment_edits
 def test_checkpoint_without_reads_publishes_the_first_position() -> None:
     bench = Bench()
     bench.groups.initiate_checkpoint("rg", "c1")
-    bench.reach("c1", {ONE: Cut()}, {TWO: at(7)})
+    bench.reach("c1", {ONE: StreamCut()}, {TWO: at(7)})
     outcome = bench.pass_all("c1")
     assert (outcome.group.to_do, outcome.refused, outcome.failed) == ((), [], [])
     assert bench.cuts() == {ONE: "0.0=1:0", TWO: "0.0=1:7"}, "all there is is needed"
@@ -33,7 +33,7 @@ def test_checkpoint_without_reads_publishes_the_first_position() -> None:
 
 def test_cuts_of_nothing_are_published_too() -> None:
     bench = Bench(RetentionType.MANUAL)
-    outcome = bench.groups.update_truncation_cuts("rg", {ONE: Cut(), TWO: at(3)})
+    outcome = bench.groups.update_truncation_cuts("rg", {ONE: StreamCut(), TWO: at(3)})
     assert (outcome.group.to_do, outcome.refused, outcome.failed) == ((), [], [])
     assert bench.cuts() == {ONE: "0.0=1:0", TWO: "0.0=1:3"}
 
@@ -283,7 +283,7 @@ def test_recreated_partition_counts_as_unread() -> None:
     bench.groups.create("parts", GroupConfig(["a/topic"], RetentionType.AUTOMATIC))
     bench.groups.add_reader("parts", "r")
     bench.groups.initiate_checkpoint("parts", "kept")
-    bench.groups.reach_checkpoint("parts", "kept", "r", {"a/topic": Cut.of({"0.0": "1:4", "1.0": "1:5"})})
+    bench.groups.reach_checkpoint("parts", "kept", "r", {"a/topic": StreamCut.of({"0.0": "1:4", "1.0": "1:5"})})
     bench.groups.pass_checkpoint("parts", "kept", "r")
     for _ in range(2):
         delete_stream(bench.memory, "a/topic-partition-1", clock=bench.clock, delete_objects=lambda _: None)
@@ -293,7 +293,7 @@ def test_recreated_partition_counts_as_unread() -> None:
     found = open_retention(bench.memory, "a/topic", clock=bench.clock).registry().subscribers["parts"]
     assert str(found.cut) == "0.0=1:4"
     bench.groups.initiate_checkpoint("parts", "later", keep=False)
-    bench.groups.reach_checkpoint("parts", "later", "r", {"a/topic": Cut.of({"1.0": "1:2"})})
+    bench.groups.reach_checkpoint("parts", "later", "r", {"a/topic": StreamCut.of({"1.0": "1:2"})})
     assert not bench.groups.pass_checkpoint("parts", "later", "r").refused
     found = open_retention(bench.memory, "a/topic", clock=bench.clock).registry().subscribers["parts"]
     assert str(found.cut) == "0.0=1:4,1.0=1:2"

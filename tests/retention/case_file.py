@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.cuts import SegmentId, StreamCut
 from tests.retention.lineages import ScalableLineage
 
 OWN = Path(__file__).with_name("retention_cases.json")
@@ -54,5 +54,5 @@ def layout(name: str) -> ScalableLineage:
     return lineage(case_file()["layouts"][name])
 
 
-def cut(offsets: Mapping[str, int]) -> Cut:
-    return Cut.of(offsets)
+def cut(offsets: Mapping[str, int]) -> StreamCut:
+    return StreamCut.of(offsets)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from formats.entries import Position
 from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.broker import BrokerView, FirstListed
-from offloader.retention.cuts import FUTURE, Cut, Offset, SegmentId
+from offloader.retention.cuts import FUTURE, Offset, SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription, decide
 from offloader.retention.lineage import Lineage, LineageMeasure, Measure, StreamSegment
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
@@ -54,20 +54,20 @@ class LedgerMeasure:
 
     ledgers: Mapping[SegmentId, Sequence[int]]
 
-    def bytes_before(self, cut: Cut) -> int:
+    def bytes_before(self, cut: StreamCut) -> int:
         return sum(sum(self.ledgers[s][: at.ledger_id - 1]) for s, at in _positions(cut))
 
-    def entries_before(self, cut: Cut) -> int:
+    def entries_before(self, cut: StreamCut) -> int:
         return sum((at.ledger_id - 1) * LEDGER_ENTRIES + at.entry_id for _, at in _positions(cut))
 
-    def bytes_after(self, cut: Cut) -> int:
+    def bytes_after(self, cut: StreamCut) -> int:
         return sum(map(sum, self.ledgers.values())) - self.bytes_before(cut)
 
-    def bytes_in_doubt(self, cut: Cut) -> int:
+    def bytes_in_doubt(self, cut: StreamCut) -> int:
         return sum(self.ledgers[s][at.ledger_id - 1] for s, at in _positions(cut) if at.entry_id)
 
 
-def _positions(cut: Cut) -> Iterable[tuple[SegmentId, Position]]:
+def _positions(cut: StreamCut) -> Iterable[tuple[SegmentId, Position]]:
     return ((segment, at) for segment, at in cut.offsets.items() if isinstance(at, Position))
 
 
@@ -118,7 +118,7 @@ class _Stream:
             found.append({s: max(at, found[-1][s]) for s, at in row.items()} if found else row)
         return found
 
-    def cut(self, row: Vector) -> Cut:
+    def cut(self, row: Vector) -> StreamCut:
         """The shortest cut of a state, or at times one with a future range segment more than it needs."""
         offsets: dict[SegmentId, Offset] = {}
         for segment, before in self.parents.items():
@@ -131,12 +131,12 @@ class _Stream:
         if not self.lineage.is_partitioned and self.rng.random() < 0.2:
             unread = [s for s, before in self.parents.items() if before and s not in offsets and row[s] == 0]
             offsets.update(dict.fromkeys(unread[:1], FUTURE))
-        return Cut(offsets)
+        return StreamCut(offsets)
 
     def offset(self, number: int) -> Offset:
         return Position(*divmod(number, LEDGER_ENTRIES)) if self.ledgers else number
 
-    def drawn(self) -> Cut:
+    def drawn(self) -> StreamCut:
         return self.cut(self.row())
 
 
@@ -208,7 +208,7 @@ def _broker(rng: random.Random, stream: _Stream) -> BrokerView | None:
         return BrokerView(problem="the list is unknown")
     trimmed = stream.drawn()
     some = {segment: at for segment, at in trimmed.offsets.items() if rng.random() < 0.7}
-    followed = Cut(some) if stream.lineage.is_partitioned else trimmed
+    followed = StreamCut(some) if stream.lineage.is_partitioned else trimmed
     return BrokerView(
         first=(FirstListed(0, 7),),
         bound=trimmed,

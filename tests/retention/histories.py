@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from offloader.retention.boundaries import TIME_UNKNOWN
-from offloader.retention.cuts import FUTURE, Cut, SegmentId
+from offloader.retention.cuts import FUTURE, SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription
 from offloader.retention.lineage import END, Consumed, LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
@@ -70,22 +70,22 @@ def read(draw: st.DrawFn, stream: ScalableLineage) -> Consumed:
 
 
 @st.composite
-def cuts(draw: st.DrawFn, stream: ScalableLineage) -> Cut:
+def cuts(draw: st.DrawFn, stream: ScalableLineage) -> StreamCut:
     """A valid cut, at times with more future segments than it needs, as reader groups publish them."""
     consumed = draw(read(stream))
     cut = stream.cut_of(consumed)
     for one in stream.segments:
         if one.segment not in cut.offsets and draw(st.integers(0, 3)) == 0:
-            longer = Cut({**cut.offsets, one.segment: FUTURE})
+            longer = StreamCut({**cut.offsets, one.segment: FUTURE})
             if stream.consumed(longer) == consumed and not stream.problem(longer):
                 cut = longer
     return cut
 
 
 @st.composite
-def tails(draw: st.DrawFn, stream: ScalableLineage, count_max: int = 7) -> list[Cut]:
+def tails(draw: st.DrawFn, stream: ScalableLineage, count_max: int = 7) -> list[StreamCut]:
     """Cuts at a growing tail: each at or after the one before it."""
-    found: list[Cut] = []
+    found: list[StreamCut] = []
     for one in draw(st.lists(cuts(stream), max_size=count_max)):
         found.append(stream.join([found[-1], one]) if found else one)
     return found

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from formats.entries import Position
-from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.cuts import SegmentId, StreamCut
 from offloader.retention.decide import Situation
 from offloader.retention.policy import Limits, PolicyKind, Unit
 
@@ -42,7 +42,7 @@ class IndependentCycle:
         newest = situation.records.newest
         self.end = self.size(self.vector(newest.cut)) if newest else 0
 
-    def vector(self, cut: Cut) -> Vector:
+    def vector(self, cut: StreamCut) -> Vector:
         """R4, R6: a valid cut lists each range segment that is begun or could be, so the others are read or not yet."""
         found: Vector = {}
         for segment, parents in self.parents.items():

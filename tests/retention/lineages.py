@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from offloader.errors import InvalidCallError
-from offloader.retention.cuts import FUTURE, Cut, SegmentId
+from offloader.retention.cuts import FUTURE, SegmentId, StreamCut
 from offloader.retention.lineage import END, Consumed, Lineage, StreamSegment
 
 
@@ -142,16 +142,16 @@ class ScalableLineage(Lineage):
         return tuple(sorted((one for one in self.keyed if one.ended_epoch is None), key=lambda one: one.key_from))
 
     @cached_property
-    def first_cut(self) -> Cut:
+    def first_cut(self) -> StreamCut:
         """The cut before everything."""
         return self.cut_of({})
 
-    def deleted_between(self, head: Cut, cut: Cut) -> list[SegmentId]:
+    def deleted_between(self, head: StreamCut, cut: StreamCut) -> list[SegmentId]:
         """Segments to delete when the start position moves from ``head`` to ``cut``, oldest first."""
         gone = full(self.consumed(cut)) - full(self.consumed(head))
         return sorted(gone, key=lambda segment: segment.age_order)
 
-    def between(self, start: Cut, end: Cut) -> list[SegmentId]:
+    def between(self, start: StreamCut, end: StreamCut) -> list[SegmentId]:
         """Segments that a reader from ``start`` to ``end`` reads, oldest first.
 
         Args:
@@ -169,7 +169,7 @@ class ScalableLineage(Lineage):
             met = set(self.by_id)
         return sorted(met - full(self.consumed(start)), key=lambda segment: segment.age_order)
 
-    def span(self, cut: Cut) -> dict[SegmentId, int]:
+    def span(self, cut: StreamCut) -> dict[SegmentId, int]:
         """The last epoch of each listed segment, no later than the one that created the cut's youngest segment."""
         youngest = max((segment.epoch for segment in cut.offsets), default=0)
         self._require_known(cut)

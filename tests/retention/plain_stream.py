@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.cuts import SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
@@ -15,8 +15,8 @@ from tests.retention.lineages import ScalableLineage
 Offsets = tuple[int, ...]
 
 
-def at(offsets: Offsets | None) -> Cut | None:
-    return None if offsets is None else Cut({SegmentId(n, 0): offset for n, offset in enumerate(offsets)})
+def at(offsets: Offsets | None) -> StreamCut | None:
+    return None if offsets is None else StreamCut({SegmentId(n, 0): offset for n, offset in enumerate(offsets)})
 
 
 def by_size(low: int, high: int | None = None, **more: Any) -> Policy:
@@ -68,7 +68,7 @@ def stream(
         lineage=lineage,
         measure=more.pop("measure", LineageMeasure(lineage)),
         records=RetentionSet(tuple(recorded)),
-        head=at(head) or Cut(),
+        head=at(head) or StreamCut(),
         now_ms=now_ms,
         subscriptions=subscriptions,
         offloaded=at(offloaded),

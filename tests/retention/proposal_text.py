@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.cuts import SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription
 from offloader.retention.lineage import END, LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
@@ -66,7 +66,7 @@ class Case:
 
     situation: Situation
 
-    def row(self, cut: Cut) -> Row:
+    def row(self, cut: StreamCut) -> Row:
         lineage = self.situation.lineage
         consumed = lineage.consumed(cut)
         offsets = [consumed.get(one.segment, 0) for one in lineage.segments]
@@ -106,7 +106,7 @@ def _drawn(rng: random.Random, stream: ScalableLineage) -> Row:
     return tuple(found[one.segment] for one in stream.segments)
 
 
-def _cut(stream: ScalableLineage, row: Row) -> Cut:
+def _cut(stream: ScalableLineage, row: Row) -> StreamCut:
     at = dict(zip((one.segment for one in stream.segments), row, strict=True))
     return stream.cut_of({one: END if offset == FULL else int(offset) for one, offset in at.items() if offset})
 

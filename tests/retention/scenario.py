@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from offloader.retention.cuts import UNBOUNDED, Cut, SegmentId
+from offloader.retention.cuts import UNBOUNDED, SegmentId, StreamCut
 from offloader.retention.decide import Situation, decide, subscriptions_of
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
@@ -121,7 +121,7 @@ class Scenario:
             assert self.lineage.problem(decision.cut) == ""
             assert self.lineage.equal(cut(wanted), decision.cut), (wanted, str(decision.cut))
 
-    def kept(self, at: Cut) -> int:
+    def kept(self, at: StreamCut) -> int:
         newest = self.records.newest
         assert newest is not None
         return self.lineage.bytes_till(newest.cut) - self.lineage.bytes_till(at)
@@ -136,7 +136,7 @@ class Scenario:
             assert step["size_till"] == self.lineage.bytes_till(at)
             self.truncated(at)
 
-    def truncated(self, at: Cut) -> None:
+    def truncated(self, at: StreamCut) -> None:
         youngest = self.records.at_or_before(at, self.lineage)
         self.head_time_ms = youngest.time_ms if youngest else self.head_time_ms
         self.head, self.is_truncating = at, True

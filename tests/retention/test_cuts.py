@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 
 from formats.entries import Position
 from offloader.errors import InvalidCallError
-from offloader.retention.cuts import FUTURE, UNBOUNDED, Cut, Order, SegmentId
+from offloader.retention.cuts import FUTURE, UNBOUNDED, Order, SegmentId, StreamCut
 from offloader.retention.lineage import LineageMeasure
 from tests.retention.case_file import cut, layout
 from tests.retention.lineages import ScalableLineage, full
 
 #: The guide's case 1 of section 5.
 WIDE = cut({"1.1": 10, "2.1": 20, "3.1": 30, "4.1": 20, "5.2": 50, "8.2": 50, "9.2": 60, "10.2": -1})
-POSITIONS = Cut({SegmentId(0, 0): Position(7, 12), SegmentId(1, 0): Position(9, 3)})
+POSITIONS = StreamCut({SegmentId(0, 0): Position(7, 12), SegmentId(1, 0): Position(9, 3)})
 
 
 @pytest.mark.parametrize("one", [WIDE, POSITIONS, cut({"0.0": 2**63 - 1})])
 @pytest.mark.parametrize("stream", ["scope/stream", "public/default/persistent/orders", "a:b/c:1.0=3"])
-def test_a_cut_survives_text_bytes_json_and_pickling(one: Cut, stream: str) -> None:
-    assert (stream, one) == Cut.parse(one.text(stream))
-    assert (stream, one) == Cut.from_bytes(one.to_bytes(stream))
-    assert one == Cut.of(one.as_json())
+def test_a_cut_survives_text_bytes_json_and_pickling(one: StreamCut, stream: str) -> None:
+    assert (stream, one) == StreamCut.parse(one.text(stream))
+    assert (stream, one) == StreamCut.from_bytes(one.to_bytes(stream))
+    assert one == StreamCut.of(one.as_json())
     assert one == pickle.loads(pickle.dumps(one))
-    assert hash(one) == hash(Cut.of(one.as_json()))
+    assert hash(one) == hash(StreamCut.of(one.as_json()))
 
 
 def test_a_cut_reads_in_the_order_of_creation() -> None:
@@ -40,8 +40,8 @@ def test_a_cut_reads_in_the_order_of_creation() -> None:
 def test_unbounded_cut_is_a_word_as_text_and_empty_as_bytes() -> None:
     assert UNBOUNDED.text("scope/stream") == "UNBOUNDED"
     assert UNBOUNDED.to_bytes("scope/stream") == b""
-    assert Cut.parse(" UNBOUNDED ") == ("", UNBOUNDED)
-    assert Cut.from_bytes(b"") == ("", UNBOUNDED)
+    assert StreamCut.parse(" UNBOUNDED ") == ("", UNBOUNDED)
+    assert StreamCut.from_bytes(b"") == ("", UNBOUNDED)
     assert pickle.loads(pickle.dumps(UNBOUNDED)) == UNBOUNDED
 
 
@@ -54,7 +54,7 @@ def test_unbounded_cut_is_a_word_as_text_and_empty_as_bytes() -> None:
 )  # fmt: skip
 def test_invalid_text_of_a_cut_is_refused(text: str) -> None:
     with pytest.raises(InvalidCallError):
-        Cut.parse(text)
+        StreamCut.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_invalid_text_of_a_cut_is_refused(text: str) -> None:
 )
 def test_invalid_json_of_a_cut_is_refused(offsets: object) -> None:
     with pytest.raises(InvalidCallError):
-        Cut.of(offsets)  # type: ignore[arg-type]
+        StreamCut.of(offsets)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("data", [b"x", b"[]", b"{}", b'{"stream":"s"}', b'{"stream":"s","cut":7}', b"\xff"])
 def test_invalid_bytes_of_a_cut_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidCallError):
-        Cut.from_bytes(data)
+        StreamCut.from_bytes(data)
 
 
 @pytest.mark.slow
@@ -76,10 +76,10 @@ def test_invalid_bytes_of_a_cut_are_refused(data: bytes) -> None:
 @given(st.text(max_size=40))
 def test_any_text_is_a_cut_or_refused(text: str) -> None:
     try:
-        stream, found = Cut.parse(text)
+        stream, found = StreamCut.parse(text)
     except InvalidCallError:
         return
-    assert Cut.parse(found.text(stream)) == (stream, found)
+    assert StreamCut.parse(found.text(stream)) == (stream, found)
 
 
 # --- what is consistent -----------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_a_size_needs_recorded_sizes_and_bytes() -> None:
     with pytest.raises(InvalidCallError, match=r"size of stream segment 0\.0, .*wasn't recorded"):
         layout("between").bytes_till(cut({"3.1": 0, "4.1": 0, "1.0": 0, "2.0": 0}))
     with pytest.raises(InvalidCallError, match=r"7:12 .*is a position"):
-        ScalableLineage.of_partitions(range(1)).bytes_till(Cut({SegmentId(0, 0): Position(7, 12)}))
+        ScalableLineage.of_partitions(range(1)).bytes_till(StreamCut({SegmentId(0, 0): Position(7, 12)}))
     assert LineageMeasure(layout("between")).bytes_before(cut({"3.1": 0, "4.1": 0, "1.0": 0, "2.0": 0})) is None
     assert LineageMeasure(layout("two")).entries_before(cut({"0.0": 1, "1.0": 1})) is None
 
@@ -141,8 +141,8 @@ def test_a_reader_does_not_meet_a_future_segment_at_its_end() -> None:
 # --- partitions -------------------------------------------------------------------------------------------------------
 
 
-def positions(*places: tuple[int, int] | None) -> Cut:
-    return Cut({SegmentId(n, 0): Position(*place) for n, place in enumerate(places) if place})
+def positions(*places: tuple[int, int] | None) -> StreamCut:
+    return StreamCut({SegmentId(n, 0): Position(*place) for n, place in enumerate(places) if place})
 
 
 def test_cuts_of_partitions_may_leave_some_out() -> None:
@@ -161,8 +161,8 @@ def test_cuts_of_partitions_may_leave_some_out() -> None:
 
 def test_cuts_of_partitions_have_no_future_and_no_strangers() -> None:
     topic = ScalableLineage.of_partitions(range(2))
-    assert "partition 1.0 has no offset" in topic.problem(Cut({SegmentId(0, 0): 3, SegmentId(1, 0): FUTURE}))
-    assert "has no stream segment 2.0" in topic.problem(Cut({SegmentId(2, 0): 3}))
+    assert "partition 1.0 has no offset" in topic.problem(StreamCut({SegmentId(0, 0): 3, SegmentId(1, 0): FUTURE}))
+    assert "has no stream segment 2.0" in topic.problem(StreamCut({SegmentId(2, 0): 3}))
     assert "lists no stream segment" in topic.problem(UNBOUNDED)
 
 

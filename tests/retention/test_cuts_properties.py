@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloader.retention.cuts import FUTURE, Cut, Order, SegmentId
+from offloader.retention.cuts import FUTURE, Order, SegmentId, StreamCut
 from offloader.retention.lineage import END, Consumed
 from tests.retention.case_file import cut
 from tests.retention.histories import cuts, lineages, read
@@ -17,12 +17,12 @@ from tests.retention.lineages import KeyedSegment, ScalableLineage, full
 
 
 @st.composite
-def streams_with_cuts(draw: st.DrawFn, count: int) -> tuple[ScalableLineage, list[Cut]]:
+def streams_with_cuts(draw: st.DrawFn, count: int) -> tuple[ScalableLineage, list[StreamCut]]:
     stream = draw(lineages())
     return stream, [draw(cuts(stream)) for _ in range(count)]
 
 
-def consumed_in_words(stream: ScalableLineage, at: Cut) -> Consumed:
+def consumed_in_words(stream: ScalableLineage, at: StreamCut) -> Consumed:
     """The specification's sentence, word by word, on keys in 1/64: an independent model."""
     listed = [one for one in stream.keyed if one.segment in at.offsets]
 
@@ -51,7 +51,7 @@ def consumed_in_words(stream: ScalableLineage, at: Cut) -> Consumed:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(streams_with_cuts(1))
-def test_consumed_positions_of_a_cut_match_the_specification(given_: tuple[ScalableLineage, list[Cut]]) -> None:
+def test_consumed_positions_of_a_cut_match_the_specification(given_: tuple[ScalableLineage, list[StreamCut]]) -> None:
     """For every cut valid by the specification both agree; ours never counts more as read."""
     stream, [one] = given_
     mine, words = stream.consumed(one), consumed_in_words(stream, one)
@@ -77,7 +77,7 @@ def test_every_state_of_reading_is_described_by_a_valid_cut(data: st.DataObject)
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(3))
-def test_order_is_an_order(given_: tuple[ScalableLineage, list[Cut]]) -> None:
+def test_order_is_an_order(given_: tuple[ScalableLineage, list[StreamCut]]) -> None:
     """Reflexive, also with future segments; antisymmetric; transitive; and sizes follow it."""
     stream, (one, other, third) = given_
     assert stream.order(one, one) is Order.EQUAL_OR_AFTER
@@ -94,7 +94,7 @@ def test_order_is_an_order(given_: tuple[ScalableLineage, list[Cut]]) -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(4))
-def test_lower_bound_is_the_latest_that_loses_nothing(given_: tuple[ScalableLineage, list[Cut]]) -> None:
+def test_lower_bound_is_the_latest_that_loses_nothing(given_: tuple[ScalableLineage, list[StreamCut]]) -> None:
     """Valid, independent of the order, before every cut, at or after any other such cut; joins dually."""
     stream, [*some, aside] = given_
     low, high = stream.meet(some), stream.join(some)
@@ -112,7 +112,7 @@ def test_lower_bound_is_the_latest_that_loses_nothing(given_: tuple[ScalableLine
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(3))
-def test_meet_and_join_make_a_distributive_lattice(given_: tuple[ScalableLineage, list[Cut]]) -> None:
+def test_meet_and_join_make_a_distributive_lattice(given_: tuple[ScalableLineage, list[StreamCut]]) -> None:
     stream, (a, b, c) = given_
     meet, join = stream.meet, stream.join
     assert meet([a, a]) == join([a, a]) == a
@@ -128,7 +128,7 @@ def test_meet_and_join_make_a_distributive_lattice(given_: tuple[ScalableLineage
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(3))
-def test_combined_cuts_contain_only_offsets_of_their_inputs(given_: tuple[ScalableLineage, list[Cut]]) -> None:
+def test_combined_cuts_contain_only_offsets_of_their_inputs(given_: tuple[ScalableLineage, list[StreamCut]]) -> None:
     """So that a bound is on entry boundaries."""
     stream, some = given_
     for found in (stream.meet(some), stream.join(some)):
@@ -139,7 +139,7 @@ def test_combined_cuts_contain_only_offsets_of_their_inputs(given_: tuple[Scalab
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(streams_with_cuts(2))
-def test_segments_to_delete_are_those_that_became_read(given_: tuple[ScalableLineage, list[Cut]]) -> None:
+def test_segments_to_delete_are_those_that_became_read(given_: tuple[ScalableLineage, list[StreamCut]]) -> None:
     """What a move deletes adds up over any stop on the way; a reader on the way meets the rest."""
     stream, (one, other) = given_
     low, high = stream.meet([one, other]), stream.join([one, other])
@@ -186,7 +186,7 @@ def test_cuts_of_a_hundred_segments_scaled_ten_times(epoch_of: object) -> None:
     ids = [[SegmentId(epoch * 100 + i, epoch) for i in range(100)] for epoch in range(11)]
     ranges = {one[i]: (i / 100, (i + 1) / 100) for one in ids for i in range(100)}
     stream = ScalableLineage.build(ranges, ids, dict.fromkeys([s for one in ids[:-1] for s in one], 1))
-    chosen = Cut({ids[epoch_of(i)][i]: 0 for i in range(100)})
+    chosen = StreamCut({ids[epoch_of(i)][i]: 0 for i in range(100)})
 
     assert stream.problem(chosen) == ""
     assert stream.bytes_till(chosen) == sum(epoch_of(i) for i in range(100))

@@ -15,7 +15,7 @@ import pytest
 
 from offloader.errors import InvalidCallError
 from offloader.retention import cycle
-from offloader.retention.cuts import Cut, Order
+from offloader.retention.cuts import Order, StreamCut
 from offloader.retention.decide import window
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.state import Record, RetentionSet
@@ -91,7 +91,7 @@ def replay_random_exact(case: Case) -> None:
         assert stream.equal(one, stream.cut_of(stream.consumed(one)))
 
 
-def relation(stream: ScalableLineage, one: Cut, other: Cut) -> str:
+def relation(stream: ScalableLineage, one: StreamCut, other: StreamCut) -> str:
     there, back = stream.order(one, other), stream.order(other, one)
     if there is back is Order.EQUAL_OR_AFTER:
         return "Equal"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from offloader.retention.cuts import FUTURE, Cut, Order
+from offloader.retention.cuts import FUTURE, Order, StreamCut
 from offloader.retention.decide import Situation, Subscription, decide, window
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
@@ -51,7 +51,7 @@ def applied(decision: Decision) -> list[Limits]:
     return [each for each in (decision.limits, decision.second) if each is not None]
 
 
-def aged(situation: Situation, age_ms: int) -> list[Cut]:
+def aged(situation: Situation, age_ms: int) -> list[StreamCut]:
     """The latest record and the latest boundary that show an age, and the start position."""
     chains: tuple[Sequence[Record], ...] = (situation.records.records, situation.boundaries)
     latest = [[one.cut for one in chain if situation.now_ms - one.time_ms >= age_ms][-1:] for chain in chains]
@@ -187,19 +187,23 @@ def with_its_time(situation: Situation) -> Situation:
     return replace(situation, head_time_ms=time_ms)
 
 
-def is_beside(situation: Situation, one: Cut, other: Cut) -> bool:
+def is_beside(situation: Situation, one: StreamCut, other: StreamCut) -> bool:
     lineage = situation.lineage
     return not lineage.reaches(one, other) and not lineage.reaches(other, one)
 
 
-def is_a_cut_made_of_given_ones(situation: Situation, decision: Decision, cut: Cut) -> None:
+def is_a_cut_made_of_given_ones(situation: Situation, decision: Decision, cut: StreamCut) -> None:
     """Valid, after the old head, not behind the offloaded end, each offset from a cut of the same segment."""
     lineage = situation.lineage
     assert lineage.problem(cut) == ""
     assert lineage.order(situation.head, cut) is Order.BEFORE
     if situation.offloaded is not None:
         assert lineage.reaches(lineage.join([situation.head, situation.offloaded]), cut)
-    some: list[Cut | None] = [situation.head, situation.offloaded, *(one.cut for one in situation.records.records)]
+    some: list[StreamCut | None] = [
+        situation.head,
+        situation.offloaded,
+        *(one.cut for one in situation.records.records),
+    ]
     some += [one.cut for one in situation.boundaries]
     some += [at for one in situation.subscriptions for at in (one.cut, one.start)]
     for segment, offset in cut.offsets.items():
@@ -228,7 +232,7 @@ def test_a_stream_over_many_cycles(data: st.DataObject) -> None:
     policy: Policy = data.draw(policies())
     head, tail, head_time_ms = lineage.first_cut, lineage.first_cut, None
     records, now_ms = RetentionSet(), 0
-    read: dict[str, Cut | None] = {"a": None, "b": None}
+    read: dict[str, StreamCut | None] = {"a": None, "b": None}
     deleted: Counter[str] = Counter()
     for _ in range(data.draw(st.integers(1, 8))):
         now_ms += data.draw(st.integers(1, 20))

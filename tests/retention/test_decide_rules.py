@@ -11,7 +11,7 @@ import pytest
 from formats.entries import Position
 from offloader.errors import InvalidCallError
 from offloader.retention.broker import BrokerView
-from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.cuts import SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription, decide, subscriptions_of
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
@@ -222,7 +222,7 @@ def test_a_head_behind_the_offloaded_end_stays() -> None:
 class WithEntries(LineageMeasure):
     """Entries of five bytes."""
 
-    def entries_before(self, cut: Cut) -> int | None:
+    def entries_before(self, cut: StreamCut) -> int | None:
         found = self.bytes_before(cut)
         return None if found is None else found // 5
 
@@ -239,17 +239,17 @@ def test_a_decision_can_be_explained_from_its_record() -> None:
     assert (decision.head, decision.newest, decision.bound) == (at((3,)), at((100,)), at((5,)))
     assert (decision.removed_bytes, decision.removed_entries, decision.cut_time_ms) == (27, 6, 30)
     assert decision.candidates == (
-        Candidate(Role.MIN, at((60,)) or Cut(), 40, 60),
-        Candidate(Role.MAX, at((30,)) or Cut(), 70, 30),
-        Candidate(Role.BOUND, at((5,)) or Cut(), 95),
-        Candidate(Role.CHOSEN, at((30,)) or Cut(), 70, 30),
+        Candidate(Role.MIN, at((60,)) or StreamCut(), 40, 60),
+        Candidate(Role.MAX, at((30,)) or StreamCut(), 70, 30),
+        Candidate(Role.BOUND, at((5,)) or StreamCut(), 95),
+        Candidate(Role.CHOSEN, at((30,)) or StreamCut(), 70, 30),
     )
     assert decision.used_ms == {60, 30}
     assert decision.lags == (
-        Lag("slow", at((5,)) or Cut(), True, True, True, 100, 20),
-        Lag("fast", at((90,)) or Cut(), True, True, True, 15, 3),
-        Lag("gone", at((4,)) or Cut(), True, False, False, 101, 21),
-        Lag("new", at((25,)) or Cut(), False, True, False, 80, 16),
+        Lag("slow", at((5,)) or StreamCut(), True, True, True, 100, 20),
+        Lag("fast", at((90,)) or StreamCut(), True, True, True, 15, 3),
+        Lag("gone", at((4,)) or StreamCut(), True, False, False, 101, 21),
+        Lag("new", at((25,)) or StreamCut(), False, True, False, 80, 16),
     )
     assert decision.overridden == (
         Overridden("slow", OverrideReason.ABOVE_MAX, 25, 5),
@@ -294,7 +294,7 @@ def test_age_at_a_new_head_is_that_of_the_newest_record_before_it() -> None:
 class Unmeasured(LineageMeasure):
     """A stream whose sizes weren't recorded."""
 
-    def bytes_before(self, cut: Cut) -> int | None:
+    def bytes_before(self, cut: StreamCut) -> int | None:
         return None
 
 
@@ -319,7 +319,7 @@ def test_subscribers_of_the_registry_are_silent_after_the_timeout() -> None:
         registry = registry.add(name, 0, now_ms={"new": 95, "on-time": 90}.get(name, 50))
     for name, offset in {"at-tail": 100, "behind": 40, "late": 20}.items():
         when = 90 if name == "late" else 60
-        registry = registry.publish(name, 0, at((offset,)) or Cut(), rules, now_ms=when).registry
+        registry = registry.publish(name, 0, at((offset,)) or StreamCut(), rules, now_ms=when).registry
     policy = queue(subscriber_timeout_ms=10)
     found = subscriptions_of(registry, policy, now_ms=100, tail=at((100,)), rules=rules)
     assert [one.name for one in found] == list(names)
@@ -333,32 +333,32 @@ def test_subscribers_of_the_registry_are_silent_after_the_timeout() -> None:
 class CountedPositions:
     """Two ledgers of ten entries of three bytes in each partition; entries between them are nowhere."""
 
-    def entries_before(self, cut: Cut) -> int | None:
+    def entries_before(self, cut: StreamCut) -> int | None:
         places = [offset for offset in cut.offsets.values() if isinstance(offset, Position)]
         return sum((place.ledger_id > 7) * 10 + min(place.entry_id, 10) for place in places)
 
-    def bytes_before(self, cut: Cut) -> int | None:
+    def bytes_before(self, cut: StreamCut) -> int | None:
         entries = self.entries_before(cut)
         return None if entries is None else 3 * entries
 
-    def bytes_after(self, cut: Cut) -> int:
+    def bytes_after(self, cut: StreamCut) -> int:
         return 2 * 2 * 10 * 3 - 3 * (self.entries_before(cut) or 0)
 
-    def bytes_in_doubt(self, _: Cut) -> int:
+    def bytes_in_doubt(self, _: StreamCut) -> int:
         return 0
 
 
 def test_cuts_of_our_own_streams_are_positions() -> None:
     """A partition that a cut doesn't name counts as unread: it was added later."""
 
-    def place(*positions: tuple[int, int]) -> Cut:
-        return Cut({SegmentId(n, 0): Position(*position) for n, position in enumerate(positions)})
+    def place(*positions: tuple[int, int]) -> StreamCut:
+        return StreamCut({SegmentId(n, 0): Position(*position) for n, position in enumerate(positions)})
 
     tails = {1: [(7, 5)], 2: [(9, 0), (7, 4)], 3: [(9, 9), (7, 9)]}
     records = tuple(Record(time, place(*positions)) for time, positions in tails.items())
     situation = Situation(
         policy=by_size(18, 60), lineage=ScalableLineage.of_partitions(range(2)), measure=CountedPositions(),
-        records=RetentionSet(records), head=Cut(), now_ms=4,
+        records=RetentionSet(records), head=StreamCut(), now_ms=4,
         subscriptions=(Subscription(name="a", cut=place((9, 2))), Subscription(name="b", cut=place((7, 9), (7, 1)))),
     )  # fmt: skip
     decision = decide(situation)
@@ -387,7 +387,7 @@ def test_stream_that_was_cut_to_exactly_max_is_left_there_by_the_next_cycle() ->
     assert len(again.records.records) == 1
     assert decide(again).cut is None
 
-    grown = replace(again, records=RetentionSet((*again.records.records, Record(12, at((10,)) or Cut(), 10))))
+    grown = replace(again, records=RetentionSet((*again.records.records, Record(12, at((10,)) or StreamCut(), 10))))
     decision = decide(grown)
     assert (decision.rule, decision.cut) == (Rule.BOUND_RAISED_TO_MAX, at((9,)))
 
@@ -426,15 +426,15 @@ def test_head_follows_the_published_cut_over_a_split_and_a_merge() -> None:
         (4, merged, {"3.2": 150}, {"3.2": 0}, [SegmentId(1, 1)]),
         (5, merged, {"3.2": 200}, {"3.2": 60}, []),
     ]:
-        cut = Cut.of(tail)
+        cut = StreamCut.of(tail)
         records = records.add(Record(now_ms, cut, lineage.bytes_till(cut)))
         decision = decide(
             Situation(
                 policy=by_size(90, 180), lineage=lineage, measure=LineageMeasure(lineage), records=records, head=head,
-                now_ms=now_ms, subscriptions=(Subscription(name="a", cut=Cut.of(published)),),
+                now_ms=now_ms, subscriptions=(Subscription(name="a", cut=StreamCut.of(published)),),
             )
         )  # fmt: skip
-        assert (decision.rule, decision.cut) == (Rule.BOUND, Cut.of(published))
+        assert (decision.rule, decision.cut) == (Rule.BOUND, StreamCut.of(published))
         assert lineage.deleted_between(head, decision.cut or head) == gone
         head = decision.cut or head
         records = records.truncated(head, lineage)

@@ -16,7 +16,7 @@ from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.entries import Known, PartitionEntries, Size, StreamEntries
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
@@ -198,10 +198,10 @@ def test_the_end_of_a_ledger_is_the_beginning_of_the_next_one() -> None:
     assert found.canonical(Position(4, 5)) == Position(4, 5)
     assert found.canonical(Position(1, 4)) == Position(1, 4)
     own = StreamEntries({0: found})
-    end, begin = Cut.of({"0.0": "1:5"}), Cut.of({"0.0": "4:0"})
+    end, begin = StreamCut.of({"0.0": "1:5"}), StreamCut.of({"0.0": "4:0"})
     assert own.reaches(end, begin)
     assert own.reaches(begin, end)
-    assert not own.reaches(Cut.of({"0.0": "1:4"}), end)
+    assert not own.reaches(StreamCut.of({"0.0": "1:4"}), end)
 
 
 def test_open_ledger_counts_as_empty_inside_and_full_at_its_end() -> None:
@@ -227,26 +227,26 @@ def test_recorded_gaps_have_no_size_and_may_contain_a_cut() -> None:
 def test_refused_cuts_have_a_reason() -> None:
     offloaded = state_of((1, 5), closed=set()).log.load()
     own = StreamEntries({0: PartitionEntries(offloaded), 2: PartitionEntries(NOTHING_OFFLOADED)})
-    assert own.problem(Cut()) == "it names no position"
-    assert own.problem(Cut.of({"1.0": "1:0"})) == "the stream has no partition 1"
-    assert own.problem(Cut.of({"0.1": "1:0"})) == "0.1 is none"
-    assert own.problem(Cut.of({"0.0": 7})) == "7 in partition 0 is not a position"
-    assert own.problem(Cut.of({"0.0": "1:6"})) == "partition 0: 1:6 is beyond the tail 1:5"
-    assert own.problem(Cut.of({"0.0": "0:3"})) == "partition 0: 0:3 is no entry's place, nor the end of a ledger"
-    assert own.problem(Cut.of({"0.0": "1:-1"})) == "partition 0: 1:-1 is not a position"
-    assert own.problem(Cut.of({"2.0": "1:0"})) == "partition 2: 1:0 is beyond the tail: there is no entry"
-    assert not own.problem(Cut.of({"0.0": "1:5"}))
+    assert own.problem(StreamCut()) == "it names no position"
+    assert own.problem(StreamCut.of({"1.0": "1:0"})) == "the stream has no partition 1"
+    assert own.problem(StreamCut.of({"0.1": "1:0"})) == "0.1 is none"
+    assert own.problem(StreamCut.of({"0.0": 7})) == "7 in partition 0 is not a position"
+    assert own.problem(StreamCut.of({"0.0": "1:6"})) == "partition 0: 1:6 is beyond the tail 1:5"
+    assert own.problem(StreamCut.of({"0.0": "0:3"})) == "partition 0: 0:3 is no entry's place, nor the end of a ledger"
+    assert own.problem(StreamCut.of({"0.0": "1:-1"})) == "partition 0: 1:-1 is not a position"
+    assert own.problem(StreamCut.of({"2.0": "1:0"})) == "partition 2: 1:0 is beyond the tail: there is no entry"
+    assert not own.problem(StreamCut.of({"0.0": "1:5"}))
 
 
 def test_partitions_that_a_cut_does_not_name_count_nothing() -> None:
     one, two = (PartitionEntries(state_of((1, count), closed=set()).log.load()) for count in (5, 3))
     own = StreamEntries({0: one, 1: two})
-    assert own.size_before(Cut.of({"1.0": "1:3"})) == Size(30, 3)
+    assert own.size_before(StreamCut.of({"1.0": "1:3"})) == Size(30, 3)
     assert own.size_before(own.tail()) == own.total() == Size(80, 8)
-    assert own.tail() == Cut.of({"0.0": "1:5", "1.0": "1:3"})
-    assert own.head() == Cut()
-    assert not own.reaches(Cut.of({"1.0": "1:3"}), own.tail())
-    assert own.reaches(own.tail(), Cut.of({"1.0": "1:3"}))
+    assert own.tail() == StreamCut.of({"0.0": "1:5", "1.0": "1:3"})
+    assert own.head() == StreamCut()
+    assert not own.reaches(StreamCut.of({"1.0": "1:3"}), own.tail())
+    assert own.reaches(own.tail(), StreamCut.of({"1.0": "1:3"}))
 
 
 def test_without_a_hot_tier_a_stream_ends_at_its_committed_end() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import InvalidCallError
-from offloader.retention.cuts import FUTURE, UNBOUNDED, Cut, Order, SegmentId
+from offloader.retention.cuts import FUTURE, UNBOUNDED, Order, SegmentId, StreamCut
 from offloader.retention.lineage import END, Consumed, Lineage, StreamSegment
 from tests.retention.case_file import cut
 from tests.retention.drawn_situations import migrated
@@ -27,7 +27,7 @@ def lineage(graph: Mapping[str, str], sizes: Mapping[str, int] | None = None) ->
     )
 
 
-def read(stream: Lineage, at: Cut) -> list[str]:
+def read(stream: Lineage, at: StreamCut) -> list[str]:
     return sorted(map(str, full(stream.consumed(at))))
 
 
@@ -74,8 +74,8 @@ def test_cut_of_a_migrated_topic_is_refused(offsets: dict[str, int], why: str) -
 
 
 def test_cuts_of_positions_work_as_those_of_bytes() -> None:
-    at = Cut({SegmentId(0, 0): Position(7, 3), SegmentId(2, 0): FUTURE, SegmentId(3, 0): FUTURE})
-    later = Cut({SegmentId(2, 0): Position(9, 0), SegmentId(3, 0): Position(11, 4)})
+    at = StreamCut({SegmentId(0, 0): Position(7, 3), SegmentId(2, 0): FUTURE, SegmentId(3, 0): FUTURE})
+    later = StreamCut({SegmentId(2, 0): Position(9, 0), SegmentId(3, 0): Position(11, 4)})
     assert MIGRATED.problem(at) == MIGRATED.problem(later) == ""
     assert MIGRATED.join([at, later]) == later
     assert MIGRATED.meet([at, later]) == at
@@ -151,7 +151,7 @@ def states(stream: Lineage) -> Iterator[Consumed]:
             yield state
 
 
-def names_the_state(stream: Lineage, at: Cut, state: Consumed) -> bool:
+def names_the_state(stream: Lineage, at: StreamCut, state: Consumed) -> bool:
     """Whether the cut lists all that can be read next, where it is, and no more but future segments.
 
     And a way on from a segment that was read, up to an active one, meets a listed one.
@@ -192,7 +192,7 @@ def test_valid_cuts_are_those_of_consistent_states(seed: int) -> None:
         assert stream.consumed(stream.cut_of(state)) == state
     for offsets in itertools.product((None, FUTURE, 0, 1), repeat=len(stream.segments)):
         listed = zip(stream.segments, offsets, strict=True)
-        at = Cut({one.segment: offset for one, offset in listed if offset is not None})
+        at = StreamCut({one.segment: offset for one, offset in listed if offset is not None})
         named = [state for state in all_states if names_the_state(stream, at, state)]
         assert len(named) == (0 if stream.problem(at) else 1)
         if named:

@@ -13,7 +13,7 @@ from formats.manifest import Edit, Purged, Retire, Truncate
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.retention import state as recorded_state
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.decide import Situation, Subscription, decide
 from offloader.retention.entries import StreamEntries
 from offloader.retention.lineage import Lineage
@@ -73,7 +73,7 @@ class Bench:
     def truncate(self, position: Position, *, purge: bool = True) -> RecordedState:
         """As a cycle does it, and with ``purge`` as cleanup does much later."""
         retention, place, _, own = self.look()
-        cut = Cut.of({"0.0": str(position)})
+        cut = StreamCut.of({"0.0": str(position)})
         retention.documents.change(*records_change(place, lambda state: state.before_truncation(own, cut)))
         log = self.logs[STREAM]
         state = log.commit_as_maintainer([Truncate(position)])
@@ -105,7 +105,7 @@ def test_sizes_grow_from_creation_although_segments_left_the_manifest() -> None:
     newest = state.records.records[-1]
     assert measure.bytes_before(newest.cut) == 1200
     # 5 entries of the block at 100..109 are read: it counts from its start, and nothing before it is unread.
-    assert measure.bytes_before(Cut.of({"0.0": "1:105"})) == 1000
+    assert measure.bytes_before(StreamCut.of({"0.0": "1:105"})) == 1000
     assert measure.bytes_before(own.head()) == 1000
     assert retention.registry(place).names() == []
 
@@ -124,10 +124,10 @@ def test_cut_inside_a_block_keeps_its_recorded_size_after_offloading() -> None:
     assert own.bytes_before(recorded.cut) == 0
     measure = state.measure(own)
     assert measure.bytes_before(recorded.cut) == 40
-    assert measure.bytes_before(Cut.of({"0.0": "1:7"})) == 40
-    assert measure.bytes_before(Cut.of({"0.0": "1:3"})) == 0
+    assert measure.bytes_before(StreamCut.of({"0.0": "1:7"})) == 40
+    assert measure.bytes_before(StreamCut.of({"0.0": "1:3"})) == 0
     assert measure.bytes_before(own.tail()) == 100
-    assert measure.entries_before(Cut.of({"0.0": "1:7"})) == 7
+    assert measure.entries_before(StreamCut.of({"0.0": "1:7"})) == 7
 
 
 def test_truncated_hot_stream_continues_its_sizes() -> None:
@@ -139,7 +139,7 @@ def test_truncated_hot_stream_continues_its_sizes() -> None:
         ledgers.close_ledger()
     bench.record()
     retention, place, _, own = bench.look()
-    cut = Cut.of({"0.0": "3:0"})
+    cut = StreamCut.of({"0.0": "3:0"})
     retention.documents.change(*records_change(place, lambda state: state.before_truncation(own, cut)))
     for ledger_id in (1, 2):
         ledgers.delete(ledger_id)
@@ -191,7 +191,7 @@ def test_recorded_cut_in_a_segment_keeps_min_surely_after_a_partition_was_delete
         lineage=Lineage.of_partitions(place.partitions),
         measure=state.measure(own),
         records=state.records,
-        head=Cut(),
+        head=StreamCut(),
         now_ms=bench.clock.now_ms(),
         subscriptions=(),
     )
@@ -254,7 +254,7 @@ def test_decision_from_stored_state_is_recorded() -> None:
         records=state.records,
         head=own.head(),
         now_ms=bench.clock.now_ms(),
-        subscriptions=(Subscription(name="audit", cut=Cut.of({"0.0": "1:35"})),),
+        subscriptions=(Subscription(name="audit", cut=StreamCut.of({"0.0": "1:35"})),),
         tail=own.tail(),
     )
     decision = decide(situation)
@@ -274,7 +274,7 @@ def test_large_decisions_are_kept_as_far_as_they_fit() -> None:
     bench.grow()
     bench.record()
     retention, place, state, own = bench.look()
-    cut = Cut.of({f"{partition}.0": "1:35" for partition in range(1000)})
+    cut = StreamCut.of({f"{partition}.0": "1:35" for partition in range(1000)})
     decision = decide(
         Situation(
             policy=Policy(kind=PolicyKind.CONSUMPTION),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.cuts import SegmentId, StreamCut
 from offloader.retention.decide import window
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.state import RECORDS_MAX, Record, RetentionSet
@@ -18,8 +18,8 @@ HALF_HOUR_MS = 30 * MINUTE_MS
 YEAR_MS = 365 * 24 * 60 * MINUTE_MS
 
 
-def place(offset: int) -> Cut:
-    return Cut({SegmentId(0, 0): offset})
+def place(offset: int) -> StreamCut:
+    return StreamCut({SegmentId(0, 0): offset})
 
 
 def grown(count: int, limits: list[Limits], *, step_bytes: int = 2**20, every: int = 100) -> RetentionSet:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloader.errors import InvalidCallError, LimitReachedError
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.lineage import Lineage
 from offloader.retention.subscribers import (
     RENEWED_MS_MIN,
@@ -21,8 +21,8 @@ from offloader.retention.subscribers import (
 RULES = Lineage.of_partitions(range(2))
 
 
-def cut(one: int, two: int | None = None) -> Cut:
-    return Cut.of({"0.0": one} if two is None else {"0.0": one, "1.0": two})
+def cut(one: int, two: int | None = None) -> StreamCut:
+    return StreamCut.of({"0.0": one} if two is None else {"0.0": one, "1.0": two})
 
 
 def published(at_ms: int, *, now_ms: int = 1_000) -> Registry:
@@ -40,12 +40,12 @@ def published(at_ms: int, *, now_ms: int = 1_000) -> Registry:
         ("s", 4, cut(6, 6), PublishStatus.GENERATION_MISMATCH, "generation 3, not 4"),
         ("s", 3, cut(4, 6), PublishStatus.CUT_NOT_VALID, "isn't at or after"),
         ("s", 3, cut(6), PublishStatus.CUT_NOT_VALID, "isn't at or after"),
-        ("s", 3, Cut.of({"7.0": 9}), PublishStatus.CUT_NOT_VALID, "no stream segment 7.0"),
-        ("s", 3, Cut(), PublishStatus.CUT_NOT_VALID, "lists no stream segment"),
+        ("s", 3, StreamCut.of({"7.0": 9}), PublishStatus.CUT_NOT_VALID, "no stream segment 7.0"),
+        ("s", 3, StreamCut(), PublishStatus.CUT_NOT_VALID, "lists no stream segment"),
     ],
 )
 def test_a_refused_publish_names_the_reason_and_changes_nothing(
-    name: str, generation: int, given: Cut, status: PublishStatus, why: str
+    name: str, generation: int, given: StreamCut, status: PublishStatus, why: str
 ) -> None:
     before = published(2_000)
     outcome = before.publish(name, generation, given, RULES, now_ms=9_000)

@@ -7,7 +7,7 @@ from uuid import UUID
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, partition_segment
+from offloader.retention.cuts import StreamCut, partition_segment
 from offloader.retention.entries import PartitionEntries, StreamEntries
 from offloader.retention.subscribers import Followed, Registry, followed
 
@@ -21,8 +21,8 @@ ENTRIES = PartitionEntries(NOTHING_OFFLOADED, [ledger(3, 5), ledger(7, 0), ledge
 OWN = StreamEntries({0: ENTRIES})
 
 
-def at(ledger_id: int, entry_id: int) -> Cut:
-    return Cut({partition_segment(0): Position(ledger_id, entry_id)})
+def at(ledger_id: int, entry_id: int) -> StreamCut:
+    return StreamCut({partition_segment(0): Position(ledger_id, entry_id)})
 
 
 def test_the_place_at_or_before_a_position_of_others() -> None:
@@ -47,7 +47,7 @@ def test_the_place_at_or_before_a_position_of_others() -> None:
     assert PartitionEntries(NOTHING_OFFLOADED, []).at_or_before(Position(1, 1)) is None
 
 
-def follow(registry: Registry, now_ms: int, renew_ms: int | None = None, **wanted: tuple[Cut, bool]) -> Registry:
+def follow(registry: Registry, now_ms: int, renew_ms: int | None = None, **wanted: tuple[StreamCut, bool]) -> Registry:
     given = {name: Followed(*each) for name, each in wanted.items()}
     return followed(registry, given, (), OWN, now_ms=now_ms, renew_ms=renew_ms)
 

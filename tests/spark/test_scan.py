@@ -16,7 +16,7 @@ from formats.entries import Position
 from formats.keys import new_segment_uuid
 from formats.segment import SegmentMap
 from offloader.manifest.protection import leases_of
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.scope import find_scope
 from offloader.retention.state import read_decisions
@@ -272,7 +272,7 @@ def test_retention_decisions_and_their_candidates_are_rows(spark: SparkSession, 
     assert topic.cut == "0.0=3:0,1.0=3:0"
     chosen = [row for row in rows if row.kind == "candidate" and row.stream == writer.stream]
     assert [(row.role, row.cut, row.keeps_bytes, row.segment_end, row.time) for row in chosen] == [
-        (each["role"], str(Cut.of(each["cut"])), each["keeps_bytes"], each["is_boundary"], own.time)
+        (each["role"], str(StreamCut.of(each["cut"])), each["keeps_bytes"], each["is_boundary"], own.time)
         for each in stored["candidates"]
     ]
     assert ("chosen", "0.0=3:0", 1000) in [(row.role, row.cut, row.keeps_bytes) for row in chosen]

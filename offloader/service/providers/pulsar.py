@@ -20,7 +20,7 @@ from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.ledgers.pulsar.topics import TopicInternals, TopicStats, policy_warnings, stream_of_topic
 from offloader.parallel_map import at_once
-from offloader.retention.cuts import Cut, partition_segment
+from offloader.retention.cuts import StreamCut, partition_segment
 from offloader.retention.entries import StreamEntries
 from offloader.retention.subscribers import (
     SUBSCRIBER_NAME_CHARS_MAX,
@@ -152,7 +152,7 @@ def _consumers(stats: TopicStats, subscription: str) -> int:
     return 0 if found is None else found.consumers
 
 
-def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: StreamEntries) -> Cut | None:
+def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: StreamEntries) -> StreamCut | None:
     """A subscription's position in the streams; ``None``: the broker is changing it.
 
     A partition without entries isn't in it; one without the subscription counts as unread.
@@ -173,7 +173,7 @@ def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: StreamEntries) ->
             positions[number] = max(first, reached)
     if not positions:
         return None
-    return own.canonical(Cut({partition_segment(number): position for number, position in positions.items()}))
+    return own.canonical(StreamCut({partition_segment(number): position for number, position in positions.items()}))
 
 
 def _errors_of(act: Callable[[_Item], object], items: Iterable[_Item]) -> list[OffloaderError]:

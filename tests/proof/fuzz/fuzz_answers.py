@@ -22,7 +22,7 @@ from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.ledgers.pulsar.ledger_list import LedgerList, NotGiven, first_from
 from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings, stream_of_topic
 from offloader.ledgers.pulsar.transport import parse_service_url
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Caller, Credentials, Guard, NotAuthenticated, Role, parse_listen
 from tests.proof.fuzz.fuzz_engine import Outcome, Target, attempt
@@ -205,9 +205,9 @@ def check_address(data: bytes) -> Outcome:
         assert "@" not in each.host
         assert 0 < each.port <= 65535
         assert parse_service_url(str(each)) == (each,), "a broker's address doesn't come back"
-    cut, third = attempt(lambda: Cut.parse(text), InvalidCallError)
+    cut, third = attempt(lambda: StreamCut.parse(text), InvalidCallError)
     if cut is not None and cut[0]:
-        assert Cut.parse(cut[1].text(cut[0])) == cut, "a cut doesn't come back"
+        assert StreamCut.parse(cut[1].text(cut[0])) == cut, "a cut doesn't come back"
     patterns, fourth = attempt(lambda: TopicPatterns.of([text]), InvalidCallError)
     has = patterns is not None and patterns.have(TOPIC)
     return (first, second, third, fourth, has, attempt(lambda: stream_of_topic(text), InvalidCallError, FormatError)[1])

@@ -65,7 +65,7 @@ from offloader.errors import InvalidCallError
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.segment_table import columns_of
 from offloader.manifest.state import EditRefusedError, ManifestState
-from offloader.retention.cuts import Cut
+from offloader.retention.cuts import StreamCut
 from tests.proof.fuzz import fuzz_objects
 from tests.proof.fuzz.fuzz_engine import Outcome, Target, attempt
 from tests.proof.fuzz.fuzz_mutation import made, mutate, mutate_json
@@ -150,7 +150,7 @@ def cut_seeds() -> list[bytes]:
     """Cuts as they are stored and sent."""
     given: list[dict[str, int | str]] = [{"0.0": 10, "1.0": 7}, {"0.0": "7:12"}, {"2.1": -1, "3.1": 0}]
     deep = b'{"stream":"orders","cut":' + b"[" * 5000
-    return [*(Cut.of(each).to_bytes("orders") for each in given), deep]
+    return [*(StreamCut.of(each).to_bytes("orders") for each in given), deep]
 
 
 def change_cut(rng: random.Random, pool: list[bytes]) -> bytes:
@@ -166,9 +166,9 @@ def change_cut(rng: random.Random, pool: list[bytes]) -> bytes:
 
 def check_cut(data: bytes) -> Outcome:
     """A cut comes back as it was."""
-    found, place = attempt(lambda: Cut.from_bytes(data), InvalidCallError)
+    found, place = attempt(lambda: StreamCut.from_bytes(data), InvalidCallError)
     if found is not None:
-        assert Cut.from_bytes(found[1].to_bytes(found[0]))[1] == found[1], "a cut doesn't come back"
+        assert StreamCut.from_bytes(found[1].to_bytes(found[0]))[1] == found[1], "a cut doesn't come back"
     return (place, found is not None and len(found[1].offsets))
 
 

@@ -14,7 +14,7 @@ from formats.entries import Position
 from offloader.errors import OffloaderError
 from offloader.groups.group_service import GroupOutcome
 from offloader.groups.reader_groups import GroupConfig, RetentionType
-from offloader.retention.cuts import Cut, partition_segment
+from offloader.retention.cuts import StreamCut, partition_segment
 from offloader.retention.scope import SourceOf
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
@@ -165,7 +165,7 @@ class SimulatedGroups:
                 last = left[min(self._random.choice([0, 1, 3, 10]), len(left) - 1)]
                 group.at[number] = last.next()
 
-    def _cut(self, group: _Group, group_state: GroupState, reader: str) -> dict[str, Cut]:
+    def _cut(self, group: _Group, group_state: GroupState, reader: str) -> dict[str, StreamCut]:
         """Where a reader is in the partitions that are its own."""
         readers = group_state.readers or (reader,)
         own = {
@@ -173,9 +173,9 @@ class SimulatedGroups:
             for number, position in group.at.items()
             if reader not in readers or readers[number % len(readers)] == reader
         }
-        found = {self._topic: Cut({partition_segment(number): at for number, at in own.items()})}
+        found = {self._topic: StreamCut({partition_segment(number): at for number, at in own.items()})}
         if self._plain in group_state.streams:
-            found[self._plain] = Cut({partition_segment(0): Position(1, 2)})
+            found[self._plain] = StreamCut({partition_segment(0): Position(1, 2)})
         return found
 
     def _checkpoint(self, name: str) -> Callable[[ObjectStore], object]:
@@ -218,7 +218,7 @@ class SimulatedGroups:
         """A manual group is told what may go: what it has read, or less."""
         group = self._groups[name]
         some = {number: at for number, at in group.at.items() if self._random.random() < 0.8}
-        cut = Cut({partition_segment(number): at for number, at in some.items()})
+        cut = StreamCut({partition_segment(number): at for number, at in some.items()})
         return self._heard(name, lambda groups: groups.update_truncation_cuts(name, {self._topic: cut}))
 
     # -- what may be relied on

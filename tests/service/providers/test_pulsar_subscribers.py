@@ -10,7 +10,7 @@ import pytest
 from formats.entries import EntryBatch, Position
 from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.retention.cuts import Cut, partition_segment
+from offloader.retention.cuts import StreamCut, partition_segment
 from offloader.retention.subscribers import SUBSCRIBER_NAME_CHARS_MAX, open_retention, require_subscriber_name
 from offloader.service.providers.pulsar import PulsarSubscribers, subscriber_name
 from offloader.store.base import ObjectStore
@@ -226,5 +226,5 @@ def test_retention_keeps_what_the_slowest_subscription_needs(place: Place) -> No
         topic.acknowledge(name, at)
     place.tell()
     retention = open_retention(place.store, STREAM, clock=place.clock)
-    bounds = retention.registry().bounding(Cut())
+    bounds = retention.registry().bounding(StreamCut())
     assert min(cut.offsets[partition_segment(0)] for cut in bounds.values()) == Position(2, 0)
