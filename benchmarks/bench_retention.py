@@ -24,12 +24,12 @@ from uuid import UUID
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Offset, SegmentId, StreamCut
+from offloader.retention.cuts import Offset, Record, SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription, decide
 from offloader.retention.entries import PartitionEntries, StreamEntries
 from offloader.retention.lineage import Lineage, LineageMeasure, Measure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import Record, RetentionSet
+from offloader.retention.state import RetentionSet
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.retention.lineages import ScalableLineage

@@ -160,6 +160,20 @@ class Order(enum.Enum):
     OVERLAPS = "Overlaps"
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A cut recorded at a stream's tail.
+
+    Attributes:
+        time_ms: when, ms since 1970 UTC.
+        size_bytes: bytes before it since the stream's creation, ``None`` where unknown.
+    """
+
+    time_ms: int
+    cut: StreamCut
+    size_bytes: int | None = None
+
+
 def partition_segment(number: int) -> SegmentId:
     """Stream segment of partition ``number``; 0 for a stream without partitions."""
     return SegmentId(number, 0)

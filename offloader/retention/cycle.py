@@ -23,18 +23,16 @@ from offloader.manifest.catalog import list_streams, read_entry
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import DeletionClock, user_at_host
 from offloader.parallel_map import at_once
-from offloader.retention.boundaries import Ahead, Boundaries, published_ahead, segment_ends
 from offloader.retention.broker import BrokerView, ListedOf, broker_view, listed_by_source
-from offloader.retention.cuts import StreamCut, cut_at, partition_segment
+from offloader.retention.cuts import Record, StreamCut, cut_at, partition_segment
 from offloader.retention.decide import Situation, decide, subscriptions_of
-from offloader.retention.entries import StreamEntries
+from offloader.retention.entries import Ahead, Boundaries, StreamEntries, published_ahead, segment_ends
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Policy, PolicyKind, Unit, is_internal, policy_of
 from offloader.retention.scope import DocumentStore, LoadedPartitions, Scope, SourceOf, find_scope, home_of, no_source
 from offloader.retention.state import (
     Decision,
     Lag,
-    Record,
     RecordedState,
     RetentionSet,
     Rule,

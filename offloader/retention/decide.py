@@ -48,9 +48,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from offloader.errors import InvalidCallError
-from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.broker import BrokerRuling, BrokerView
-from offloader.retention.cuts import Order, StreamCut
+from offloader.retention.cuts import Order, Record, StreamCut
+from offloader.retention.entries import TIME_UNKNOWN
 from offloader.retention.lineage import Lineage, Measure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import (
@@ -60,7 +60,6 @@ from offloader.retention.state import (
     Lag,
     Overridden,
     OverrideReason,
-    Record,
     RetentionSet,
     Role,
     Rule,

@@ -13,7 +13,7 @@ from typing import Any
 from formats.documents import DecisionRow, Decisions, RecordRow, Records, SizeRow
 from formats.entries import Position
 from offloader.retention.broker import BrokerRuling
-from offloader.retention.cuts import StreamCut, cut_of_rows, rows_of_cut
+from offloader.retention.cuts import Record, StreamCut, cut_of_rows, rows_of_cut
 from offloader.retention.entries import Known, Size, StreamEntries
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
@@ -27,20 +27,6 @@ RECORDS_MAX = 4096
 _GAP_OF_KEPT = 16
 #: Largest gap as a fraction of the range between min and max.
 _GAP_OF_ROOM = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A cut recorded at a stream's tail.
-
-    Attributes:
-        time_ms: when, ms since 1970 UTC.
-        size_bytes: bytes before it since the stream's creation, ``None`` where unknown.
-    """
-
-    time_ms: int
-    cut: StreamCut
-    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

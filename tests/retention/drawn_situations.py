@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from formats.entries import Position
-from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.broker import BrokerView, FirstListed
-from offloader.retention.cuts import FUTURE, Offset, SegmentId, StreamCut
+from offloader.retention.cuts import FUTURE, Offset, Record, SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription, decide
+from offloader.retention.entries import TIME_UNKNOWN
 from offloader.retention.lineage import Lineage, LineageMeasure, Measure, StreamSegment
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import Decision, Record, RetentionSet
+from offloader.retention.state import Decision, RetentionSet
 from tests.retention.independent_cycle import FULL, IndependentCycle, Vector
 from tests.retention.lineages import ScalableLineage
 

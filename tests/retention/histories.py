@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from offloader.retention.boundaries import TIME_UNKNOWN
-from offloader.retention.cuts import FUTURE, SegmentId, StreamCut
+from offloader.retention.cuts import FUTURE, Record, SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription
+from offloader.retention.entries import TIME_UNKNOWN
 from offloader.retention.lineage import END, Consumed, LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import Record, RetentionSet
+from offloader.retention.state import RetentionSet
 from tests.retention.lineages import KeyedSegment, ScalableLineage
 
 #: Offsets and sealed sizes go up to here; all amounts are then of the size of the limits that are drawn.

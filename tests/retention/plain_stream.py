@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offloader.retention.cuts import SegmentId, StreamCut
+from offloader.retention.cuts import Record, SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import Record, RetentionSet
+from offloader.retention.state import RetentionSet
 from tests.retention.lineages import ScalableLineage
 
 Offsets = tuple[int, ...]

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from offloader.retention.cuts import SegmentId, StreamCut
+from offloader.retention.cuts import Record, SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription
 from offloader.retention.lineage import END, LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import Record, RetentionSet
+from offloader.retention.state import RetentionSet
 from tests.retention.lineages import ScalableLineage
 
 #: Of a stream segment that was read to its end.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from offloader.retention.cuts import UNBOUNDED, SegmentId, StreamCut
+from offloader.retention.cuts import UNBOUNDED, Record, SegmentId, StreamCut
 from offloader.retention.decide import Situation, decide, subscriptions_of
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import Decision, Record, RetentionSet
+from offloader.retention.state import Decision, RetentionSet
 from offloader.retention.subscribers import Registry
 from tests.retention.case_file import cut, segments
 from tests.retention.lineages import ScalableLineage

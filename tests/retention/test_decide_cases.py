@@ -15,10 +15,10 @@ import pytest
 
 from offloader.errors import InvalidCallError
 from offloader.retention import cycle
-from offloader.retention.cuts import Order, StreamCut
+from offloader.retention.cuts import Order, Record, StreamCut
 from offloader.retention.decide import window
 from offloader.retention.policy import Limits, Unit
-from offloader.retention.state import Record, RetentionSet
+from offloader.retention.state import RetentionSet
 from tests.retention import scenario
 from tests.retention.case_file import case_file, cut, layout, lineage, segments, suite, target
 from tests.retention.lineages import ScalableLineage, scale_problem

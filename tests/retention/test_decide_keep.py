@@ -9,8 +9,8 @@ import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.errors import InvalidCallError
-from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.decide import Situation, decide
+from offloader.retention.entries import TIME_UNKNOWN
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit, policy_of, policy_text
 from offloader.retention.state import Role, Rule
 from offloader.settings import Duration, RetentionSettings, Size

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from offloader.retention.cuts import FUTURE, Order, StreamCut
+from offloader.retention.cuts import FUTURE, Order, Record, StreamCut
 from offloader.retention.decide import Situation, Subscription, decide, window
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import Decision, Record, RetentionSet, Rule
+from offloader.retention.state import Decision, RetentionSet, Rule
 from tests.retention.histories import cuts, limits, lineages, policies, situations
 from tests.retention.independent_cycle import IndependentCycle
 from tests.retention.lineages import full

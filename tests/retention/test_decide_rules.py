@@ -11,21 +11,11 @@ import pytest
 from formats.entries import Position
 from offloader.errors import InvalidCallError
 from offloader.retention.broker import BrokerView
-from offloader.retention.cuts import SegmentId, StreamCut
+from offloader.retention.cuts import Record, SegmentId, StreamCut
 from offloader.retention.decide import Situation, Subscription, decide, subscriptions_of
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.state import (
-    BoundKind,
-    Candidate,
-    Lag,
-    Overridden,
-    OverrideReason,
-    Record,
-    RetentionSet,
-    Role,
-    Rule,
-)
+from offloader.retention.state import BoundKind, Candidate, Lag, Overridden, OverrideReason, RetentionSet, Role, Rule
 from offloader.retention.subscribers import Registry
 from tests.retention.lineages import ScalableLineage
 from tests.retention.plain_stream import Offsets, at, by_size, by_time, ends, keep, queue, stream, who

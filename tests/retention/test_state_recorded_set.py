@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from offloader.retention.cuts import SegmentId, StreamCut
+from offloader.retention.cuts import Record, SegmentId, StreamCut
 from offloader.retention.decide import window
 from offloader.retention.policy import Limits, Unit
-from offloader.retention.state import RECORDS_MAX, Record, RetentionSet
+from offloader.retention.state import RECORDS_MAX, RetentionSet
 from tests.retention.lineages import ScalableLineage
 from tests.retention.plain_stream import at, by_size, stream
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offloader.retention.cuts import Record
 from offloader.retention.policy import Limits, Unit
-from offloader.retention.state import RECORDS_MAX, Record, RetentionSet
+from offloader.retention.state import RECORDS_MAX, RetentionSet
 from tests.retention.test_state_recorded_set import HALF_HOUR_MS, YEAR_MS, grown, place
 
 
