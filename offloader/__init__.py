@@ -13,6 +13,9 @@ import formats as _formats
 if TYPE_CHECKING:
     from formats.entries import Entry, EntryBatch, Position
     from offloader import errors, spark
+    from offloader.export import StreamExport
+    from offloader.export.parquet import ParquetExport
+    from offloader.export.pulsar import Replayed
     from offloader.groups.group_reader import Checkpoint
     from offloader.groups.group_service import ReaderGroups
     from offloader.groups.reader_groups import GroupConfig, RetentionType
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
     from offloader.read.reader import Entries, Reader
     from offloader.read.scan import Scan
     from offloader.retention.subscribers import StreamRetention
+    from offloader.retention.truncate import Truncation
     from offloader.settings import Settings
+    from offloader.write.export_v1 import ExportedLedger
     from offloader.write.offloader import LedgerOffloader
     from offloader.write.segment import OffloadHandle
 
@@ -35,22 +40,27 @@ __all__ = [
     "Entries",
     "Entry",
     "EntryBatch",
+    "ExportedLedger",
     "Finding",
     "GroupConfig",
     "LedgerOffloader",
     "ManagedLedger",
     "OffloadHandle",
+    "ParquetExport",
     "PartitionedLedger",
     "Position",
     "Reader",
     "ReaderGroups",
+    "Replayed",
     "RetentionType",
     "Scan",
     "SegmentRecord",
     "Settings",
     "Store",
     "Stream",
+    "StreamExport",
     "StreamRetention",
+    "Truncation",
     "__version__",
     "errors",
     "open_store",
@@ -63,22 +73,27 @@ _HOMES = {
     "Entries": ("offloader.read.reader", "Entries"),
     "Entry": ("formats.entries", "Entry"),
     "EntryBatch": ("formats.entries", "EntryBatch"),
+    "ExportedLedger": ("offloader.write.export_v1", "ExportedLedger"),
     "Finding": ("offloader.inspect.verify", "Finding"),
     "GroupConfig": ("offloader.groups.reader_groups", "GroupConfig"),
     "LedgerOffloader": ("offloader.write.offloader", "LedgerOffloader"),
     "ManagedLedger": ("offloader.managed_ledger", "ManagedLedger"),
     "OffloadHandle": ("offloader.write.segment", "OffloadHandle"),
+    "ParquetExport": ("offloader.export.parquet", "ParquetExport"),
     "PartitionedLedger": ("offloader.partitioned_ledger", "PartitionedLedger"),
     "Position": ("formats.entries", "Position"),
     "Reader": ("offloader.read.reader", "Reader"),
     "ReaderGroups": ("offloader.groups.group_service", "ReaderGroups"),
+    "Replayed": ("offloader.export.pulsar", "Replayed"),
     "RetentionType": ("offloader.groups.reader_groups", "RetentionType"),
     "Scan": ("offloader.read.scan", "Scan"),
     "SegmentRecord": ("offloader.manifest.segment_table", "SegmentRecord"),
     "Settings": ("offloader.settings", "Settings"),
     "Store": ("offloader.library", "Store"),
     "Stream": ("offloader.library", "Stream"),
+    "StreamExport": ("offloader.export", "StreamExport"),
     "StreamRetention": ("offloader.retention.subscribers", "StreamRetention"),
+    "Truncation": ("offloader.retention.truncate", "Truncation"),
     "errors": ("offloader.errors", ""),
     "open_store": ("offloader.library", "open_store"),
     "spark": ("offloader.spark", ""),

@@ -23,6 +23,7 @@ from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
+    from offloader.export import StreamExport
     from offloader.groups.group_service import ReaderGroups
     from offloader.inspect.verify import Finding
     from offloader.ledgers.base import ReadableLedgers
@@ -452,6 +453,13 @@ class Stream:
         for error in (error for each in done for error in each.errors):
             raise error
         return sum(each.replaced for each in done)
+
+    @property
+    def export(self) -> StreamExport:
+        """Exports of the stream: ``export.iceberg``, ``export.parquet``, ``export.pulsar`` and ``export.v1``."""
+        from offloader.export import StreamExport
+
+        return StreamExport(self.store.objects, self.name)
 
     @contextmanager
     def _history(self, settings: Settings | None) -> Iterator[BackfillService]:

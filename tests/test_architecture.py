@@ -42,6 +42,7 @@ LAYERS = [
     },
     {
         "offloader.doctor",
+        "offloader.export",
         "offloader.groups",
         "offloader.iceberg",
         "offloader.maintenance",
@@ -96,7 +97,7 @@ ONLY_IN = {
     "duckdb": {"offloader.read.arrow"},
     "pandas": {"offloader.demo.", "offloader.read.arrow"},
     "polars": {"offloader.read.arrow"},
-    "pyiceberg": {"offloader.cli.export", "offloader.iceberg."},
+    "pyiceberg": {"offloader.cli.export", "offloader.export", "offloader.export.iceberg", "offloader.iceberg."},
     "prometheus_client": {"offloader.telemetry.prometheus"},
     "sqlalchemy": {"offloader.iceberg."},
     "sqlite3": {"offloader.ledgers."},

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from formats.entries import Position
 from formats.pulsar.messages import BadEntry
 from offloader.cli.errors import run_on_each
 from offloader.cli.messages import SchemaArguments
@@ -22,10 +21,8 @@ from offloader.cli.spark import Content
 from offloader.errors import InvalidCallError, OffloaderError, OutcomeUnknownError
 from offloader.manifest.names import named_streams
 from offloader.read.reader import load_stream
-from offloader.read.typed_values import TypedDecoder, typed_decoder
-from offloader.read.values import VersionedDecoders
-from offloader.retention.cuts import partition_segment
-from offloader.retention.subscribers import StreamRetention, open_retention, require_subscriber_name
+from offloader.read.schemas import ValueSchemas
+from offloader.retention.subscribers import require_subscriber_name
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -195,16 +192,13 @@ def run(
         require_subscriber_name(wanted.subscriber)
     upkeep.require_sense()
     settings_of, store = given.settings_of(), given.open(read_only=upkeep.dry_run or not wanted.subscriber)
-    for name in streams:
-        for each in named_streams(store, name).streams:  # before a table is created
-            load_stream(store, each)
-            _values(schemas, each)
+    _require_exportable(store, streams, schemas.schemas())  # before a table is created
     table = place.open(create=not upkeep.dry_run)
     clock, stop = SystemClock(), threading.Event()
     exported = [] if upkeep.dry_run else streams
 
     def add(name: str) -> None:
-        for done in _exported(store, name, table, wanted, schemas, settings_of, stop):
+        for done in _exported(store, name, table, wanted, schemas.schemas(), settings_of, stop):
             if done.ranges or not following:
                 _print(done, as_json=json)
 
@@ -249,60 +243,39 @@ def _follow(look: Callable[[], None], clock: Clock, stop: threading.Event, every
         raise KeyboardInterrupt
 
 
+def _require_exportable(store: ObjectStore, names: list[str], schemas: ValueSchemas) -> None:
+    """Raises for a stream that does not exist, and for a schema that can't be used."""
+    from offloader.export.iceberg import values_of  # loads pyiceberg
+
+    for name in names:
+        for each in named_streams(store, name).streams:
+            load_stream(store, each)
+            values_of(schemas, each)
+
+
 def _exported(
     store: ObjectStore,
     name: str,
     table: Table,
     wanted: RangeArguments,
-    schemas: SchemaArguments,
+    schemas: ValueSchemas,
     settings_of: Callable[[str], Settings],
     stop: threading.Event,
 ) -> list[Exported]:
-    """Exports a stream, or all partitions of a topic; then acknowledges them as the subscriber."""
-    from offloader.iceberg import export
+    from offloader.export.iceberg import export_topic
 
-    named = named_streams(store, name)
-    retention = open_retention(store, named.name) if wanted.subscriber else None
-    if retention is not None:
-        retention.add(wanted.subscriber)
-    done = [
-        export(
-            *(store, each, table),
-            skip_lost=wanted.skip_lost,
-            range_bytes=wanted.range_size,
-            bad_messages=wanted.on_bad_message,
-            values=_values(schemas, each),
-            settings=settings_of(each).read,
-            stop=stop,
-        )
-        for each in named.streams
-    ]
-    if retention is not None:
-        ends: dict[int, Position] = {
-            number: each.end.next() for number, each in zip(named.partitions or [0], done, strict=True) if each.end
-        }
-        if ends:
-            _publish(retention, wanted.subscriber, ends)
-    return done
-
-
-def _values(given: SchemaArguments, stream: str) -> VersionedDecoders[TypedDecoder] | None:
-    """The schemas of a stream's values; ``None``: values are bytes."""
-    found = given.decoders(stream, typed_decoder)
-    return None if found is None else VersionedDecoders(*found)
-
-
-def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Position]) -> None:
-    """Acknowledges the table's position of each partition; another exporter of that subscriber may be further."""
-    try:
-        retention.publish(subscriber, ends)
-    except InvalidCallError:
-        found = retention.registry().subscribers.get(subscriber)
-        known = {} if found is None or found.cut is None else found.cut.offsets
-        for number, end in ends.items():
-            place = known.get(partition_segment(number))
-            if not isinstance(place, Position) or place < end:
-                raise
+    return export_topic(
+        store,
+        name,
+        table,
+        schemas=schemas,
+        settings_of=lambda each: settings_of(each).read,
+        skip_lost=wanted.skip_lost,
+        subscriber=wanted.subscriber,
+        range_bytes=wanted.range_size,
+        bad_messages=wanted.on_bad_message,
+        stop=stop,
+    )
 
 
 def _print(done: Exported, *, as_json: bool) -> None:

@@ -25,15 +25,10 @@ from offloader.cli.output import (
     bytes_text,
     print_rows,
 )
-from offloader.errors import BucketMissingError, InvalidCallError
+from offloader.errors import BucketMissingError
+from offloader.export.v1 import plan_export
 from offloader.manifest.names import NamedStreams, named_streams
-from offloader.read.reader import load_stream
-from offloader.write.export_v1 import (
-    ExportedLedger,
-    LedgerExport,
-    error_of,
-    recorded_ledgers,
-)
+from offloader.write.export_v1 import ExportedLedger, error_of
 
 #: Of ``export_row``.
 EXPORT_COLUMNS = [
@@ -76,9 +71,6 @@ def run(
         offloader export v1 orders --dest s3://broker-bucket --broker-record orders.record --dry-run
     """
     settings, opened = given.prepared(stream)
-    named = named_streams(opened, stream)
-    paths = _by_stream(named, broker_record)
-    states = {each: load_stream(opened, each) for each in named.streams}
     open_target = partial(
         open_chosen_store,
         *(to, given.endpoint_url, given.region),
@@ -86,53 +78,36 @@ def run(
         limits=settings.limits,
     )
     with suppress(BucketMissingError):
-        open_target()  # the records are readable: only now create the target
-    recorded = {each: recorded_ledgers(path) for each, path in paths.items()}
+        open_target().close()  # a wrong URL is reported before a wrong record
+    plan = plan_export(opened, stream, _records(named_streams(opened, stream), broker_record))
     target = open_target(read_only=dry_run, create=not dry_run)
 
     def one(each: str) -> None:
         own = given.settings(each)
         with SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown:
-            shown.expect(len(recorded[each]))
-            export = LedgerExport(
-                *(opened, states[each], target), settings=own.offload, read=own.read, on_progress=shown.segment
-            )
-            done = export.run(recorded[each], dry_run=dry_run)
-        of, columns = _of_partition(named, each)
+            shown.expect(len(plan.recorded[each]))
+            done = plan.run(each, target, settings=own, dry_run=dry_run, on_progress=shown.segment)
+        of, columns = _of_partition(plan.named, each)
         rows = [{**of, **export_row(ledger, dry_run=dry_run)} for ledger in done]
         print_rows(
             *(rows, [*columns, *EXPORT_COLUMNS]),
             as_json=json,
-            empty=f"the broker's record has no offloaded ledger: {paths[each]}",
+            empty=f"the broker's record has no offloaded ledger: {plan.paths[each]}",
         )
         error = error_of(done)
         if error is not None:
             raise error
 
-    return run_on_each(named.streams, one, as_json=json)
+    return run_on_each(plan.named.streams, one, as_json=json)
 
 
-def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
-    """The record's file of each stream; raises ``InvalidCallError`` unless there is exactly one for each."""
-    hint = "give --broker-record PARTITION=FILE once for each partition"
-    if not named.partitions:
-        if len(given) > 1:
-            raise InvalidCallError(f"{named.name} is one stream and needs one record", hint="give --broker-record once")
-        return {named.name: given[0]}
-    found: dict[str, str] = {}
+def _records(named: NamedStreams, given: Sequence[str]) -> list[tuple[int | None, str]]:
+    """The partition and the file of each option; a stream without partitions has only the file."""
+    found: list[tuple[int | None, str]] = []
     for text in given:
-        digits, separator, path = text.partition("=")
-        number = number_of(digits)
-        if not separator or number is None:
-            named.require_one("a broker's record belongs to one: give --broker-record PARTITION=FILE")
-        stream = None if number is None else named.partitions.get(number)
-        if stream is None or stream in found:
-            what = f"names partition {number} twice" if stream else f"partition {number} isn't in the store"
-            raise InvalidCallError(f"--broker-record {text}: {what}", hint=hint)
-        found[stream] = path
-    absent = [str(number) for number, stream in named.partitions.items() if stream not in found]
-    if absent:
-        raise InvalidCallError(f"missing --broker-record for partition {', '.join(absent)} of {named.name}", hint=hint)
+        digits, _, path = text.partition("=")
+        number = number_of(digits) if named.partitions else None
+        found.append((None, text) if number is None else (number, path))
     return found
 
 

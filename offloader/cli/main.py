@@ -32,7 +32,7 @@ from offloader.runtime import system as own_process
 
 #: Commands whose own process has no memory budget for entries: they read from the store, or Spark's workers do, which
 #: inherit the allocator's settings.
-_WITHOUT_BUDGET = frozenset({"export iceberg", "inspect", "read", "spark", "verify"})
+_WITHOUT_BUDGET = frozenset({"export iceberg", "export parquet", "inspect", "read", "spark", "verify"})
 _DEBUG = "--debug"
 _WIDE = "--wide"
 #: Narrowest help.

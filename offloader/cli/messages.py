@@ -5,28 +5,24 @@ from __future__ import annotations
 import base64
 import codecs
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
 
 from formats.entries import EntryBatch
 from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder, MessageOptions
-from offloader.cli.options import ADMIN_TOKEN_VARIABLE, named_file, number_of, option
+from offloader.cli.options import named_file, number_of, option
 from offloader.cli.output import base64_text, counted, json_line, utf8_text
-from offloader.errors import CorruptError, InvalidCallError, NotFoundError, OffloaderError
-from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.topics import topic_of_stream
-from offloader.ledgers.pulsar.transport import open_security
+from offloader.errors import CorruptError, InvalidCallError, OffloaderError
 from offloader.read.decrypt import Decryptor, WrongKey
 from offloader.read.messages import decode_messages
-from offloader.read.values import MessageSchema, VersionedDecoder, schema_of, value_decoder
-from offloader.stream_names import partition_of
+from offloader.read.schemas import ADMIN_TOKEN_VARIABLE, ValueSchemas
+from offloader.read.values import VersionedDecoder, value_decoder
 
 _ALL = tuple(COLUMNS)
 #: Enough to count the messages of an entry without decompression.
@@ -34,10 +30,6 @@ _COUNTED = ("batch_index",)
 _REMEDY = "--on-bad-message null prints a line with the problem instead"
 #: Keys of a row besides the columns: its partition's number, and its value by the schema.
 PARTITION, DECODED = "partition", "decoded"
-_SCHEMA_BYTES_MAX = 16 * 1024 * 1024
-
-
-_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +57,9 @@ class SchemaArguments:
         ),
     ] = ""
 
-    def decoders(
-        self, stream: str, make: Callable[..., _Made]
-    ) -> tuple[dict[int | None, _Made], Callable[[int | None], _Made] | None] | None:
-        """The arguments of ``VersionedDecoders``; ``None``: no schema was given.
-
-        Args:
-            stream: of the topic with the schemas.
-            make: ``value_decoder`` or a function with the same signature.
-
-        Raises:
-            NotFoundError, InvalidCallError, UnsupportedError: a schema can't be used.
-        """
-        if self.message_type and not self.schema:
-            raise InvalidCallError("--message-type requires --schema", hint="give --schema FILE too")
-        found: dict[int | None, _Made] = {}
+    def schemas(self) -> ValueSchemas:
+        """The schemas of the options; raises ``InvalidCallError`` for a version that is no number."""
+        files: dict[int | None, str | Path] = {}
         for text in self.schema or []:
             name, path = named_file(text)
             version = number_of(name)
@@ -87,22 +67,8 @@ class SchemaArguments:
                 raise InvalidCallError(
                     f"--schema {text:.200}: {name!r:.80} isn't a version number", hint="for example 0=orders.avsc"
                 )
-            what = f"--schema {path}"
-            try:
-                with Path(path).open("rb") as opened:
-                    document = opened.read(_SCHEMA_BYTES_MAX)
-            except OSError as cause:
-                raise NotFoundError(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
-            found[version] = make(schema_of(document, what=what, message_type=self.message_type), what=what)
-        if not self.admin_url:
-            return (found, None) if found else None
-        split = partition_of(stream)
-        topic = topic_of_stream(stream if split is None else split[0])
-        if topic is None:
-            raise InvalidCallError(
-                f"stream {stream} has no topic's name, so no broker has its schema", hint="give --schema"
-            )
-        return found, partial(_asked, self.admin_url, topic, make)
+            files[version] = path
+        return ValueSchemas(files=files, message_type=self.message_type, admin_url=self.admin_url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +113,7 @@ class MessageReader:
 
     def __init__(self, given: MessageArguments, streams: list[str], numbers: list[int]) -> None:
         self._streams, self._numbers, self._bad = streams, numbers, given.on_bad_message
-        decoders = given.decoders(streams[0], value_decoder)
+        decoders = given.schemas().decoders(streams[0], value_decoder)
         self._values = None if decoders is None else VersionedDecoder(*decoders)
         keys = dict(named_file(text) for text in given.private_key or [])
         self._decrypt = Decryptor(keys) if keys else None
@@ -225,21 +191,6 @@ class MessageReader:
                 f"note: left out {counted(incomplete, 'message')} with chunks outside this range",
                 file=sys.stderr,
             )
-
-
-def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:
-    """The decoder of one version, from the broker's schema."""
-    what = f"the schema of {topic}, {'the newest version' if version is None else f'version {version}'},"
-    try:
-        with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:
-            schema = MessageSchema(*client.schema(topic, version))
-    except NotFoundError as cause:
-        given = "" if version is None else f"{version}="
-        raise NotFoundError(
-            f"the broker does not have {what.removesuffix(',')}: {cause.message}",
-            hint=f"give the schema with --schema {given}FILE, or leave out --admin-url",
-        ) from cause
-    return make(schema, what=what)
 
 
 def plain_value(value: Any) -> Any:

@@ -26,10 +26,6 @@ from offloader.store.probe import require_conditional_puts
 from offloader.store.wrappers import ReadOnlyStore
 from offloader.times import TIME_FORMS, time_ms_of
 
-#: Variable with a token for the admin interface of a Pulsar.
-ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
-
-
 #: Panel of options that most commands have, the last one of a help.
 COMMON = "Common options"
 

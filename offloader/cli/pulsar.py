@@ -11,19 +11,16 @@ import json as json_module
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-from formats.entries import Position
 from offloader.adopt import REQUESTS_IN_FLIGHT, Adoption, AdoptionProgress, adopt, release
 from offloader.cli.errors import run_on_each
 from offloader.cli.options import (
-    ADMIN_TOKEN_VARIABLE,
     AskedRange,
     DryRun,
     From,
@@ -51,30 +48,18 @@ from offloader.cli.output import (
     print_result,
     print_rows,
 )
-from offloader.errors import BucketMissingError, ErrorKind, InvalidCallError, NotFoundError, StoreUnavailableError
+from offloader.errors import BucketMissingError, ErrorKind, InvalidCallError, NotFoundError
+from offloader.export.pulsar import PulsarReplay, Replayed, ReplayOptions, open_replay
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
-from offloader.ledgers.pulsar.consumer import Consumer
-from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
-from offloader.ledgers.pulsar.topics import TopicLedgers, is_text, ledgers_of_topics, stream_of_topic
-from offloader.ledgers.pulsar.transport import open_security, security_of
-from offloader.manifest.catalog import partition_streams
+from offloader.ledgers.pulsar.topics import TopicLedgers, is_text, ledgers_of_topics
+from offloader.ledgers.pulsar.transport import open_security
 from offloader.manifest.names import named_streams
 from offloader.parallel_map import at_once
-from offloader.read.reader import load_stream, open_stream_reader
+from offloader.read.schemas import ADMIN_TOKEN_VARIABLE
 from offloader.replay import (
-    Progress,
-    ProgressFile,
-    RelativeBegin,
-    Replayer,
     ReplayLimits,
-    ReplayResult,
-    begin_name,
-    default_folder,
-    lease_name,
-    producer_name,
 )
 from offloader.runtime.clock import SystemClock
-from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.open import SCHEME, create_catalogue
 from offloader.store.probe import require_conditional_puts
@@ -320,8 +305,6 @@ def _remarks(done: Adoption) -> Iterator[str]:
             yield f"{counted(found.count, what)} {which}, for example {found.examples[0]}"
 
 
-_DOMAIN = "persistent://"
-
 _Target = Annotated[
     str,
     option(
@@ -393,210 +376,60 @@ def replay(
     """
     asked = AskedRange.of(start, end, since, until)
     settings, opened = given.prepared(stream)
-    limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
-    stream_of_topic(to)  # raises for an invalid name
-    streams = _streams_of(opened, stream)  # before the request to the broker
-    with _client(settings.pulsar, service_url, token_file, ca_file) as client:
-        topic = _DOMAIN + to.removeprefix(_DOMAIN)
-        pairs = _targets(streams, stream, topic, client, asked)
-        _require_topics(client, pairs)
-        name = begin_name(stream, topic, since.strip(), label)
-        path = Path(f"{progress_file}.begin") if progress_file else default_folder() / f"{name}.json"
-        with _fixed(asked, RelativeBegin(path, name, since), since, dry_run=dry_run) as (asked, found):
-            found += [
-                _run_one(
-                    *(opened, settings, client, pair, asked, limits),
-                    label=label,
-                    progress_file=progress_file,
-                    with_transactions=with_transactions,
-                    dry_run=dry_run,
-                    progress=progress,
-                    json=json,
-                )
-                for pair in pairs
-            ]
-
-
-@contextmanager
-def _fixed(
-    asked: AskedRange, begin: RelativeBegin, since: str, *, dry_run: bool
-) -> Iterator[tuple[AskedRange, list[bool]]]:
-    """The range with a relative ``since`` resolved at the first run. A block without an error finishes the replay.
-
-    Yields:
-        the range, and a list for whether each stream had entries in it.
-    """
-    found: list[bool] = []
-    if asked.from_ms is None or not is_relative(since):
-        yield asked, found
-        return
-    from_ms = begin.resolve(asked.from_ms, dry_run=dry_run)
-    print(
-        f"note: --since {since} is {time_text(from_ms)} for this replay; to continue it on another machine or "
-        f"as another user, give --since {time_text(from_ms)}",
-        file=sys.stderr,
+    options = ReplayOptions(
+        start=asked.first,
+        stop=None if asked.last is None else asked.last.next(),
+        since=since if is_relative(since) else asked.from_ms,
+        until=asked.to_ms,
+        limits=ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6),
+        with_transactions=with_transactions,
+        label=label,
+        progress_file=progress_file,
     )
-    yield asked._replace(from_ms=from_ms), found
-    if not dry_run and any(found):
-        begin.finish(from_ms)
-    elif not dry_run:
-        begin.forget()
+    clients: Any = {"service_url": service_url, "token_file": token_file, "ca_file": ca_file}
+    with (
+        open_replay(opened, stream, to, options, settings=settings, dry_run=dry_run, **clients) as replay,
+        _EachProgress(always=progress) as shown,
+    ):
+        _note_begin(replay, since)
+        for done in replay.run(shown.at):
+            shown.close()
+            _print_replayed(done, json=json, dry_run=dry_run)
 
 
-def _streams_of(store: ObjectStore, stream: str) -> Mapping[int, str]:
-    """The partitions of a topic, empty for one stream; raises ``NotFoundError`` with similar names."""
-    streams = partition_streams(store, stream)
-    if not streams:
-        load_stream(store, stream)
-    return streams
-
-
-def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_file: str) -> PulsarClient:
-    # The token of the settings file is only for the cluster of the settings file.
-    known = PulsarSettings() if service_url else configured
-    wanted = replace(
-        known,
-        service_url=service_url or known.service_url,
-        token=f"file:{token_file}" if token_file else known.token,
-        ca_file=ca_file or known.ca_file,
-    )
-    security = security_of(wanted)
-    if not wanted.service_url:
-        raise InvalidCallError(
-            "no Pulsar cluster was given",
-            hint="give --service-url URL, or set pulsar.service_url in --config",
+def _note_begin(replay: PulsarReplay, since: str) -> None:
+    if replay.begin is not None and replay.from_ms is not None:
+        begin = time_text(replay.from_ms)
+        print(
+            f"note: --since {since} is {begin} for this replay; to continue it on another machine or as another "
+            f"user, give --since {begin}",
+            file=sys.stderr,
         )
-    with PulsarClient(wanted.service_url, security=security, limits=_PROBE) as probe:
-        try:
-            probe.greet()
-        except StoreUnavailableError as error:
-            raise StoreUnavailableError(
-                f"no broker answers at {wanted.service_url}; nothing was sent: {error.message}",
-                hint="check --service-url, and that the broker is running",
-            ) from error
-    return PulsarClient(wanted.service_url, security=security)
 
 
-#: No retries for the first request: an unreachable broker is reported immediately.
-_PROBE = ClientLimits(connect_s=5.0, request_s=10.0, retry_s=0.0)
+class _EachProgress(ExitStack):
+    """The progress of one stream after the other."""
+
+    def __init__(self, *, always: bool) -> None:
+        super().__init__()
+        self._always = always
+        self._shown: EntryProgress | None = None
+
+    def at(self, now: Replayed) -> None:
+        if self._shown is None:
+            self._shown = self.enter_context(EntryProgress(sys.stderr, now.to_send, always=self._always))
+        self._shown.at(now.result.entries, now.result.size_bytes, now.result.sent)
+
+    def close(self) -> None:
+        """Ends the bar of the stream that is done."""
+        self._shown = None
+        super().close()
 
 
-def _require_topics(client: PulsarClient, pairs: Sequence[_Pair]) -> None:
-    """Raises ``NotFoundError`` if the topic doesn't exist; only a producer would create it."""
-    for topic in (pair.topic for pair in pairs):
-        with closing(Consumer(client, topic, "offloader-replay-looks", start=Position(-1, -1))) as reader:
-            try:
-                reader.last_position()
-            except NotFoundError as error:
-                raise NotFoundError(
-                    f"topic {topic} doesn't exist; nothing was sent: {error.message}",
-                    hint=f"check --to, or create the topic: pulsar-admin topics create {topic}",
-                ) from error
-
-
-class _Pair(NamedTuple):
-    """A stream and its target; ``part``: suffix of a partition's progress file, ``.3``."""
-
-    stream: str
-    topic: str
-    part: str = ""
-
-
-def _targets(
-    streams: Mapping[int, str], stream: str, topic: str, client: PulsarClient, asked: AskedRange
-) -> Sequence[_Pair]:
-    """The streams with their targets. Raises ``NotFoundError`` or ``InvalidCallError`` if they don't match.
-
-    Args:
-        streams: the partitions of ``stream``; empty: it is one stream.
-    """
-    partitions = client.partitions(topic)
-    if not streams:
-        if partitions:
-            raise InvalidCallError(
-                f"topic {topic} has {partitions} partitions, but {stream} is one stream",
-                hint=f"name one partition: --dest {topic}-partition-0",
-            )
-        client.connection(topic)  # raises if no broker serves the topic
-        return [_Pair(stream, topic)]
-    if partitions <= max(streams):
-        raise NotFoundError(
-            f"topic {topic} has {partitions or 'no'} partitions, but {stream} has {max(streams) + 1}",
-            hint=f"create the topic with {max(streams) + 1} partitions, or replay one partition: {stream}-partition-0",
-        )
-    if asked.first is not None or asked.last is not None:
-        raise InvalidCallError(
-            f"{stream} has {len(streams)} partitions, but a position belongs to one",
-            hint="use --since and --until",
-        )
-    return [_Pair(each, f"{topic}-partition-{number}", f".{number}") for number, each in sorted(streams.items())]
-
-
-def _run_one(
-    store: ObjectStore,
-    settings: Settings,
-    client: PulsarClient,
-    pair: _Pair,
-    asked: AskedRange,
-    limits: ReplayLimits,
-    *,
-    label: str,
-    progress_file: str,
-    with_transactions: bool,
-    dry_run: bool,
-    progress: bool,
-    json: bool,
-) -> bool:
-    """Replays one stream; returns whether there are entries in the range."""
-    state = load_stream(store, pair.stream)
-    name = producer_name(
-        pair.stream, state.incarnation, pair.topic, f"{asked.first or ''}|{asked.from_ms or ''}", label
-    )
-    path = Path(f"{progress_file}{pair.part}") if progress_file else default_folder() / f"{name}.json"
-    file, wanted = ProgressFile(path), Progress(producer=name, stream=pair.stream, topic=pair.topic)
-    with closing(open_stream_reader(store, pair.stream, settings=settings.read, state=state)) as reader:
-        chosen = reader.range_of(*asked)
-        first, last = chosen or (None, None)
-        first, last = first or reader.first_position, last or reader.last_position
-        if chosen is None or first is None or last is None or first > last:
-            _print_replayed(pair, None, ReplayResult(), 0, json=json, dry_run=dry_run)
-            return False
-        known = file.require(wanted)
-        sent = None if known is None else known.sent
-        # The sent entries may be truncated by now.
-        begin = first if sent is None else max(first, sent.next(), reader.first_position or first)
-        left = reader.count(begin, last) if begin <= last else 0
-        result = ReplayResult(resumed_after=sent)
-        if not dry_run:
-            with EntryProgress(sys.stderr, left, always=progress) as shown:
-                result = Replayer(
-                    reader,
-                    begin,
-                    last,
-                    client=client,
-                    wanted=wanted,
-                    lease=lease_name(pair.stream, state.incarnation, pair.topic, label),
-                    file=file,
-                    clock=SystemClock(),
-                    limits=limits,
-                    with_transactions=with_transactions,
-                    on_progress=lambda now: shown.at(now.entries, now.size_bytes, now.sent),
-                ).run()
-    _print_replayed(pair, (begin, last), result, left, json=json, dry_run=dry_run)
-    return True
-
-
-def _print_replayed(
-    pair: _Pair,
-    chosen: tuple[Position, Position] | None,
-    result: ReplayResult,
-    left: int,
-    *,
-    json: bool,
-    dry_run: bool,
-) -> None:
-    first, last = chosen or (None, None)
-    facts = {"stream": pair.stream, "topic": pair.topic, "first": first, "last": last, "to_send": left}
+def _print_replayed(done: Replayed, *, json: bool, dry_run: bool) -> None:
+    result = done.result
+    facts: dict[str, object] = {"stream": done.stream, "topic": done.topic, "first": done.first, "last": done.last}
+    facts["to_send"] = done.to_send
     if dry_run:
         facts["would_go_on_after"] = result.resumed_after
     else:
@@ -611,17 +444,16 @@ def _print_replayed(
             "deduplicates": result.deduplicates,
             "target_forgot": result.target_forgot,
         }
-    print_result(facts, _replayed_lines(pair, chosen, result, left, dry_run=dry_run), as_json=json)
+    print_result(facts, _replayed_lines(done, dry_run=dry_run), as_json=json)
 
 
-def _replayed_lines(
-    pair: _Pair, chosen: tuple[Position, Position] | None, result: ReplayResult, left: int, *, dry_run: bool
-) -> Iterator[str]:
-    where = f"{pair.stream} to {pair.topic}"
-    if chosen is None:
+def _replayed_lines(done: Replayed, *, dry_run: bool) -> Iterator[str]:
+    result, left = done.result, done.to_send
+    where = f"{done.stream} to {done.topic}"
+    if done.first is None:
         yield f"{where}: no entries in that range"
         return
-    found = f"{chosen[0]}..{chosen[1]}, {counted(left, 'entry', 'entries')}"
+    found = f"{done.first}..{done.last}, {counted(left, 'entry', 'entries')}"
     after = "" if result.resumed_after is None else f", an earlier run sent up to {result.resumed_after}"
     if dry_run:
         yield f"{where}: would send {found}{after}"
@@ -629,7 +461,7 @@ def _replayed_lines(
         yield f"{where}: nothing left to send{after} (--label sends the range again)"
     else:
         sent = f"{counted(result.messages, 'message')} in {result.entries:,} of {left:,} entries"
-        yield f"{where}: sent {sent}, {bytes_text(result.size_bytes)}, {chosen[0]}..{result.sent}{after}"
+        yield f"{where}: sent {sent}, {bytes_text(result.size_bytes)}, {done.first}..{result.sent}{after}"
         if result.markers:
             yield f"left out {result.markers:,} internal entries of the brokers"
         if result.twice:

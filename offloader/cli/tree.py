@@ -99,9 +99,10 @@ TREE: Tree = {
     },
     "Data": {
         "export": Command(
-            "Write streams to an Iceberg table, to Pulsar, or for Pulsar's own offloader.",
+            "Write streams to Iceberg, to Parquet, to Pulsar, or for Pulsar's own offloader.",
             actions={
                 "iceberg": "export:run",
+                "parquet": "export_parquet:run",
                 "pulsar": "pulsar:replay",
                 "v1": "export_v1:run",
             },

@@ -51,7 +51,7 @@ JOINED_ROWS_MAX = 65_536
 SCHEMA = pa.schema([pa.field("stream", pa.string(), nullable=False), *EntryBatch.build(0, 0, []).to_arrow().schema])
 #: Columns that need no payload: the first ones, so that a filter may also name them by number.
 _POSITIONS = pa.schema([SCHEMA.field(name) for name in ("stream", "ledger_id", "entry_id")])
-_REMEDY = "set bad_entries in the options to skip damaged entries"
+_REMEDY = "set bad_entries in the options (--on-bad-message null) to skip damaged entries"
 #: Milliseconds since 1970 UTC, a time, or a text such as "2026-11-25T08:00:00Z" or "-1h".
 Moment = int | str | datetime
 _Range = tuple[Position, Position]
@@ -321,6 +321,11 @@ class Scan(ds.Dataset):  # type: ignore[misc]
     def count(self) -> int:
         """Number of rows; without a filter, computed from the manifest and the indexes."""
         return self.scanner().count_rows()
+
+    def ends(self) -> dict[str, tuple[Position, Position]]:
+        """First and last position of the range in each stream or partition that has one, before the filter."""
+        parts = [part for part in self._snapshot.parts if part.ranges]
+        return {part.reader.stream: (part.ranges[0][0], part.ranges[-1][1]) for part in parts}
 
     def entries(self) -> Generator[EntryBatch, None, None]:
         """The entries as ``EntryBatch`` objects, with the publish time that is stored.

@@ -49,6 +49,7 @@ COMMANDS: dict[str, list[str]] = {
     "retention plan": [],
     "retention run": [],
     "stream compact": [STREAM],
+    "export parquet": [STREAM, "--dest", "file:///nowhere", "--dry-run"],
     "export v1": [STREAM, "--dest", "file:///nowhere", "--broker-record", "nothing"],
     # refused before a session begins
     "spark backfill": [STREAM, "--option", "nothing"],

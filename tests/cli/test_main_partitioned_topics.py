@@ -167,9 +167,10 @@ def test_what_is_of_one_stream_is_refused_and_names_the_partitions(
 def test_every_verb_that_takes_a_stream_is_in_a_table() -> None:
     """A verb with an argument for streams is listed above, or in the tests below."""
     tested = {each.strip() for table in (EACH, WHOLE, REFUSED) for each in table}
-    # `export iceberg`, `export pulsar` and `spark` have theirs in tests/iceberg, tests/replay and tests/spark.
+    # `export` and `spark` have theirs in tests/export, tests/iceberg and tests/spark.
     below = {
         "export iceberg",
+        "export parquet",
         "stream offload",
         "export pulsar",
         "import",

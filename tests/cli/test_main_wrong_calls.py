@@ -47,6 +47,7 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "manifest checkpoint": (),
     "manifest expire": (),
     "stream compact": (),
+    "export parquet": ("--dest", "file://{folder}/lake"),
     "export v1": ("--dest", "file://{folder}/bucket", "--broker-record", "{folder}/record"),
 }
 #: Verbs without a stream, or that make one, look at a ledger database first, or need a JVM: ``tests/spark`` has those.
@@ -223,7 +224,7 @@ ACTIONS = {
     "subscriber": "list, add, ack, remove, accept-loss",
     "group": "list, set, join, checkpoint, publish, remove",
     "cleanup": "plan, run, undo, orphans, audit, hold",
-    "export": "iceberg, pulsar, v1",
+    "export": "iceberg, parquet, pulsar, v1",
     "spark": "backfill, compact, export, rebuild, verify",
     "config": "explain, check, sample",
 }

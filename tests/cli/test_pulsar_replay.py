@@ -235,7 +235,7 @@ def test_topic_that_is_not_there_is_named_with_how_to_create_it(
     assert (code, out) == (3, "")
     line, hint = err.splitlines()
     assert "topic persistent://t/n/none doesn't exist; nothing was sent: " in line
-    assert hint == "hint: check --to, or create the topic: pulsar-admin topics create persistent://t/n/none"
+    assert hint == "hint: check --dest, or create the topic: pulsar-admin topics create persistent://t/n/none"
 
 
 def test_replay_without_a_cluster_names_the_option(told: Told, capsys: pytest.CaptureFixture[str]) -> None:

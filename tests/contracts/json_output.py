@@ -99,6 +99,7 @@ stream truncate b/released --before RELEASED
 stream truncate b/released --before RELEASED --take-over --apply
 stream compact a/streamed --dry-run
 stream compact a/streamed --beside-owner
+export parquet a/streamed --dest memory://lake --column ledger_id
 export v1 a/streamed --dest memory://exported --broker-record RECORD
 stream delete b/anew
 stream delete b/anew --apply

@@ -456,6 +456,7 @@ def _three_orders(folder: Path) -> None:
 @world("docs/how-to/duckdb.md")
 @world("docs/how-to/iceberg.md")
 @world("docs/how-to/iceberg-values.md")
+@world("docs/how-to/parquet.md", "process")
 def _tables(folder: Path, request: pytest.FixtureRequest) -> _Made:
     _three_orders(folder)
     yield World({"/data": str(folder)})

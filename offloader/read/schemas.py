@@ -1,0 +1,87 @@
+"""The schemas of a topic's values, from files or from the topic's broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from offloader.errors import InvalidCallError, NotFoundError
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.topics import topic_of_stream
+from offloader.ledgers.pulsar.transport import open_security
+from offloader.read.values import MessageSchema, schema_of
+from offloader.stream_names import partition_of
+
+#: Variable with a token for the admin interface of a Pulsar.
+ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
+SCHEMA_BYTES_MAX = 16 * 1024 * 1024
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueSchemas:
+    """Where the schemas of values come from.
+
+    Attributes:
+        files: schema version -> file; ``None``: the schema of all other versions. A file is Avro as JSON, the output of
+            ``pulsar-admin schemas get``, or protobuf descriptors.
+        message_type: the message type in protobuf descriptors.
+        admin_url: the admin interface of a Pulsar that has the schemas of other versions. The token is in
+            ``OFFLOADER_ADMIN_TOKEN``.
+    """
+
+    files: Mapping[int | None, str | Path] = field(default_factory=dict)
+    message_type: str = ""
+    admin_url: str = ""
+
+    def decoders(
+        self, stream: str, make: Callable[..., _Made]
+    ) -> tuple[dict[int | None, _Made], Callable[[int | None], _Made] | None] | None:
+        """The arguments of ``VersionedDecoders``; ``None``: there is no schema.
+
+        Args:
+            stream: of the topic with the schemas.
+            make: ``value_decoder`` or a function with the same signature.
+
+        Raises:
+            NotFoundError, InvalidCallError, UnsupportedError: a schema can't be used.
+        """
+        if self.message_type and not self.files:
+            raise InvalidCallError("--message-type requires --schema", hint="give --schema FILE too")
+        found: dict[int | None, _Made] = {}
+        for version, path in self.files.items():
+            what = f"--schema {path}"
+            try:
+                with Path(path).open("rb") as opened:
+                    document = opened.read(SCHEMA_BYTES_MAX)
+            except OSError as cause:
+                raise NotFoundError(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
+            found[version] = make(schema_of(document, what=what, message_type=self.message_type), what=what)
+        if not self.admin_url:
+            return (found, None) if found else None
+        split = partition_of(stream)
+        topic = topic_of_stream(stream if split is None else split[0])
+        if topic is None:
+            raise InvalidCallError(
+                f"stream {stream} has no topic's name, so no broker has its schema", hint="give --schema"
+            )
+        return found, partial(_asked, self.admin_url, topic, make)
+
+
+def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:
+    """The decoder of one version, from the broker's schema."""
+    what = f"the schema of {topic}, {'the newest version' if version is None else f'version {version}'},"
+    try:
+        with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:
+            schema = MessageSchema(*client.schema(topic, version))
+    except NotFoundError as cause:
+        given = "" if version is None else f"{version}="
+        raise NotFoundError(
+            f"the broker does not have {what.removesuffix(',')}: {cause.message}",
+            hint=f"give the schema with --schema {given}FILE, or leave out --admin-url",
+        ) from cause
+    return make(schema, what=what)
