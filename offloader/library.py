@@ -313,23 +313,11 @@ class Stream:
             TrimmedError, BeyondEndError: a position is outside of the stream.
             CorruptError: the manifest is damaged. Using the table raises the same errors as ``Reader.scan``.
         """
-        from offloader.read.scan import open_scan
+        from offloader.read.scan import SCHEMA, Query, scan_of
 
-        return open_scan(
-            self.store.objects,
-            self.name,
-            start=start,
-            stop=stop,
-            since=since,
-            until=until,
-            segments=segments,
-            columns=columns,
-            filter=filter,
-            limit=limit,
-            settings=settings,
-            source=source,
-            lease_seconds=lease_seconds,
-        )
+        query = Query(tuple(columns) or tuple(SCHEMA.names), filter, limit)
+        reader = self.open_reader(settings=settings, source=source, lease_seconds=lease_seconds)
+        return scan_of(reader, query, start=start, stop=stop, since=since, until=until, segments=segments)
 
     def pause(self, reason: str = "", *, settings: Settings | None = None) -> bool:
         """Stop offloading until any process calls ``resume``; appends and reads continue. False: already paused.

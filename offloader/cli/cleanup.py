@@ -11,6 +11,7 @@ from uuid import UUID
 import typer
 
 from formats.documents import DeletedSegment, DeletionRecord
+from offloader.cli import NOTHING_PLANNED
 from offloader.cli.errors import failure_of, run_on_each
 from offloader.cli.options import (
     Apply,
@@ -183,8 +184,11 @@ def orphans(
             known_entry(opened, named.name)  # before the store is probed with a write
         opened = given.open(read_only=False)
 
+    found = []
+
     def one(name: str) -> int:
         said = _Said(ours_only=ours)
+        found.append(said)
         search: Reconciliation | StoreReconciliation
         if name:
             search = Reconciliation(opened, name, clock=clock, settings=settings, delete=apply)
@@ -199,7 +203,8 @@ def orphans(
         print_result({**of, **said.facts(search.needed)}, said.lines(search.needed), as_json=json)
         return said.exit_code
 
-    return run_on_each(named.streams, one, as_json=json)
+    code = run_on_each(named.streams, one, as_json=json)
+    return code or (0 if any(said.has_deletable for said in found) else NOTHING_PLANNED)
 
 
 _ORPHAN_COLUMNS = [
@@ -237,6 +242,10 @@ class _Said:
         self.failures += 1
         self.exit_code = max(self.exit_code, failure.exit_code)
         failure.print(sys.stderr, f"stream {stream}: ")
+
+    @property
+    def has_deletable(self) -> bool:
+        return any(outcome is Outcome.DELETABLE for outcome, _ in self.tallies)
 
     def facts(self, needed: Mapping[Place, Tally]) -> Mapping[str, object]:
         found: dict[str, object] = {"what": "summary", "failed_streams": self.failures}
@@ -328,6 +337,7 @@ def run(
             print_rows(_plan_sums(planned), _SUM_COLUMNS)
 
     how: Any = {"allow_large": allow_large, "dry_run": dry_run, "on_plan": show}
+    reported: list[CleanupReport] = []
 
     def one(name: str) -> None:
         if name:
@@ -335,21 +345,34 @@ def run(
             reports: Iterable[CleanupReport] = [cleanup_stream(opened, name, clock=clock, settings=settings, **how)]
         else:
             reports = cleanup_all(opened, clock=clock, settings_of=settings_of, prefix=prefix, **how)
-        _print_reports(opened, reports, as_json=json)
+        reported.extend(_print_reports(opened, reports, as_json=json))
 
-    return run_on_each(named.streams, one, as_json=json)
+    code = run_on_each(named.streams, one, as_json=json)
+    has_work = stop is None and any(_has_work(each, allow_large=allow_large) for each in reported)
+    return code or (0 if has_work else NOTHING_PLANNED)
 
 
-def _print_reports(store: ObjectStore, reports: Iterable[CleanupReport], *, as_json: bool) -> None:
-    """Prints the reports, then raises the first error."""
-    errors = []
+def _has_work(report: CleanupReport, *, allow_large: bool) -> bool:
+    """Whether a round would change the stream: it retires, releases, purges, or finishes an earlier deletion."""
+    planned = report.plan
+    if report.held or planned is None:
+        return report.is_deleted
+    may_retire = bool(planned.doomed) and (allow_large or not planned.large)
+    return may_retire or bool(planned.due or report.pending or report.is_deleted)
+
+
+def _print_reports(store: ObjectStore, reports: Iterable[CleanupReport], *, as_json: bool) -> list[CleanupReport]:
+    """Prints and returns the reports, then raises the first error."""
+    errors, printed = [], []
     for report in reports:
+        printed.append(report)
         planned = report.plan if report.dry_run or report.error else None
         awaited = None if planned is None else awaited_approval(store, planned)
         print_result(_facts(report, awaited), _lines(report, awaited), as_json=as_json)
         errors += [] if report.error is None else [report.error]
     if errors:
         raise errors[0]
+    return printed
 
 
 def _plan_rows(planned: CleanupPlan) -> Iterator[Mapping[str, object]]:

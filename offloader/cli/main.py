@@ -33,6 +33,8 @@ from offloader.runtime import system as own_process
 #: Commands whose own process has no memory budget for entries: they read from the store, or Spark's workers do, which
 #: inherit the allocator's settings.
 _WITHOUT_BUDGET = frozenset({"export iceberg", "export parquet", "inspect", "read", "spark", "verify"})
+#: Common options with a value: in front of a command, the value may be equal to the name of another command.
+WITH_VALUE = frozenset({"--config", "--endpoint-url", "--ledgers", "--region", "--store"})
 _DEBUG = "--debug"
 _WIDE = "--wide"
 #: Narrowest help.
@@ -191,10 +193,11 @@ def _command_first(words: list[str], commands: Mapping[str, Collection[str]]) ->
 
 
 def _first_of(words: list[str], names: Collection[str]) -> int | None:
-    """Number of the first word that is one of ``names``; None if another word is in its place, or none."""
+    """Number of the first word that is one of ``names`` and no value of a common option; None if another word is in its
+    place, or none."""
     if not words or not words[0].startswith("-"):
         return 0 if words and words[0] in names else None
-    return next((number for number, word in enumerate(words) if word in names), None)
+    return next((at for at, word in enumerate(words) if word in names and words[at - 1] not in WITH_VALUE), None)
 
 
 def _print_version(given: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from formats.metadata.messages import OffloadContext
+from offloader.cli import NOTHING_PLANNED
 from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import Apply, Json, StoreArguments, Stream, StreamOrTopic, option, position_of
@@ -219,11 +220,16 @@ def expire(stream: StreamOrTopic, given: StoreArguments, apply: Apply = False, j
     """
     named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=not apply)
-    one = partial(_expire, opened, settings=settings.manifest, dry_run=not apply, as_json=json)
-    return run_on_each(named.streams, one, as_json=json)
+    objects: list[int] = []
+
+    def one(each: str) -> None:
+        objects.append(_expire(opened, each, settings=settings.manifest, dry_run=not apply, as_json=json))
+
+    return run_on_each(named.streams, one, as_json=json) or (0 if any(objects) else NOTHING_PLANNED)
 
 
-def _expire(store: ObjectStore, stream: str, *, settings: ManifestSettings, dry_run: bool, as_json: bool) -> None:
+def _expire(store: ObjectStore, stream: str, *, settings: ManifestSettings, dry_run: bool, as_json: bool) -> int:
+    """Prints and returns the number of deleted objects, or of those that would be."""
     clock, entry = SystemClock(), read_entry(store, stream)
     if entry is None and not is_released(store, stream):
         require_entry(store, stream)
@@ -236,7 +242,8 @@ def _expire(store: ObjectStore, stream: str, *, settings: ManifestSettings, dry_
         expired = expire_records(store, state, clock=clock, settings=settings, dry_run=dry_run)
     swept = sweep_dead_incarnations(store, stream, clock=clock, settings=settings, dry_run=dry_run)
     unknown = [*(() if expired is None else expired.unknown), *(key for dead in swept.values() for key in dead.unknown)]
-    facts = {
+    of_dead = sum(dead.objects for dead in swept.values())
+    facts: dict[str, object] = {
         "stream": stream,
         "dry_run": dry_run,
         "records": 0 if expired is None else expired.records,
@@ -244,16 +251,17 @@ def _expire(store: ObjectStore, stream: str, *, settings: ManifestSettings, dry_
         "runs": 0 if expired is None else expired.runs,
         "first_kept_record": None if expired is None else expired.first_kept_id,
         "dead_incarnations": len(swept),
-        "objects_of_dead_incarnations": sum(dead.objects for dead in swept.values()),
+        "objects_of_dead_incarnations": of_dead,
         "unknown": unknown,
     }
     verb = "would delete" if dry_run else "deleted"
     counts = [f"{facts[what]:,} {what}" for what in ("records", "checkpoints", "runs")]
     done = f"{stream}: {verb} {counts[0]}, {counts[1]} and {counts[2]}"
-    lines = [f"{done}, and {facts['objects_of_dead_incarnations']:,} objects of {len(swept):,} dead incarnations"]
+    lines = [f"{done}, and {of_dead:,} objects of {len(swept):,} dead incarnations"]
     lines += [] if expired is None else [f"records from {expired.first_kept_id:,} on are kept"]
     lines += [f"unknown object, not deleted: {key}" for key in unknown]
     print_result(facts, lines, as_json=as_json)
+    return of_dead + (0 if expired is None else expired.records + expired.checkpoints + expired.runs)
 
 
 def _show(store: ObjectStore, stream: str, *, records: int = 0, of_partition: bool = False, as_json: bool) -> None:

@@ -41,7 +41,7 @@ from offloader.owner_client import OwnerUnreachableError, ask_owner
 from offloader.read.reader import existing_streams, load_stream, open_stream_reader
 from offloader.retention.broker import ListedOf, first_listed
 from offloader.retention.cuts import StreamCut
-from offloader.retention.cycle import RetentionCycle, retained_streams
+from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.scope import SourceOf, find_scope
 from offloader.retention.state import read_decisions
@@ -153,11 +153,16 @@ def run(
         )
     if apply and streams and len(streams) == 1:
         find_scope(given.open(), streams[0])  # before the store is probed with a write
+    outcomes: list[CycleOutcome] = []
     with _cycles(given, keep, read_only=dry_run) as (cycle, _):
-        turn = cycle.plan if dry_run else cycle.run
-        return print_each(
+
+        def facts_of(stream: str) -> Mapping[str, object]:
+            outcomes.append(cycle.plan(stream) if dry_run else cycle.run(stream))
+            return outcome_facts(outcomes[-1], done=not dry_run)
+
+        code = print_each(
             streams or retained_streams(cycle.store),
-            lambda stream: outcome_facts(turn(stream), done=not dry_run),
+            facts_of,
             lambda stream, error: {
                 "stream": stream,
                 "error": str(error),
@@ -168,6 +173,8 @@ def run(
             as_json=json,
             empty=f"no streams in {cycle.store.url}",
         )
+    truncates = any(each.decision is not None and each.decision.cut is not None for each in outcomes)
+    return code or (0 if truncates or any(each.is_recorded for each in outcomes) else NOTHING_PLANNED)
 
 
 def explain_stream(
@@ -502,7 +509,7 @@ def truncate(
     take_over: TakeOver = False,
     apply: Apply = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Move a stream's start position forward: entries before it are no longer readable.
 
     One manifest record holds the new start and the deleted ledgers. Hot ledgers before the start are deleted if
@@ -540,10 +547,13 @@ def truncate(
             dry_run=dry_run,
             listed=listed,
         )
+        has_work = False
         for each in done:
+            has_work = has_work or each.moves or bool(each.hot_ledgers)
             print_result(
                 _truncation_facts(each, dry_run=dry_run), _truncation_lines(each, dry_run=dry_run), as_json=json
             )
+    return 0 if has_work else NOTHING_PLANNED
 
 
 def _truncations(

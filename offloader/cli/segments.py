@@ -68,7 +68,13 @@ def plot_segments(store: ObjectStore, stream: str, path: Path, *, as_json: bool)
             f"--plot draws one stream, and {stream} has {len(named.streams)} partitions",
             hint=f"name {named.streams[0]}",
         )
-    _plot(load_stream(store, named.streams[0]), path, as_json=as_json)
+    if path.suffix not in PICTURES:
+        raise InvalidCallError(
+            f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="use a file name with one of these suffixes"
+        )
+    state = load_stream(store, named.streams[0])
+    draw(timeline_of(state), path)
+    print_result({"stream": state.stream, "picture": str(path)}, f"Picture: {path}", as_json=as_json)
 
 
 def _segment_rows(store: ObjectStore, state: ManifestState, *, everything: bool) -> Iterator[Mapping[str, object]]:
@@ -79,12 +85,3 @@ def _segment_rows(store: ObjectStore, state: ManifestState, *, everything: bool)
     listed = ((record, empty) for record in state.segments.in_order())
     for record, more in merge(failed, listed, key=lambda each: each[0].begin):
         yield {**segment_row(record, state.stream), **more}
-
-
-def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
-    if path.suffix not in PICTURES:
-        raise InvalidCallError(
-            f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="use a file name with one of these suffixes"
-        )
-    draw(timeline_of(state), path)
-    print_result({"stream": state.stream, "picture": str(path)}, f"Picture: {path}", as_json=as_json)

@@ -199,7 +199,22 @@ class JobArguments(LedgerArguments):
 
     def options(self, streams: Sequence[str]) -> dict[str, str]:
         """Options of the data source for the streams to read."""
-        return _options(self, streams, self.more or [])
+        place = self.place()
+        if not place.url:
+            raise InvalidCallError("no store was given", hint=NAME_A_STORE)
+        named = {"store": place.url, "endpointUrl": place.endpoint_url, "region": place.region}
+        options = {name: value for name, value in named.items() if value}
+        if moved := _moved(self, streams):
+            options["relocate"] = ", ".join(f"{old}={new}" for old, new in moved)
+        for text in self.more or []:
+            name, value = named_value(text, option="--option", hint="for example --option leaseSeconds=86400")
+            if name.lower() in ("secretkey", "sessiontoken", "accesskey"):
+                raise InvalidCallError(
+                    f"--option {name}: other users of this machine can see it",
+                    hint="for credentials see docs/how-to/spark-credentials.md",
+                )
+            options[name] = value
+        return options
 
     def require_hot_tier(self) -> str | PulsarSettings:
         """The ledger database of the options, or the hot tier of the settings file.
@@ -243,7 +258,25 @@ class ValueArguments:
 
     def values(self) -> Values | None:
         """Type of the messages' values; None: bytes."""
-        return _values(self.json_values, self.avro_values, self.avro_version or [])
+        if self.json_values and self.avro_values:
+            raise InvalidCallError("--json-values and --avro-values exclude each other", hint="give one of them")
+        if self.avro_version and not self.avro_values:
+            raise InvalidCallError(
+                "--avro-version requires --avro-values", hint="give --avro-values FILE, which defines the columns"
+            )
+        if self.json_values:
+            return JsonValues(self.json_values)
+        if not self.avro_values:
+            return None
+        versions = []
+        for text in self.avro_version or []:
+            number, sign, name = text.partition("=")
+            if not sign or not number.isdecimal():
+                raise InvalidCallError(
+                    f"--avro-version {text!r} isn't N=FILE", hint="for example --avro-version 0=first.avsc"
+                )
+            versions.append((int(number), _text_of(name)))
+        return AvroValues(_text_of(self.avro_values), tuple(versions))
 
 
 def backfill(
@@ -448,29 +481,6 @@ def _heads(given: Sequence[str]) -> dict[str, Position | None]:
     return found
 
 
-def _values(json_values: str, avro_values: str, avro_version: list[str]) -> Values | None:
-    """Type of the messages' values; ``None``: bytes."""
-    if json_values and avro_values:
-        raise InvalidCallError("--json-values and --avro-values exclude each other", hint="give one of them")
-    if avro_version and not avro_values:
-        raise InvalidCallError(
-            "--avro-version requires --avro-values", hint="give --avro-values FILE, which defines the columns"
-        )
-    if json_values:
-        return JsonValues(json_values)
-    if not avro_values:
-        return None
-    versions = []
-    for text in avro_version:
-        number, sign, name = text.partition("=")
-        if not sign or not number.isdecimal():
-            raise InvalidCallError(
-                f"--avro-version {text!r} isn't N=FILE", hint="for example --avro-version 0=first.avsc"
-            )
-        versions.append((int(number), _text_of(name)))
-    return AvroValues(_text_of(avro_values), tuple(versions))
-
-
 def _text_of(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
@@ -478,25 +488,6 @@ def _text_of(name: str) -> str:
         raise InvalidCallError(
             f"{name} can't be read: {error}", hint="give a file with an Avro schema as JSON"
         ) from error
-
-
-def _options(given: LedgerArguments, streams: Sequence[str], more: list[str]) -> dict[str, str]:
-    place = given.place()
-    if not place.url:
-        raise InvalidCallError("no store was given", hint=NAME_A_STORE)
-    named = {"store": place.url, "endpointUrl": place.endpoint_url, "region": place.region}
-    options = {name: value for name, value in named.items() if value}
-    if moved := _moved(given, streams):
-        options["relocate"] = ", ".join(f"{old}={new}" for old, new in moved)
-    for text in more:
-        name, value = named_value(text, option="--option", hint="for example --option leaseSeconds=86400")
-        if name.lower() in ("secretkey", "sessiontoken", "accesskey"):
-            raise InvalidCallError(
-                f"--option {name}: other users of this machine can see it",
-                hint="for credentials see docs/how-to/spark-credentials.md",
-            )
-        options[name] = value
-    return options
 
 
 def _moved(given: LedgerArguments, streams: Sequence[str]) -> Pairs:

@@ -28,7 +28,8 @@ from offloader.errors import (
     PreconditionFailedError,
 )
 from offloader.manifest.names import named_streams
-from offloader.read.scan import SCHEMA, Moment, Scan, open_scan
+from offloader.read.partitions import open_reader
+from offloader.read.scan import SCHEMA, Moment, Query, Scan, scan_of
 from offloader.settings import ReadSettings, Settings
 from offloader.store.base import CREATE, ObjectInfo, ObjectStore
 from offloader.store.open import open_store
@@ -173,14 +174,13 @@ def export_parquet(
     if options.start is not None or options.stop is not None:
         named.require_one("a position belongs to one partition")
     for stream in named.streams:
-        scan = open_scan(
-            store,
-            stream,
+        scan = scan_of(
+            open_reader(store, stream, settings=settings),
+            Query(),
             start=options.start,
             stop=options.stop,
             since=options.since,
             until=options.until,
-            settings=settings,
         )
         done = ParquetExport(stream=stream, entries=scan.count())
         if target is not None and done.entries:

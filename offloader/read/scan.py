@@ -30,14 +30,10 @@ import pyarrow.dataset as ds
 
 from formats.entries import EntryBatch, Position, repeated_text
 from offloader.errors import InvalidCallError, NotFoundError, UnsupportedError
-from offloader.ledgers.base import ReadableLedgers
 from offloader.read.messages import decode_messages
-from offloader.read.partitions import TopicReader, merge_published, open_reader
+from offloader.read.partitions import TopicReader, merge_published
 from offloader.read.pruning import Pruner
 from offloader.read.reader import Reader
-from offloader.runtime.clock import Clock
-from offloader.settings import ReadSettings
-from offloader.store.base import ObjectStore
 from offloader.times import TABLE_TIME_MS_MAX, TABLE_TIME_MS_MIN, moment_ms
 
 if TYPE_CHECKING:
@@ -127,32 +123,26 @@ class Query:
         )
 
 
-def open_scan(
-    store: ObjectStore,
-    stream: str,
+def scan_of(
+    reader: Reader | TopicReader,
+    query: Query,
     *,
     start: Position | None = None,
     stop: Position | None = None,
     since: Moment | None = None,
     until: Moment | None = None,
     segments: Sequence[UUID] = (),
-    columns: Sequence[str] = (),
-    filter: pc.Expression | None = None,  # noqa: A002 - Arrow's name
-    limit: int | None = None,
-    settings: ReadSettings | None = None,
-    source: ReadableLedgers | None = None,
-    lease_seconds: int = 0,
-    clock: Clock | None = None,
 ) -> Scan:
-    """The entries of a stream, or of all partitions of a topic, as a lazy table: see ``Stream.scan``."""
-    query = Query(tuple(columns) or tuple(SCHEMA.names), filter, limit)
-    for position, moment, what in ((start, since, "begin"), (stop, until, "end")):
-        if position is not None and moment is not None:
-            raise InvalidCallError(f"{what}: both a position and a time are given", hint="give only one of them")
-    # Convert once for all partitions, so that "-1h" is the same time for each.
-    from_ms, to_ms = (None if each is None else moment_ms(each, what="publish time") for each in (since, until))
-    reader = open_reader(store, stream, settings=settings, source=source, lease_seconds=lease_seconds, clock=clock)
+    """A range of a stream, or of all partitions of a topic, as a lazy table: see ``Stream.scan``.
+
+    The scan owns the reader, and closes it; so does this function if it raises.
+    """
     try:
+        for position, moment, what in ((start, since, "begin"), (stop, until, "end")):
+            if position is not None and moment is not None:
+                raise InvalidCallError(f"{what}: both a position and a time are given", hint="give only one of them")
+        # Convert once for all partitions, so that "-1h" is the same time for each.
+        from_ms, to_ms = (None if each is None else moment_ms(each, what="publish time") for each in (since, until))
         if isinstance(reader, TopicReader):
             if start is not None or stop is not None or segments:
                 reader.scan(start or stop or Position(0, 0))  # raises: a position belongs to a single partition

@@ -227,7 +227,7 @@ def test_oldest_ledgers_above_the_size_threshold_are_due(threshold_bytes: int, d
 @pytest.mark.parametrize(
     ("threshold_seconds", "due"), [(-1, []), (0, [1, 2, 3]), (70, [1]), (71, []), (60, [1, 2]), (50, [1, 2, 3])]
 )
-def test_a_closed_ledger_is_due_at_the_age_threshold(threshold_seconds: int, due: list[int]) -> None:
+def test_a_closed_ledger_is_due_at_the_age_threshold(threshold_seconds: float, due: list[int]) -> None:
     ledgers = [_ledger(n, closed_ms=10_000 * n) for n in (1, 2, 3)] + [_ledger(4, closed=False)]
     found = due_ledgers(ledgers, now_ms=80_000, threshold_bytes=-1, threshold_seconds=threshold_seconds)
     assert [info.ledger_id for info in found] == due
