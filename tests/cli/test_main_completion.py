@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from offloader.cli.main import main
+
 
 @pytest.mark.slow
 @pytest.mark.process
@@ -27,3 +29,13 @@ def test_bash_completes(typed: str, found: set[str]) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, **words}
     )
     assert set(done.stdout.split()) == found
+
+
+def test_script_for_zsh_completes_at_its_first_call(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("zsh", "/bin/zsh"))
+    with pytest.raises(SystemExit):
+        main(["--show-completion"])
+    script = capsys.readouterr().out
+    assert script.index("compdef _offloader_completion offloader\n") < script.index('_offloader_completion "$@"')
