@@ -42,6 +42,10 @@ def list_stored(
             "--plot", metavar="FILE", help="With STREAM: draw ledgers, segments and time to FILE.svg or FILE.png."
         ),
     ] = "",
+    graph: Annotated[
+        bool,
+        typer.Option("--graph", help="With a scalable topic (topic://...): show how its segments split and merge."),
+    ] = False,
     json: Json = False,
 ) -> int:
     """List the streams of a store with their offloaded entries, or the segments of STREAM.
@@ -55,7 +59,15 @@ def list_stored(
         offloader ls --prefix public/default/ --json
         offloader ls orders --all
         offloader ls orders --plot segments.svg
+        offloader ls topic://public/default/orders --graph
     """
+    if graph:
+        if not stream or prefix or limit or everything or plot:
+            raise InvalidCallError("--graph needs the name of a scalable topic, and no other option")
+        from offloader.cli.graph import print_graph  # the list of streams doesn't need it
+
+        print_graph(given.open(), stream, as_json=json)
+        return 0
     if stream:
         _list_segments(given, stream, prefix, limit, everything=everything, plot=plot, as_json=json)
         return 0

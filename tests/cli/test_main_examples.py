@@ -57,6 +57,7 @@ REFUSED = {
     "offloader group checkpoint billing nightly": 2,  # the group has no reader
     "offloader group publish billing nightly": 3,
     "offloader manifest rebuild orders --head first --dry-run": 2,  # the manifest is whole
+    "offloader ls topic://public/default/orders --graph": 2,  # there is no such topic
 }
 
 
