@@ -117,5 +117,5 @@ def test_example_does_its_work(
     monkeypatch.setenv("OFFLOADER_LEDGERS", f"sqlite:///{made}/ledgers.db")
     for command in BEFORE.get(example.split(" --")[0], ()):
         assert main(shlex.split(command)) == 0, capsys.readouterr().err
-    code = main(shlex.split(example)[1:])
+    code = main(shlex.split(example.replace("file:///", f"file://{made}/"))[1:])  # nothing outside of the folder
     assert code == REFUSED.get(example, 0), capsys.readouterr().err
