@@ -1,23 +1,26 @@
-"""Doctor's findings about topics that are no longer offloaded: terminated and deleted topics."""
+"""Doctor's findings about topics that are no longer offloaded: terminated, deleted, and scalable ones without us."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from formats.entries import Position
 from offloader.doctor import TOPICS_LOOKED_AT_MAX, Finding, check_identity, warning
 from offloader.errors import NotFoundError
 from offloader.ledgers.pulsar.discovery import Look, TopicPatterns, survey
+from offloader.ledgers.pulsar.scalable import place_of_topic
 from offloader.ledgers.pulsar.source import PulsarCluster, noted_store
 from offloader.ledgers.pulsar.topics import TopicInternals, topic_of_stream
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.store_identity import read_identity
+from offloader.manifest.topic_layouts import read_layout
 from offloader.runtime.clock import Clock
 from offloader.settings import Duration, PulsarSettings
 from offloader.store.base import ObjectStore
 
-_TERMINATED, _DELETED = "terminated topics", "deleted topics"
+_TERMINATED, _DELETED, _UNREGISTERED = "terminated topics", "deleted topics", "scalable topics"
 #: Maximum number of names in one finding; further ones are only counted.
 NAMES_MAX = 5
 
@@ -37,6 +40,7 @@ def check_topics(store: ObjectStore, settings: PulsarSettings, clock: Clock) -> 
             yield from _terminated(cluster, look)
         topics = sorted(topic for each in look.topics.values() for topic in each)[:TOPICS_LOOKED_AT_MAX]
         yield from check_identity(read_identity(store), {topic: noted_store(cluster, topic) for topic in topics})
+        yield from _unregistered(cluster, store, patterns, look)
     yield from _deleted(streams, look, patterns)
 
 
@@ -57,6 +61,35 @@ def _terminated(cluster: PulsarCluster, look: Look) -> Iterator[Finding]:
             "its entries are in the cold tier as soon as they are committed; BookKeeper's copy is deleted with the "
             "topic",
         )
+
+
+def _unregistered(cluster: PulsarCluster, store: ObjectStore, patterns: TopicPatterns, look: Look) -> Iterator[Finding]:
+    """Scalable topics that are offloaded, and that the broker doesn't keep for it any more."""
+    name = cluster.settings.subscription
+    if cluster.settings.scalable_topics == "off" or not cluster.client.has_scalable_topics():
+        return
+    lost: list[str] = []
+    for topic in _scalable(cluster, patterns, look)[:TOPICS_LOOKED_AT_MAX]:
+        with suppress(NotFoundError):  # a deleted topic may remain listed
+            is_registered = name in cluster.admin.scalable_subscriptions(topic)
+            if not is_registered and read_layout(store, place_of_topic(topic)) is not None:
+                lost.append(topic)
+    if lost:
+        yield warning(
+            _UNREGISTERED,
+            f"the subscription {name} of {_named(lost)} was removed: the broker deletes sealed segments after its "
+            "retention, offloaded or not",
+            "a running `offloader serve` registers it again; find out who removes it, and see the gaps of the topic's "
+            "segments",
+        )
+
+
+def _scalable(cluster: PulsarCluster, patterns: TopicPatterns, look: Look) -> list[str]:
+    found: list[str] = []
+    for namespace in sorted(look.topics):
+        with suppress(NotFoundError):
+            found += filter(patterns.have_scalable, cluster.admin.scalable_topics(namespace))
+    return found
 
 
 def kept_ledger(internals: TopicInternals) -> int | None:

@@ -10,15 +10,18 @@ from uuid import UUID
 import pytest
 
 from offloader.doctor import Finding, Outcome
+from offloader.ledgers.pulsar.scalable import layout_of_json
 from offloader.ledgers.pulsar.source import STORE_PROPERTY
 from offloader.ledgers.pulsar.topics import internals_of
 from offloader.manifest.store_identity import identify
+from offloader.manifest.topic_layouts import record_layout
 from offloader.runtime.clock import SystemClock
 from offloader.service.topic_doctor import check_topics, kept_ledger
 from offloader.settings import Duration
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench
+from tests.support.scalable_topic import FakeScalable
 from tests.support.streams import StreamWriter, batch_of
 
 _names = itertools.count()
@@ -124,3 +127,20 @@ def test_topic_that_was_committed_to_another_store_is_named(bench: PulsarBench, 
     [finding] = found(bench, store, broker_plugin=False)
     assert (finding.check, finding.outcome) == ("store identity", Outcome.WARNING)
     assert finding.what == f"its identity is {identity}, and {noted} is known to the hot tier of {TOPIC}"
+
+
+def test_scalable_topic_that_lost_its_subscription_is_named(bench: PulsarBench, store: ObjectStore) -> None:
+    name, ledgers = "topic://public/default/scaled", itertools.count(100)
+    bench.broker.has_scalable_topics = True
+    topic = bench.admin.scalable[name] = FakeScalable(bench.broker, name, first_ledger=ledgers.__next__)
+    bench.admin.scalable["topic://public/default/not-this"] = topic
+    assert found(bench, store) == []  # it isn't offloaded yet
+    record_layout(store, "public/default/topic/scaled", layout_of_json(topic.layout(), name))
+    [finding] = found(bench, store)
+    assert (finding.check, finding.outcome) == ("scalable topics", Outcome.WARNING)
+    assert f"the subscription {NAME} of {name} was removed" in finding.what
+    topic.register(NAME)
+    assert found(bench, store) == []
+    topic.subscriptions.clear()
+    bench.settings = replace(bench.settings, scalable_topics="off")
+    assert found(bench, store) == []
