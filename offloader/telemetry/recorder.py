@@ -250,6 +250,16 @@ _ALL = (
         (*_STREAM, "by"),
     ),
     Metric(
+        "scalable_topics_failing",
+        "gauge",
+        "Scalable topics with segments that are not offloaded, for example because their layout is damaged.",
+    ),
+    Metric(
+        "scalable_subscriptions_removed_total",
+        "counter",
+        "Removals of this process's subscription at scalable topics; it was registered again.",
+    ),
+    Metric(
         "broker_offload_seconds", "histogram", "Duration of broker requests that wait for a ledger to be offloaded.", ()
     ),
     Metric("broker_filled_entries_total", "counter", "Entries sent by brokers because readers do not receive them."),

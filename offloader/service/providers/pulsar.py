@@ -351,7 +351,7 @@ class PulsarProvider:
         )
         self._has_plugin = settings.broker_plugin
         self._unwatch = recorder.watch(self._readings)
-        self._scalable = ScalableTopics(self._cluster, store)
+        self._scalable = ScalableTopics(self._cluster, store, recorder)
         self._turns = StoreOutageFailover(store, self._cluster.admin, settings.subscription, clock)
         self._subscribers = PulsarSubscribers(
             self._cluster.admin,
@@ -400,6 +400,8 @@ class PulsarProvider:
     def _readings(self) -> Iterator[Reading]:
         for topic in self._triggers.failing():
             yield Reading("streams_broker_offloads_failing", 1.0, stream_of_topic(topic), "failed")
+        if failing := len(self._scalable.problems()):
+            yield Reading("scalable_topics_failing", float(failing))
 
     def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:

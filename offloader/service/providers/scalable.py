@@ -35,6 +35,10 @@ from offloader.manifest.topic_layouts import NOTHING_MORE, record_end, record_la
 from offloader.service.streams import ProviderProblem
 from offloader.settings import PulsarSettings
 from offloader.store.base import ObjectStore
+from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
+
+#: How long the removal of a subscription is reported.
+REMOVAL_TOLD_S = 3600.0
 
 _log = logging.getLogger("offloader.service")
 
@@ -46,13 +50,14 @@ class ScalableTopics:
         store: where layouts are recorded.
     """
 
-    def __init__(self, cluster: PulsarCluster, store: ObjectStore) -> None:
-        self._cluster, self._store = cluster, store
+    def __init__(self, cluster: PulsarCluster, store: ObjectStore, recorder: Recorder = NO_TELEMETRY) -> None:
+        self._cluster, self._store, self._recorder = cluster, store, recorder
         self._lock = threading.Lock()
         self._problems: dict[str, ProviderProblem] = {}
         #: Topic -> what the broker told last, and the record after that.
         self._layouts: dict[str, tuple[TopicLayout, TopicLayout]] = {}
         self._registered: set[str] = set()
+        self._removed_s: dict[str, float] = {}
         self._has_feature = False
 
     def problems(self) -> Sequence[ProviderProblem]:
@@ -133,12 +138,14 @@ class ScalableTopics:
     ) -> Sequence[str]:
         """The segments of a topic that the broker has; those of the last answer if there is an error."""
         try:
-            if self._hold(topic, settings.subscription):
+            self._hold(topic, settings.subscription)
+            removed_s = self._removed_s.get(topic)
+            if removed_s is not None and self._cluster.clock.monotonic_s() - removed_s < REMOVAL_TOLD_S:
                 problems[topic] = ProviderProblem(
                     where=f"topic {topic}",
                     what=f"its subscription {settings.subscription} was removed, and is registered again: the broker "
                     "may have deleted segments that aren't offloaded",
-                    hint="find out who removes it; see the gaps of the topic's segments with `offloader segments`",
+                    hint="find out who removes it; `offloader ls TOPIC --graph` shows which segments are complete",
                 )
             self._record(topic, source_of)
         except NotFoundError:  # a deleted topic may remain listed
@@ -155,22 +162,21 @@ class ScalableTopics:
         rows = (row for row in seen.segments if not row.is_legacy)  # those are topics of their own
         return [segment for row in rows if (segment := topic_of_stream(row.stream)) is not None]
 
-    def _hold(self, topic: str, subscription: str) -> bool:
-        """Registers the subscription where it is missing; whether it was removed since this process registered it."""
-        if subscription in self._cluster.admin.scalable_subscriptions(topic):
-            self._registered.add(topic)
-            return False
-        self._cluster.admin.register(topic, subscription)
-        was_removed = topic in self._registered
-        self._registered.add(topic)
-        if was_removed:
+    def _hold(self, topic: str, subscription: str) -> None:
+        """Registers the subscription where it is missing, and notes that it was removed."""
+        is_registered = subscription in self._cluster.admin.scalable_subscriptions(topic)
+        if not is_registered:
+            self._cluster.admin.register(topic, subscription)
+        if not is_registered and topic in self._registered:
+            self._removed_s[topic] = self._cluster.clock.monotonic_s()
+            self._recorder.add("scalable_subscriptions_removed_total")
             _log.error(
                 "topic %s: subscription %s was removed: registered again, but the broker may have deleted segments "
                 "that aren't offloaded",
                 topic,
                 subscription,
             )
-        return was_removed
+        self._registered.add(topic)
 
     def _record(self, topic: str, source_of: Callable[[str], PulsarSource | None]) -> None:
         place = place_of_topic(topic)
