@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 
 from formats.entries import Position
 from formats.topic_layout import RangeSegment, TopicLayout, layout_key
@@ -102,8 +103,7 @@ def _linked(
     """
     ancestors: dict[int, set[int]] = {}
     found: dict[int, RangeSegment] = {}
-    # Predecessors have smaller epochs; of a migrated topic, they are the former partitions.
-    for row in sorted(rows.values(), key=lambda row: (row.created_epoch, not row.is_legacy, row.id)):
+    for row in _by_creation(rows):
         parents = set(row.parents)
         before = parents.union(*(ancestors[each] for each in parents))
         if row.id in new:
@@ -113,6 +113,19 @@ def _linked(
                     before |= {each.id} | ancestors[each.id]
         ancestors[row.id], found[row.id] = before, replace(row, parents=tuple(sorted(parents)))
     return tuple(sorted(found.values(), key=lambda row: row.id))
+
+
+def _by_creation(rows: Mapping[int, RangeSegment]) -> Iterator[RangeSegment]:
+    """The segments by epoch, those of migrated partitions first; parents before children also if epochs are wrong."""
+    sorter = TopologicalSorter({row.id: row.parents for row in rows.values()})
+    sorter.prepare()
+    ready: list[tuple[int, bool, int]] = []
+    while sorter.is_active():
+        for row in map(rows.__getitem__, sorter.get_ready()):
+            heappush(ready, (row.created_epoch, not row.is_legacy, row.id))
+        *_, number = heappop(ready)
+        yield rows[number]
+        sorter.done(number)
 
 
 def _precedes(one: RangeSegment, other: RangeSegment) -> bool:

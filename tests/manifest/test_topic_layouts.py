@@ -84,6 +84,11 @@ def changed(layout: TopicLayout, number: int, *, epoch: int | None = None, **fie
     return replace(layout, segments=rows, epoch=layout.epoch if epoch is None else epoch)
 
 
+def test_epochs_that_contradict_the_parents_change_no_order() -> None:
+    odd = changed(answer("merge"), 2, created_epoch=9)
+    assert parents(merged(replace(odd, epoch=0, segments=()), odd)) == parents(answer("merge"))
+
+
 @pytest.mark.parametrize(
     ("seen", "text"),
     [

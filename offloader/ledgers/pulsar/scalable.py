@@ -141,9 +141,9 @@ def _segment(
         hash_stop=stop,
         parents=tuple(sorted({_number(each) for each in parents})),
         created_epoch=_number(created_epoch),
-        created_ms=max(int(created_ms), 0),
+        created_ms=_time_ms(created_ms),
         sealed_epoch=_number(sealed_epoch) if is_sealed else None,
-        sealed_ms=max(int(sealed_ms), 0) if is_sealed else 0,
+        sealed_ms=_time_ms(sealed_ms) if is_sealed else 0,
         is_legacy=bool(legacy),
     )
 
@@ -153,6 +153,11 @@ def _number(value: Any) -> int:
     if isinstance(value, bool) or not 0 <= number <= _INT64_MAX:
         raise ValueError(f"{value!r:.40} is no number of a layout")
     return number
+
+
+def _time_ms(value: Any) -> int:
+    """A time; 0 for Pulsar's -1, unknown."""
+    return 0 if value == -1 else _number(value)
 
 
 def _checked(topic: str, epoch: int, rows: list[RangeSegment]) -> TopicLayout:

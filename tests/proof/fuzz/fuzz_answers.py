@@ -15,6 +15,7 @@ from typing import Any
 
 from formats.entries import Position
 from formats.errors import FormatError
+from formats.topic_layout import TopicLayout, layout_problem
 from offloader.errors import AccessDeniedError, InvalidCallError, OffloaderError
 from offloader.ledgers.base import newest_listed
 from offloader.ledgers.pulsar.admin import AdminClient
@@ -22,13 +23,15 @@ from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.ledgers.pulsar.ledger_list import LedgerList, NotGiven, first_from
 from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings, stream_of_topic
 from offloader.ledgers.pulsar.transport import parse_service_url
+from offloader.manifest.topic_layouts import in_order, merged
 from offloader.retention.cuts import StreamCut
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Caller, Credentials, Guard, NotAuthenticated, Role, parse_listen
 from tests.proof.fuzz.fuzz_engine import Outcome, Target, attempt
 from tests.proof.fuzz.fuzz_mutation import mutate, mutate_json, mutate_text
 
-TOPIC = "persistent://public/default/orders"
+TOPIC, SCALABLE = "persistent://public/default/orders", "topic://public/default/orders"
+LAYOUTS = Path(__file__).parents[2] / "ledgers" / "pulsar" / "scalable_layouts"
 TOKEN = "fuzzed-secret-0123456789-abcdef"
 FATES = (EntryFate.UNDELIVERED, EntryFate.LOST, EntryFate.UNKNOWN)
 READABLE = Position(9, 4)
@@ -68,7 +71,8 @@ def answer_seeds() -> list[bytes]:
     }  # fmt: skip
     names = ["public", "public/default", TOPIC, f"{TOPIC}-partition-0"]
     parted = {"partitions": {f"{TOPIC}-partition-{number}": internals for number in range(2)}}
-    documents = [internals, stats, policies, names, {"partitions": 3}, parted, {TOPIC: internals}]
+    documents: list[Any] = [internals, stats, policies, names, {"partitions": 3}, parted, {TOPIC: internals}]
+    documents += [json.loads(path.read_text()) for path in sorted(LAYOUTS.glob("layout-*.json"))]
     return [*(json.dumps(each).encode() for each in documents), b"[" * 5000, b'{"ledgers":' + b"[" * 9000]
 
 
@@ -93,8 +97,24 @@ def check_answer(data: bytes) -> Outcome:
             lambda: all(each.isprintable() for each in policy_warnings(admin.policies("public/default"))),
             lambda: admin.stats(TOPIC).deduplicates,
             lambda: _listed(admin),
+            lambda: bool(admin.scalable_subscriptions(SCALABLE)),
+            lambda: [
+                TopicPatterns.of(["public"]).have_scalable(name) for name in admin.scalable_topics("public/default")
+            ],
+            lambda: _laid_out(admin.layout(SCALABLE)),
         ]
         return tuple(attempt(way, OffloaderError)[1] for way in ways)
+
+
+def _laid_out(layout: TopicLayout) -> bool:
+    assert layout_problem(layout) == "", "a layout that breaks a rule is taken"
+    ordered = [row.id for group in in_order(layout) for row in group]
+    assert sorted(ordered) == [row.id for row in layout.segments], "a segment is read twice, or never"
+    nothing = TopicLayout(topic=SCALABLE, epoch=0, segments=())
+    record = merged(nothing, layout)
+    assert merged(record, layout) == record, "the same answer changes the record"
+    assert TopicLayout.decode(record.encode()) == record
+    return any(row.is_legacy for row in layout.segments)
 
 
 def _listed(admin: AdminClient) -> bool:
