@@ -5,6 +5,7 @@ It removes its scratch objects.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -73,6 +74,7 @@ def run(
     """
     file = given.file()
     failed: list[int] = []
+    width = min(WIDTH_MAX, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH_MAX
     for each in run_checks(_checks(file, given, read_only=read_only)):
         if each.outcome is Outcome.PROBLEM:
             failed.append(each.kind.value if each.kind else 1)
@@ -83,7 +85,7 @@ def run(
             "hint": each.hint or None,
             "kind": None if each.kind is None else each.kind.name.lower(),
         }
-        print_result(facts, report_lines(each), as_json=json)
+        print_result(facts, report_lines(each, width), as_json=json)
     if failed and not json:
         print(f"{len(failed)} problems", file=sys.stderr)
     return failed[0] if failed else 0

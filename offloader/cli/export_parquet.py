@@ -114,7 +114,7 @@ def run(
     and again, use `offloader export iceberg`.
 
     Examples:
-        offloader export parquet orders --dest file:///data/export --since -1d
+        offloader export parquet orders --dest file:///data/export --since -1d --dry-run
         offloader export parquet orders --dest s3://lake/orders --column publish_time --column payload
     """
     options = files.options(AskedRange.of(start, end, since, until))

@@ -103,7 +103,7 @@ def program(name: str = "", action: str = "", tree: Tree = TREE, package: str = 
     app = typer.Typer(
         help="Streaming tiered storage for log brokers: move entries to an object store and read them back.",
         epilog="Every command takes --wide, which shows all columns of a table, and --debug, which shows the "
-        "traceback of an error.",
+        "traceback of an error. Guides: docs/README.md. Errors: docs/reference/errors.md.",
         cls=Group,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -275,7 +275,8 @@ def _print_rich(cells: list[list[str]], columns: Sequence[Column], out: TextIO, 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+    # Without edges, a table is as wide as ``_fitting`` computes.
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", show_edge=False, pad_edge=False)
     for column in columns:
         table.add_column(column.heading, justify="right" if column.right else "left", overflow="fold")
     for row in cells:
@@ -328,12 +329,12 @@ class _ProgressLine(ExitStack):
         if not self._out.isatty():
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(complete_style="blue"),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
             TextColumn("{task.fields[size]}"),
             TimeElapsedColumn(),
             console=Console(file=self._out),

@@ -57,7 +57,7 @@ TREE: Tree = {
     },
     "Retention": {
         "retention": Command(
-            "Plan, run and explain retention.",
+            "Delete old entries by age, size and subscribers.",
             actions={
                 "plan": "retention:plan",
                 "run": "retention:run",
@@ -86,7 +86,7 @@ TREE: Tree = {
             },
         ),
         "cleanup": Command(
-            "Delete unreferenced segments and objects.",
+            "Delete unreferenced objects; undo, hold and audit deletions.",
             actions={
                 "plan": "cleanup:plan",
                 "run": "cleanup:run",
@@ -99,7 +99,7 @@ TREE: Tree = {
     },
     "Data": {
         "export": Command(
-            "Write streams to Iceberg, to Parquet, to Pulsar, or for Pulsar's own offloader.",
+            "Export to Iceberg, Parquet, Pulsar or Pulsar's own offloader.",
             actions={
                 "iceberg": "export:run",
                 "parquet": "export_parquet:run",

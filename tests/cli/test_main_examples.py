@@ -119,3 +119,16 @@ def test_example_does_its_work(
         assert main(shlex.split(command)) == 0, capsys.readouterr().err
     code = main(shlex.split(example.replace("file:///", f"file://{made}/"))[1:])  # nothing outside of the folder
     assert code == REFUSED.get(example, 0), capsys.readouterr().err
+
+
+def test_help_has_plain_notes_and_whole_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "parquet", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "[default: all]" in text
+    assert "[default: 64MiB; at least 1]" in " ".join(text.split())
+    assert "x>=" not in text
+    assert main(["export", "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert "  parquet  Write a range of a stream as Parquet files.\n" in listed
+    assert main(["spark", "backfill", "--help"]) == 0
+    assert "docs/how-to/spark-backfill.md" in capsys.readouterr().out

@@ -185,3 +185,16 @@ def test_wide_tables_have_all_columns_on_one_line() -> None:
     finally:
         all_columns.reset(before)
     assert (len(lines), lines[0].split()) == (2, ["STREAM", "SEGMENT", "BYTES", "WHY"])
+
+
+def test_name_that_fits_a_terminal_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "shop/eu/persistent/payments"
+    columns = [Column("name", "STREAM"), *(Column(key, key.upper(), right=True, less=1) for key in "abcd")]
+    # As wide as the terminal: the name, four columns of 10 or 11 signs, and three blanks between two.
+    row = {"name": name, "a": "x" * 10, "b": "x" * 10, "c": "x" * 10, "d": "x" * 11}
+    out = Terminal()
+    print_rows([row], columns, stream=out)
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith(name)
+    assert len(last) == 80

@@ -38,7 +38,7 @@ def test_progress_option_prints_a_line_per_segment() -> None:
 
 def test_progress_bar_is_erased_at_the_end() -> None:
     text = shown(Terminal())
-    assert "3/3" in text
+    assert "3 of 3 300 B" in text
     assert "300 B" in text
     assert text.endswith("\x1b[2K"), "the bar's line is erased"
 

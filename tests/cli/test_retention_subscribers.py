@@ -63,7 +63,7 @@ def test_the_help_names_what_is_deleted_and_all_that_the_verb_is_for(offloader: 
     def help_of(*words: str) -> str:
         return " ".join(offloader(*words, "--help").out.split())
 
-    assert "Plan, run and explain retention" in help_of("retention")
+    assert "Delete old entries by age, size and subscribers" in help_of("retention")
     assert "hot ledgers before the new start are deleted immediately" in help_of("retention", "run")
     assert "retention.subscriber_timeout" in help_of("subscriber", "list")
 

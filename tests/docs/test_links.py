@@ -59,6 +59,38 @@ def test_broken_files_and_headings_are_found(tmp_path: Path) -> None:
     assert broken_links(page) == ["#elsewhere", "absent.md", "page.md#no-heading"]
 
 
+#: Question of a newcomer -> the page with the answer.
+QUESTIONS = {
+    "how to keep seven days": "how-to/keeping-seven-days.md",
+    "why a stream is behind": "how-to/stream-behind.md",
+    "what an error means": "reference/errors.md",
+    "how to read one hour from Python": "how-to/read-python.md",
+    "how to undo a deletion": "how-to/undoing.md",
+    "how to go back to Pulsar's own offloader": "how-to/back-to-pulsar.md",
+}
+
+
+def clicks_to(page: Path) -> int:
+    """Links to follow from the README."""
+    reached, count = {ROOT / "README.md"}, 0
+    while page not in reached:
+        texts = ((path, without_code(path.read_text(encoding="utf-8"))) for path in reached)
+        links = {(path.parent / link).resolve() for path, text in texts for link in re.findall(r"\]\(([^)\s#]+)", text)}
+        assert not links <= reached, f"no link leads to {page}"
+        reached |= {each for each in links if each.suffix == ".md" and each.is_file()}
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_answer_is_at_most_three_clicks_from_the_readme(question: str) -> None:
+    assert clicks_to(DOCS / QUESTIONS[question]) <= 3
+
+
+def test_readme_is_short() -> None:
+    assert len(without_code((ROOT / "README.md").read_text(encoding="utf-8")).split()) <= 700
+
+
 #: A rule in the specification, and where code or a test cites one.
 RULE = re.compile(r"\*\*([MRD]\d+)\.")
 CITED = re.compile(r"\b(?:[Rr]ules?|[Ss]teps?) ([MRD]\d+)(?: (?:to|and) ([MRD]\d+))?")

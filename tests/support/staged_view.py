@@ -206,7 +206,7 @@ class StagedView:
                 },
                 {
                     "at_ms": self.now_ms - 3_600_000,
-                    "why": "nothing is old enough",
+                    "why": "no deletable part of the stream exceeds the limits",
                     "removed_bytes": None,
                     "overridden": [],
                 },
@@ -284,11 +284,11 @@ def lively(streams: int = 12) -> StagedView:
         decision_rows=[
             {
                 "stream": rows[0]["stream"], "at_ms": NOW_MS - 600_000, "bytes": 812 * _MIB, "overridden": [],
-                "why": "read by all that count, and above the minimum", "error": None, "hint": "",
+                "why": "entries that all subscribers have read are deleted, except min", "error": None, "hint": "",
             },
             {
                 "stream": rows[1]["stream"], "at_ms": NOW_MS - 640_000, "bytes": 4096 * _MIB, "overridden": ["billing"],
-                "why": "the maximum of 20 GiB forces it", "error": None, "hint": "",
+                "why": "unread data is above max: the excess is deleted", "error": None, "hint": "",
             },
             {
                 "stream": worst, "at_ms": NOW_MS - 700_000, "bytes": None, "overridden": [], "why": None,
@@ -318,7 +318,7 @@ def lively(streams: int = 12) -> StagedView:
             "reader   billing: 91,204 entries, 89 MiB behind; holds data back",
             "reader   search: 12 entries, 4 KiB behind; holds data back",
             "",
-            "rule     read by all that count, and above the minimum",
+            "rule     entries that all subscribers have read are deleted, except min",
             "result   entries before 7:100 would be deleted: 74,000 entries, 812 MiB",
         ],
         subscriber_rows=[

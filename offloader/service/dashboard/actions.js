@@ -24,7 +24,7 @@ export class Actions {
     this.#changed = changed;
     this.offload = button("Offload now", () => this.#offload());
     this.pause = button("Pause…", () => this.#pause());
-    this.resume = button("Resume", () => this.#do("Resuming…", routes.resume, {}, () => "It is offloaded again."));
+    this.resume = button("Resume", () => this.#do("Resuming…", routes.resume, {}, () => "Offloading resumed."));
     this.done = el("span", { role: "status", class: "done" });
     this.bar = el("div", { class: "actions", hidden: true }, this.offload, this.pause, this.resume, this.done);
     this.words = el("div");
@@ -55,9 +55,9 @@ export class Actions {
     if (!needed) return;
     const lines = [
       el("strong", {}, "Cleanup needs approval. "),
-      `It would delete ${whatGoes(plan)}. That is more than half of the stream, so nothing new is deleted yet.`,
+      `Cleanup would delete ${whatGoes(plan)}. That is more than half of the stream: cleanup waits for approval.`,
     ];
-    const hint = mayClean ? null : el("div", { class: "hint" }, "Somebody with the role admin can approve it here.");
+    const hint = mayClean ? null : el("div", { class: "hint" }, "A user with the role admin can approve it here.");
     this.words.replaceChildren(...lines, ...(hint ? [hint] : []));
     this.approve.hidden = !mayClean;
   }
@@ -65,19 +65,19 @@ export class Actions {
   #offload() {
     const body = { wait_seconds: OFFLOAD_WAIT_S };
     this.#do("Offloading…", routes.offload, body, ({ committed, partitions }) => {
-      if (partitions) return `Everything of ${many(partitions.length, "partition")} is in the store.`;
-      return committed ? `Everything up to ${committed} is in the store.` : "The stream has no entry.";
+      if (partitions) return `All entries of ${many(partitions.length, "partition")} are in the store.`;
+      return committed ? `All entries up to ${committed} are in the store.` : "The stream has no entries.";
     });
   }
 
   async #pause() {
     const reason = el("input", { id: "reason", maxlength: REASON_CHARS_MAX, autocomplete: "off" });
     const yes = await this.#asked("Pause offloading?", "Pause", "strong", [
-      el("p", {}, `New entries of ${this.#name} stay in the hot tier, and its disk fills, until it is resumed.`),
-      el("label", { for: "reason" }, "Reason, for those who look later"),
+      el("p", {}, `Until you resume, new entries of ${this.#name} remain in the hot tier and fill its disk.`),
+      el("label", { for: "reason" }, "Reason (shown to other operators)"),
       reason,
     ]);
-    if (yes) this.#do("Pausing…", routes.pause, { reason: reason.value.trim() }, () => "It is paused.");
+    if (yes) this.#do("Pausing…", routes.pause, { reason: reason.value.trim() }, () => "Offloading paused.");
   }
 
   async #approve() {
@@ -85,8 +85,8 @@ export class Actions {
     const yes = await this.#asked("Delete more than half of this stream?", "Yes, delete", "danger", [
       el("p", {}, `Deletes ${whatGoes(plan)} of ${this.#name}.`),
       el("p", {}, reach(plan)),
-      el("p", {}, `Readers don't see it any more. For ${span(plan.grace_seconds)} it can come back by `,
-        el("code", {}, "offloader cleanup undo"), "; after that it is gone."),
+      el("p", {}, `Readers no longer see these entries. You can restore them for ${span(plan.grace_seconds)} with `,
+        el("code", {}, "offloader cleanup undo"), "; after that they are deleted."),
     ]); // prettier-ignore
     if (!yes) return;
     this.#do("Cleaning up…", routes.cleanup, { plan: plan.plan }, (found) =>
@@ -145,5 +145,5 @@ function reach({ lines, is_whole: isWhole }) {
   const going = lines.filter((each) => each.action !== "purge" && each.first);
   if (!going.length) return "";
   const last = isWhole ? going.at(-1).last : null;
-  return last ? `It holds the entries ${going[0].first} to ${last}.` : `It begins at ${going[0].first}.`;
+  return last ? `Entries ${going[0].first} to ${last}.` : `Entries from ${going[0].first} on.`;
 }

@@ -113,7 +113,7 @@ async function answerTo(url, request, answerMsMax, signal = undefined) {
   }
   if (response.ok && body !== null) return body;
   const problem = body ?? {};
-  const message = problem.detail ?? problem.title ?? `it answered ${response.status} ${response.statusText}`;
+  const message = problem.detail ?? problem.title ?? `HTTP status ${response.status} ${response.statusText}`;
   if (response.status === 401 || response.status === 403) throw new Unauthorised(response.status, message);
   if (body === null || response.status >= 500) throw new Unreachable(message, { answered: true });
   throw new Refused(response.status, message, problem.hint ?? "");

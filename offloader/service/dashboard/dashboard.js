@@ -60,10 +60,10 @@ function told(error, waitMs) {
     );
     return false;
   }
-  say(pill, error.answered ? "Unwell" : "Unreachable");
+  say(pill, error.answered ? "Failing" : "Unreachable");
   mark(pill, "bad");
-  say(byId("unreachable-what"), error.answered ? "The offloader can't say:" : "The offloader doesn't answer:");
-  say(byId("unreachable-why"), `${error.message}; it is asked again in ${span(waitMs / 1000)}.`);
+  say(byId("unreachable-what"), error.answered ? "The process returned an error:" : "The process does not respond:");
+  say(byId("unreachable-why"), `${error.message}; next attempt in ${span(waitMs / 1000)}.`);
   say(byId("last-seen"), seenMs ? ago(seenMs) : "never");
   return true;
 }
@@ -73,10 +73,10 @@ function askForToken(error) {
   token.forget();
   place.hidden = true;
   byId("forget").hidden = true;
-  say(pill, "Needs a token");
+  say(pill, "Sign in");
   mark(pill, "warn");
-  const why = error.status === 403 ? `That token isn't enough: ${error.message}` : "That token isn't known here.";
-  say(byId("token-why"), had ? why : "This offloader shows itself to those who have a token.");
+  const why = error.status === 403 ? `The token lacks a permission: ${error.message}` : "The process does not know this token.";
+  say(byId("token-why"), had ? why : "This process requires a token.");
   byId("token-form").hidden = false;
   byId("token").focus();
 }

@@ -16,7 +16,7 @@ const BAR = 7;
 export function hourOf({ minute_bytes: minutes, bytes_per_second: perSecond }) {
   const total = minutes.reduce((sum, each) => sum + each, 0);
   const peak = Math.max(...minutes, 0);
-  const since = minutes.length < MINUTES ? `since the process began, ${minutes.length} min ago` : "in the last hour";
+  const since = minutes.length < MINUTES ? `since the process started, ${minutes.length} min ago` : "in the last hour";
   return [
     el(
       "div",
@@ -33,7 +33,7 @@ export function hourOf({ minute_bytes: minutes, bytes_per_second: perSecond }) {
         "figcaption",
         {},
         el("span", {}, "1 h ago"),
-        el("span", {}, peak ? `highest bar: ${rate(peak / 60)}` : "nothing yet"),
+        el("span", {}, peak ? `highest: ${rate(peak / 60)}` : "no data yet"),
         el("span", {}, "now"),
       ),
     ),

@@ -68,7 +68,7 @@ export function summary(shape, waiting) {
     `offloaded as ${many(shape.segments_total ?? shape.segments.length, "segment")}`,
   ];
   if (shape.gaps.length) parts.push(many(shape.gaps.length, "gap"));
-  if (waiting) parts.push(`${many(waiting, "entry", "entries")} wait`);
+  if (waiting) parts.push(`${many(waiting, "entry", "entries")} waiting`);
   return parts.join(", ");
 }
 
@@ -76,10 +76,10 @@ export const legend = (shape, waiting) =>
   el(
     "p",
     { class: "legend" },
-    el("span", {}, "Colours are ledgers; a segment has those of the ledgers in it."),
+    el("span", {}, "One colour for each ledger; a segment shows the colours of its ledgers."),
     shape.gaps.length ? el("span", {}, "Red lines are recorded gaps.") : null,
-    waiting ? el("span", {}, "Hatched: not in the store yet.") : null,
-    shape.is_thinned ? el("span", {}, "Neighbours are drawn as one bar: there are too many.") : null,
+    waiting ? el("span", {}, "Hatched: not offloaded yet.") : null,
+    shape.is_thinned ? el("span", {}, "Small neighbours are drawn as one bar.") : null,
   );
 
 function axisOf(shape, events, width) {

@@ -29,7 +29,7 @@ class Store {
   /** `[word, state]` for the page's badge; null: nothing is wrong with it. */
   get badge() {
     if (this.why) return ["Store unreachable", "bad"];
-    return this.#waiting ? ["Waits for the store", "warn"] : null;
+    return this.#waiting ? ["Waiting for the store", "warn"] : null;
   }
 
   /**

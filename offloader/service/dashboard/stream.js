@@ -37,7 +37,7 @@ const SUBSCRIBERS = [
   ["State", ""],
   ["Unread", "number"],
   ["Entries", "number"],
-  ["Heard of", "number"],
+  ["Last seen", "number"],
 ];
 const PLAN = [
   ["Segment", ""],
@@ -75,12 +75,12 @@ export class StreamView {
     this.partitions = card("Partitions");
     this.partitions.section.hidden = true;
     this.picture = card("Ledgers, segments and time");
-    this.facts = card("Where it stands");
-    this.retention = card("What retention would do now, and why");
-    this.decisions = card("What was decided before");
-    this.subscribers = card("Who reads it");
+    this.facts = card("Positions");
+    this.retention = card("Retention: next decision");
+    this.decisions = card("Past retention decisions");
+    this.subscribers = card("Subscribers");
     this.segments = card("Segments");
-    this.plan = card("What cleanup would do now");
+    this.plan = card("Cleanup: next round");
     this.errors = card("Errors and warnings");
     this.actions = new Actions(name, () => {
       this.#askedAt = 0;
@@ -160,7 +160,7 @@ export class StreamView {
     if (!this.#isShown && !known.failed) paint({ overview, stream: known, errors, ...this.#slow });
     const found = await store.ask(() => ask(routes.stream(name), {}, signal), this.#askAgain);
     if (found.failed && known.failed) throw found.failed;
-    const stream = found.answer ?? { ...known, store_error: found.failed?.message ?? "it hasn't answered yet" };
+    const stream = found.answer ?? { ...known, store_error: found.failed?.message ?? "no answer yet" };
     if (stream.failed) return { overview, stream: null, errors };
     const age = Date.now() - this.#askedAt;
     if (age > STORE_EVERY_MS || (age > STORE_SOONEST_MS && stream.committed !== this.#slow.committed)) {
@@ -190,7 +190,7 @@ export class StreamView {
       return this.#slow;
     };
     const found = away ? { failed: away } : await store.ask(answers, this.#askAgain);
-    const failed = found.failed ?? (found.late ? new Unreachable("the store hasn't answered yet") : null);
+    const failed = found.failed ?? (found.late ? new Unreachable("no answer from the store yet") : null);
     if (!failed) return;
     this.#askedAt = 0;
     if (this.#slowAt) return;
@@ -219,15 +219,15 @@ export class StreamView {
       this.#showPlan(cleanup);
       this.#showDecisions(decisions);
     }
-    const none = el("p", { class: "empty" }, "Nothing went wrong since the process began.");
+    const none = el("p", { class: "empty" }, "No errors or warnings since the process started.");
     show(this.errors.body, errors.items.length ? errorList(errors.items) : none);
   }
 
   /** How old the figures are. */
   #showFresh({ now_ms: nowMs, seen_ms: seenMs }) {
-    const ours = seenMs ? `The process's figures are ${span((nowMs - seenMs) / 1000)} old` : "";
-    const its = this.#slowAt ? `those of the store ${span((Date.now() - this.#slowAt) / 1000)}` : "";
-    say(this.fresh, `${[ours, its || "none has come from the store yet"].filter(Boolean).join(", ")}.`);
+    const ours = seenMs ? `Process figures: ${span((nowMs - seenMs) / 1000)} old` : "";
+    const its = this.#slowAt ? `store figures: ${span((Date.now() - this.#slowAt) / 1000)} old` : "";
+    say(this.fresh, `${[ours, its || "no figures from the store yet"].filter(Boolean).join(", ")}.`);
   }
 
   #showTrouble({ stalled, disconnected, last_error: error, store_error: unknown }) {
@@ -235,7 +235,7 @@ export class StreamView {
       disconnected,
       stalled,
       error && !stalled?.includes(error) ? `Last error: ${error}` : null,
-      unknown ? `What only the store knows isn't shown: ${unknown}` : null,
+      unknown ? `No figures from the store: ${unknown}` : null,
     ];
     const said = lines.filter(Boolean).map((text) => el("p", {}, text));
     this.trouble.hidden = said.length === 0;
@@ -257,16 +257,16 @@ export class StreamView {
         el("span", { class: "note" }, note),
       );
     };
-    const unknown = feed ? "not measured while it isn't streamed" : "its hot tier isn't here";
-    const waiting = lag ? `${many(lag.entries, "entry", "entries")} wait, ${bytes(lag.bytes)}` : unknown;
+    const unknown = feed ? "not measured in this mode" : "the hot tier is not on this process";
+    const waiting = lag ? `${many(lag.entries, "entry", "entries")} waiting, ${bytes(lag.bytes)}` : unknown;
     const failed = segments.failed ? `, ${count(segments.failed)} failed` : "";
     show(
       this.tiles,
       one("Behind", lag ? lagOf(stream) : "–", waiting),
-      one("In the store", bytes(size), entries === null ? "what the manifest says" : many(entries, "entry", "entries")),
+      one("In the store", bytes(size), entries === null ? "according to the manifest" : many(entries, "entry", "entries")),
       buffer
         ? one("Buffer", bytes(buffer.bytes), `of ${bytes(buffer.bytes_max)}`, percent(buffer.bytes, buffer.bytes_max))
-        : one("Buffer", "–", feed ? "nothing is buffered" : "not offloaded here"),
+        : one("Buffer", "–", feed ? "empty" : "not offloaded by this process"),
       one("Segments", count(segments.offloaded), `last progress ${ago(progress)}${failed}`),
     );
   }
@@ -274,7 +274,7 @@ export class StreamView {
   #showFacts(stream, { store }) {
     const facts = [
       ["Name", stream.stream],
-      ["Brought by", stream.feed ?? "nobody here: it is in the store only"],
+      ["Source", stream.feed ?? "none in this process: only in the store"],
       ["Method", stream.method],
       ["Rate, mean of 5 min", rateOf(stream)],
       ["Committed up to", stream.committed],
@@ -324,7 +324,7 @@ export class StreamView {
       return;
     }
     if (shape.segments.length === 0) {
-      show(this.picture.body, el("p", { class: "empty" }, "Nothing of it is in the store yet."));
+      show(this.picture.body, el("p", { class: "empty" }, "No entries are in the store yet."));
       return;
     }
     const width = Math.max(this.picture.section.clientWidth - 36, PICTURE_PX_MIN);
@@ -352,7 +352,7 @@ export class StreamView {
     show(this.table.body, ...lines);
     const before = (this.#places.length - 1) * PAGE_ROWS;
     const [first, last] = [before + 1, before + page.items.length];
-    say(this.range, page.items.length ? `${count(first)} to ${count(last)} of ${count(page.total)}` : "None yet");
+    say(this.range, page.items.length ? `${count(first)} to ${count(last)} of ${count(page.total)}` : "No segments yet");
     this.before.disabled = this.#places.length === 1;
     this.after.disabled = page.next_cursor === null;
   }
@@ -364,7 +364,7 @@ export class StreamView {
 
   #showDecisions(found) {
     if (found.failed || found.items.length === 0) {
-      show(this.decisions.body, found.failed ? note(found.failed) : el("p", { class: "empty" }, "Nothing yet."));
+      show(this.decisions.body, found.failed ? note(found.failed) : el("p", { class: "empty" }, "No decisions yet."));
       return;
     }
     const lines = found.items.map((each) =>
@@ -372,9 +372,9 @@ export class StreamView {
         "li",
         {},
         el("span", { class: "when" }, ago(each.at_ms)),
-        el("div", {}, each.removed_bytes ? `${bytes(each.removed_bytes)} went` : "Nothing went"),
+        el("div", {}, each.removed_bytes ? `Deleted ${bytes(each.removed_bytes)}` : "Nothing deleted"),
         el("div", { class: "faint" }, each.why),
-        each.overridden.length ? el("div", {}, `unread data of ${each.overridden.map((one) => one.name).join(", ")}`) : null,
+        each.overridden.length ? el("div", {}, `unread data of these subscribers was deleted: ${each.overridden.map((one) => one.name).join(", ")}`) : null,
       ),
     );
     show(this.decisions.body, el("ul", { class: "said" }, ...lines));
@@ -382,7 +382,7 @@ export class StreamView {
 
   #showSubscribers(found) {
     if (found.failed || found.items.length === 0) {
-      show(this.subscribers.body, found.failed ? note(found.failed) : el("p", { class: "empty" }, "Nobody subscribes."));
+      show(this.subscribers.body, found.failed ? note(found.failed) : el("p", { class: "empty" }, "No subscribers."));
       return;
     }
     const made = table(SUBSCRIBERS, "Subscribers");
@@ -401,7 +401,7 @@ export class StreamView {
 
   #showPlan(plan) {
     if (plan.failed || plan.lines.length === 0) {
-      const text = plan.held ? "On hold: nothing of it is deleted." : "Nothing is to be deleted.";
+      const text = plan.held ? "On hold: nothing is deleted." : "Nothing to delete.";
       show(this.plan.body, plan.failed ? note(plan.failed) : el("p", { class: "empty" }, text));
       return;
     }

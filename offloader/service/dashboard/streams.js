@@ -12,7 +12,7 @@ import { ago, at, bytes, count, lagOf, many, modeOf, modeWords, nameOf, percent,
 const PAGE_ROWS = 50;
 const SEARCH_WAIT_MS = 200;
 const ORDERS = [
-  ["trouble", "Trouble first"],
+  ["trouble", "Problems first"],
   ["lag", "Furthest behind"],
   ["rate", "Highest rate"],
   ["name", "Name"],
@@ -49,7 +49,7 @@ export class StreamsView {
     this.hour = el("section", { class: "card hour", "aria-label": "The last hour", hidden: true });
     this.fresh = el("p", { class: "fresh" });
     this.#makeStreams();
-    this.decisions = card("What retention decided");
+    this.decisions = card("Retention decisions");
     this.errors = card("Errors and warnings");
     this.upkeep = card("Cleanup and orphans");
     for (const each of [this.decisions, this.errors]) each.body.className = "scroll";
@@ -153,7 +153,7 @@ export class StreamsView {
   /** The streams of this process, from its memory: those that only the store knows are left out. */
   async #ours(choice, signal, without = null) {
     const page = await ask(routes.streams, { ...choice, served: true }, signal);
-    return { ...page, next_cursor: null, without: without ?? { message: "the store hasn't answered yet" } };
+    return { ...page, next_cursor: null, without: without ?? { message: "no answer from the store yet" } };
   }
 
   render({ overview, streams, decisions, errors, orphans, choice }) {
@@ -179,12 +179,12 @@ export class StreamsView {
     const ours = left?.ours;
     show(
       this.tiles,
-      tile("Streams", count(total), words || "none is served here", {
+      tile("Streams", count(total), words || "no streams in this process", {
         parts: modes.map(([mode, number]) => [mode, percent(number, total)]),
         state: streams.stalled || streams.disconnected ? "bad" : "",
         more: streams.stalled && !streams.modes.stalled ? `${count(streams.stalled)} stalled` : "",
       }),
-      tile("Furthest behind", `${streams.disconnected && behind !== null ? "≥ " : ""}${span(behind)}`, behind === null ? "no stream tells" : "cold tier behind the hot one"),
+      tile("Furthest behind", `${streams.disconnected && behind !== null ? "≥ " : ""}${span(behind)}`, behind === null ? "no lag is known" : "largest lag of a stream"),
       tile("Buffer", bytes(buffer.bytes), `of ${bytes(buffer.bytes_max)}`, {
         parts: [["buffer", percent(buffer.bytes, buffer.bytes_max)]],
         full: buffer.bytes >= buffer.bytes_max * 0.9,
@@ -192,7 +192,7 @@ export class StreamsView {
       tile(
         "Orphans",
         ours ? bytes(ours.size_bytes) : "–",
-        ours ? `${many(ours.objects, "object")} that no manifest names` : "not searched for yet",
+        ours ? many(ours.objects, "unreferenced object") : "no search yet",
       ),
     );
   }
@@ -204,9 +204,9 @@ export class StreamsView {
 
   /** How old the figures are. */
   #showFresh({ now_ms: nowMs, seen_ms: seenMs }) {
-    const ours = seenMs ? `The process's figures are ${span((nowMs - seenMs) / 1000)} old` : "";
-    const its = store.answeredMs ? `those of the store ${span((Date.now() - store.answeredMs) / 1000)}` : "";
-    say(this.fresh, `${[ours, its || "none has come from the store yet"].filter(Boolean).join(", ")}.`);
+    const ours = seenMs ? `Process figures: ${span((nowMs - seenMs) / 1000)} old` : "";
+    const its = store.answeredMs ? `store figures: ${span((Date.now() - store.answeredMs) / 1000)} old` : "";
+    say(this.fresh, `${[ours, its || "no figures from the store yet"].filter(Boolean).join(", ")}.`);
   }
 
   #showAwaited(approvals) {
@@ -217,7 +217,7 @@ export class StreamsView {
         {},
         el("strong", {}, "Cleanup needs approval: "),
         streamLink(each.stream),
-        `, ${whatGoes(each)}. That is more than half of the stream, so nothing new is deleted.${each.since_ms ? ` Retention allowed it ${ago(each.since_ms)}.` : ""}`,
+        `, ${whatGoes(each)}. That is more than half of the stream: cleanup waits for approval.${each.since_ms ? ` Allowed by retention ${ago(each.since_ms)}.` : ""}`,
       ),
     );
     show(this.awaited, el("ul", {}, ...lines));
@@ -241,17 +241,17 @@ export class StreamsView {
   #showStreams({ items, next_cursor: next, total, without }, choice) {
     this.#next = next;
     this.without.hidden = !without;
-    say(this.without, without ? `Only those that are offloaded here: ${without.message}` : "");
+    say(this.without, without ? `Only the streams of this process: ${without.message}` : "");
     const first = (this.#places.length - 1) * PAGE_ROWS;
     this.table.whole.hidden = items.length === 0;
     this.none.hidden = items.length > 0;
     this.pager.hidden = items.length === 0;
     if (items.length === 0) {
       const text = without && !choice.contains
-        ? [el("strong", {}, "None is offloaded here"), "What only the store knows is shown as soon as it answers."]
+        ? [el("strong", {}, "No streams in this process"), "The streams of the store appear when the store answers."]
         : choice.contains
-        ? [el("strong", {}, "No stream is called like that"), `Nothing has “${choice.contains}” in its name.`]
-        : [el("strong", {}, "No streams yet"), "They appear here as soon as a feed brings one, or the store has one."];
+        ? [el("strong", {}, "No matching streams"), `No stream name contains “${choice.contains}”.`]
+        : [el("strong", {}, "No streams yet"), "A stream appears here when a source or the store has one."];
       this.none.replaceChildren(...text);
     }
     keep(this.table.body, items, (item) => item.stream, () => this.#makeRow(), (node, item) => this.#fillRow(node, item));
@@ -307,7 +307,7 @@ export class StreamsView {
 
   #showDecisions(items) {
     if (items.length === 0) {
-      show(this.decisions.body, el("p", { class: "empty" }, "No cycle has run yet."));
+      show(this.decisions.body, el("p", { class: "empty" }, "No retention cycle has run yet."));
       return;
     }
     const lines = items.map((each) =>
@@ -324,27 +324,27 @@ export class StreamsView {
   }
 
   #showErrors(items) {
-    const text = "Nothing went wrong since the process began.";
+    const text = "No errors or warnings since the process started.";
     show(this.errors.body, items.length ? errorList(items) : el("p", { class: "empty" }, text));
   }
 
   #showUpkeep({ left, jobs }) {
     if (left === null) {
-      show(this.upkeep.body, el("p", { class: "empty" }, "This process doesn't clean up."));
+      show(this.upkeep.body, el("p", { class: "empty" }, "This process runs no cleanup."));
       return;
     }
     const facts = [];
-    for (const [name, text] of [["cleanup", "Cleanup"], ["orphans", "Search for orphans"]]) {
+    for (const [name, text] of [["cleanup", "Cleanup"], ["orphans", "Orphan search"]]) {
       const run = jobs[name];
       facts.push(el("dt", {}, text));
-      const ended = run?.error ? `ended early ${ago(run.at_ms)}: ${run.error}` : `ended in order ${ago(run?.at_ms)}`;
-      facts.push(el("dd", {}, run ? ended : "hasn't run yet"));
+      const ended = run?.error ? `failed ${ago(run.at_ms)}: ${run.error}` : `completed ${ago(run?.at_ms)}`;
+      facts.push(el("dd", {}, run ? ended : "not run yet"));
     }
-    for (const [owner, text] of [["ours", "Ours, kept for now"], ["foreign", "Of others, never touched"]]) {
+    for (const [owner, text] of [["ours", "Orphans, kept for now"], ["foreign", "Foreign objects, never deleted"]]) {
       const some = left[owner];
       if (!some) continue;
       facts.push(el("dt", {}, text));
-      const oldest = some.oldest_ms ? `, the oldest from ${ago(some.oldest_ms)}` : "";
+      const oldest = some.oldest_ms ? `, oldest: ${ago(some.oldest_ms)}` : "";
       facts.push(el("dd", {}, `${many(some.objects, "object")}, ${bytes(some.size_bytes)}${oldest}`));
     }
     show(this.upkeep.body, el("div", { class: "body" }, el("dl", { class: "facts" }, ...facts)));
@@ -416,7 +416,7 @@ export function errorList(items) {
 /** A cycle of retention in one sentence. */
 function decisionWords({ why, bytes: size, overridden, error }) {
   if (error) return `Failed: ${error}`;
-  const went = size ? `${bytes(size)} went: ` : "";
-  const lost = overridden.length ? ` Unread data went of: ${overridden.join(", ")}.` : "";
+  const went = size ? `${bytes(size)}: ` : "";
+  const lost = overridden.length ? ` Unread data of these subscribers was deleted: ${overridden.join(", ")}.` : "";
   return `${went}${why}.${lost}`;
 }

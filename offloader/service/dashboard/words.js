@@ -69,7 +69,7 @@ export function at(ms) {
 export const percent = (part, all) => (all > 0 ? Math.min((part / all) * 100, 100) : 0);
 
 /** What a stream does here, in words. */
-const MODES = { standby: "stands by", ledger: "by ledger", none: "not offloaded" };
+const MODES = { standby: "standby", ledger: "by ledger", none: "not offloaded" };
 const STATES = { disconnected: "bad", stalled: "bad", live: "good", ledger: "good", "catch-up": "warn", paused: "warn", stopped: "warn", deleted: "warn" };
 
 export const modeWords = (mode) => MODES[mode] ?? mode ?? "in the store";

@@ -35,7 +35,7 @@ def test_topic_page_shows_all_partitions_and_offloads_them(
         for stream in partitions:
             process.sources[stream].append([b"one more"])
         page.get_by_role("button", name="Offload now").click()
-        expect(page.get_by_text("Everything of 2 partitions is in the store.")).to_be_visible()
+        expect(page.get_by_text("All entries of 2 partitions are in the store.")).to_be_visible()
         expect(page.get_by_role("table", name="Segments")).to_contain_text("partition 1, V2, ledger")
         expect(page.get_by_role("region", name="In the store")).to_contain_text("42 entries")
         assert overflow_px(page) <= 0
@@ -101,9 +101,9 @@ def test_page_asks_guest_for_token_and_keeps_it_in_the_tab(serve: Serve, look: L
     keep_picture(page, "token")
     page.keyboard.type("a-token-that-nobody-gave-out")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("That token isn't known here.")).to_be_visible()
+    expect(page.get_by_text("The process does not know this token.")).to_be_visible()
     page.get_by_label("Token").fill(TOKEN)
-    page.get_by_role("button", name="Look inside").click()
+    page.get_by_role("button", name="Sign in").click()
     expect(page.locator(".streams tbody tr")).to_have_count(12)
     expect(page.locator("#token-form")).to_be_hidden()
     assert page.evaluate("[Object.values({...sessionStorage}), {...localStorage}, document.cookie]") == [
@@ -129,10 +129,10 @@ def test_problems_are_listed_first_and_page_updates_by_itself(serve: Serve, look
     expect(rows.first).to_contain_text("stalled")
     expect(rows.first).to_contain_text("32 min")
     expect(rows.first).to_contain_text("503 SlowDown")
-    expect(rows.filter(has_text="sensors-partition-0")).to_contain_text("stands by")
+    expect(rows.filter(has_text="sensors-partition-0")).to_contain_text("standby")
     expect(page.get_by_role("region", name="Problems")).to_contain_text("the store asks for fewer requests")
-    expect(page.get_by_role("region", name="What retention decided")).to_contain_text(
-        "4.0 GiB went: the maximum of 20 GiB"
+    expect(page.get_by_role("region", name="Retention decisions")).to_contain_text(
+        "4.0 GiB: unread data is above max: the excess is deleted"
     )
     expect(page.get_by_role("region", name="Errors and warnings")).to_contain_text("it is asked again every 30 s")
     expect(page.get_by_role("region", name="Orphans", exact=True)).to_contain_text("31.0 MiB")
@@ -159,7 +159,7 @@ def test_stream_page_draws_ledgers_segments_and_facts(serve: Serve, look: Look, 
     page = shown(look(serve(view).url + address(WORST), expected=("404",)))
     expect(page.get_by_role("heading", level=1)).to_have_text("clicks-partition-0")
     picture = page.get_by_role(
-        "img", name=re.compile("4 ledgers, offloaded as 12 segments, 1 gap, 81,204 entries wait")
+        "img", name=re.compile("4 ledgers, offloaded as 12 segments, 1 gap, 81,204 entries waiting")
     )
     expect(picture.locator("rect[data-ledger] > title").filter(has_text="ledger 6:")).to_have_count(1)
     # A segment that lies in two ledgers has a piece of the colour of each.
@@ -167,20 +167,20 @@ def test_stream_page_draws_ledgers_segments_and_facts(serve: Serve, look: Look, 
     expect(across).to_have_count(2)
     expect(picture.locator("line.gap")).to_have_count(1)
     expect(picture.locator("path.rate")).to_have_count(1)
-    expect(page.get_by_role("region", name="Where it stands")).to_contain_text("9:3999")
+    expect(page.get_by_role("region", name="Positions")).to_contain_text("9:3999")
     expect(page.get_by_role("table", name="Subscribers")).to_contain_text("billing")
     expect(page.get_by_role("table", name="Plan of cleanup")).to_contain_text("waits for grace period")
     expect(page.get_by_text("entries before 7:100 would be deleted: 74,000 entries")).to_be_visible()
     expect(page.get_by_role("alert").filter(has_text="entries up to 7:19 wait")).to_be_visible()
-    decided = page.get_by_role("region", name="What was decided before")
+    decided = page.get_by_role("region", name="Past retention decisions")
     expect(decided.locator("li")).to_have_text(
-        [re.compile("12.0 MiB went.*read by all that count"), re.compile("Nothing went")]
+        [re.compile("Deleted 12.0 MiB.*all subscribers have read"), re.compile("Nothing deleted")]
     )
     keep_picture(page, "stream")
 
     view.rows[2]["lag"] = {"entries": 90_000, "bytes": 1, "seconds": 1950.0}
     nudge(page)
-    expect(page.get_by_role("img", name=re.compile("90,000 entries wait"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("90,000 entries waiting"))).to_be_visible()
     # Times that don't rise can't be the axis: they are a line over the entries.
     uneven = shape(seed=5)
     uneven["timeline"][3][1] = NOW_MS - 90_000_000
@@ -191,7 +191,7 @@ def test_stream_page_draws_ledgers_segments_and_facts(serve: Serve, look: Look, 
     # What isn't in the store has no picture, and says so.
     view.rows.append(stream_row("shop/eu/persistent/new"))
     page.goto(page.url.partition("#")[0] + address("shop/eu/persistent/new"))
-    expect(page.get_by_text("Nothing of it is in the store yet.")).to_be_visible()
+    expect(page.get_by_text("No entries are in the store yet.")).to_be_visible()
     page.goto(page.url.partition("#")[0] + address("shop/eu/persistent/gone"))
     expect(page.get_by_text("there is no stream shop/eu/persistent/gone")).to_be_visible()
 
@@ -201,14 +201,14 @@ def test_last_known_state_stays_shown_while_server_is_unreachable(serve: Serve, 
     page = shown(look(server.url, expected=("Failed to load resource",)))
     server.stop()
     nudge(page)
-    expect(page.get_by_text("The offloader doesn't answer:")).to_be_visible()
+    expect(page.get_by_text("The process does not respond:")).to_be_visible()
     expect(page.locator("#state")).to_have_text("Unreachable")
     expect(page.locator(".streams tbody tr")).to_have_count(12)
     keep_picture(page, "unreachable")
     server.start()
     page.get_by_role("button", name="Try now").click()
     expect(page.locator("#state")).to_have_text("1 problem")
-    expect(page.get_by_text("The offloader doesn't answer:")).to_be_hidden()
+    expect(page.get_by_text("The process does not respond:")).to_be_hidden()
 
 
 def test_unreachable_store_hides_only_facts_from_the_store(serve: Serve, look: Look) -> None:
@@ -217,13 +217,13 @@ def test_unreachable_store_hides_only_facts_from_the_store(serve: Serve, look: L
     page = shown(look(server.url, expected=("503",)))
     view.store_error = "store s3://cold-tier/production: connection refused"
     nudge(page)
-    expect(page.get_by_text(f"Only those that are offloaded here: {view.store_error}")).to_be_visible()
+    expect(page.get_by_text(f"Only the streams of this process: {view.store_error}")).to_be_visible()
     expect(page.locator(".streams tbody tr")).to_have_count(12)
-    expect(page.get_by_text("The offloader can't say:")).to_be_hidden()
+    expect(page.get_by_text("The process returned an error:")).to_be_hidden()
     page.get_by_role("link", name="clicks-partition-0").first.click()
-    expect(page.get_by_role("alert").filter(has_text="What only the store knows isn't shown")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="No figures from the store")).to_be_visible()
     expect(page.get_by_role("region", name="Behind")).to_contain_text("32 min")
-    for part in ("Ledgers, segments and time", "Who reads it", "What cleanup would do now"):
+    for part in ("Ledgers, segments and time", "Subscribers", "Cleanup: next round"):
         expect(page.get_by_role("region", name=part)).to_contain_text("connection refused")
 
 
@@ -232,7 +232,7 @@ def test_empty_process_shows_messages_instead_of_tables(
 ) -> None:
     page = shown(look(serve(empty).url))
     expect(page.get_by_text("No streams yet")).to_be_visible()
-    expect(page.get_by_text("No cycle has run yet.")).to_be_visible()
-    expect(page.get_by_text("This process doesn't clean up.")).to_be_visible()
+    expect(page.get_by_text("No retention cycle has run yet.")).to_be_visible()
+    expect(page.get_by_text("This process runs no cleanup.")).to_be_visible()
     expect(page.locator("#state")).to_have_text("Working")
     keep_picture(page, "empty")

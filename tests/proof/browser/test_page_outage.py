@@ -78,8 +78,8 @@ def test_page_shows_the_state_of_a_process_whose_store_is_frozen(
             new = look(f"{url}/")
             row = new.locator(".streams tbody tr", has_text="orders")
             expect(row).to_contain_text("20 entries")
-            expect(new.locator("#state")).to_have_text(re.compile("Waits for the store|Store unreachable"))
-            expect(new.get_by_text("The process's figures are < 1 s old")).to_be_visible()
+            expect(new.locator("#state")).to_have_text(re.compile("Waiting for the store|Store unreachable"))
+            expect(new.get_by_text("Process figures: < 1 s old")).to_be_visible()
             new.goto(f"{url}/{address(ORDERS)}")
             expect(new.get_by_role("region", name="Behind")).to_contain_text("1 entry wait")
             expect(page.locator("#state")).not_to_have_text("Working")
@@ -128,7 +128,7 @@ def test_state_of_the_process_is_shown_before_any_request_to_the_store_ends(
             eventually(lambda: proxy.waiting)
             page = look(f"{url}/", expected=("503", "Failed to load resource"))
             expect(page.locator(".streams tbody tr", has_text="orders")).to_contain_text("20 entries")
-            expect(page.get_by_text("The process's figures are < 1 s old")).to_be_visible()
+            expect(page.get_by_text("Process figures: < 1 s old")).to_be_visible()
             page.goto(f"{url}/{address(ORDERS)}")
             expect(page.get_by_role("region", name="Behind")).to_contain_text("1 entry wait")
             assert ask(f"{url}/readyz").status in (200, 503)
@@ -137,7 +137,7 @@ def test_state_of_the_process_is_shown_before_any_request_to_the_store_ends(
             [row] = ask(f"{url}/v1/streams?served=true").json()["items"]
             assert (row["stream"], row["lag"]["entries"]) == (ORDERS, 1)
             assert ask(f"{url}/metrics").status == 200
-            expect(page.locator("#state")).to_have_text(re.compile("Waits for the store|Store unreachable"))
+            expect(page.locator("#state")).to_have_text(re.compile("Waiting for the store|Store unreachable"))
             eventually(lambda: ask(f"{url}/readyz").status == 503)
             # All of this without one answer of the store, and without a request that gave up but the probe's own.
             assert proxy.waiting

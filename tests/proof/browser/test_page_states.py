@@ -76,7 +76,7 @@ def reach(why: str = "") -> dict[str, Any]:
 
 def outage(view: StagedView, where: str, why: str) -> None:
     problem = {
-        "where": where, "what": why, "hint": "nothing is lost: it is asked again, and all goes on when it answers",
+        "where": where, "what": why, "hint": "no data is lost: the process retries until the store answers",
         "since_ms": NOW_MS - 130_000, "blocks_ready": True,
     }  # fmt: skip
     view.problem_rows.append(problem)
@@ -184,18 +184,18 @@ def test_frozen_store_leaves_the_state_of_the_process_and_its_age(serve: Serve, 
     try:
         page = look(serve(view).url)
         expect(page.locator(".streams tbody tr")).to_have_count(6)
-        expect(page.locator("#state")).to_have_text("Waits for the store")
-        expect(page.get_by_text("figures are < 1 s old, none has come from the store yet.")).to_be_visible()
-        expect(page.get_by_text("Only those that are offloaded here: the store hasn't answered yet")).to_be_visible()
+        expect(page.locator("#state")).to_have_text("Waiting for the store")
+        expect(page.get_by_text("Process figures: < 1 s old, no figures from the store yet.")).to_be_visible()
+        expect(page.get_by_text("Only the streams of this process: no answer from the store yet")).to_be_visible()
         page.get_by_role("link", name="clicks-partition-0").first.click()
         expect(page.get_by_role("region", name="Behind")).to_contain_text("3 s")
         expect(page.get_by_role("region", name="Segments", exact=True).first).to_contain_text("412")
-        expect(page.locator("#state")).to_have_text("Waits for the store")
-        expect(page.get_by_role("region", name="Who reads it")).to_contain_text("the store hasn't answered yet")
+        expect(page.locator("#state")).to_have_text("Waiting for the store")
+        expect(page.get_by_role("region", name="Subscribers")).to_contain_text("no answer from the store yet")
     finally:
         view.store_answers.set()
     expect(page.locator("#state")).to_have_text("Working")
-    expect(page.get_by_text("those of the store")).to_be_visible()
+    expect(page.get_by_text("store figures")).to_be_visible()
     expect(page.get_by_role("table", name="Subscribers")).to_contain_text("billing")
 
 
@@ -271,7 +271,7 @@ class Commands:
 
 def signed_in(page: Page) -> Page:
     page.get_by_label("Token").fill(TOKEN)
-    page.get_by_role("button", name="Look inside").click()
+    page.get_by_role("button", name="Sign in").click()
     return shown(page)
 
 
@@ -281,19 +281,19 @@ def test_writer_offloads_pauses_and_resumes(serve: Serve, look: Look, keep_pictu
     server = serve(view, TOKEN, control=commands, role="write")
     page = signed_in(look(server.url + address(CLICKS), expected=("401",)))
     page.get_by_role("button", name="Offload now").click()
-    expect(page.get_by_text("Everything up to 9:4411 is in the store.")).to_be_visible()
+    expect(page.get_by_text("All entries up to 9:4411 are in the store.")).to_be_visible()
     page.get_by_role("button", name="Pause…").click()
-    page.get_by_label("Reason, for those who look later").fill("a move")
+    page.get_by_label("Reason (shown to other operators)").fill("a move")
     keep_picture(page, "page-pause")
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
     page.get_by_role("button", name="Pause…").click()
-    page.get_by_label("Reason, for those who look later").fill("a move")
+    page.get_by_label("Reason (shown to other operators)").fill("a move")
     page.get_by_role("button", name="Pause", exact=True).click()
-    expect(page.get_by_text("It is paused.")).to_be_visible()
+    expect(page.get_by_text("Offloading paused.")).to_be_visible()
     expect(page.locator(".head .badge")).to_have_text("paused")
     page.get_by_role("button", name="Resume").click()
-    expect(page.get_by_text("It is offloaded again.")).to_be_visible()
+    expect(page.get_by_text("Offloading resumed.")).to_be_visible()
     assert commands.asked == [("offload", CLICKS), ("pause", CLICKS, "a move"), ("resume", CLICKS)]
 
 
@@ -301,7 +301,7 @@ def test_reader_sees_no_buttons_and_is_told_who_may_approve(serve: Serve, look: 
     server = serve(asking(), TOKEN, control=None, role="read")
     page = signed_in(look(server.url + address(CLICKS), expected=("401",)))
     expect(page.get_by_role("region", name="Needs approval")).to_contain_text("34 segments, 12.0 GiB of 20.0 GiB")
-    expect(page.get_by_text("Somebody with the role admin can approve it here.")).to_be_visible()
+    expect(page.get_by_text("A user with the role admin can approve it here.")).to_be_visible()
     for name in ("Offload now", "Pause…", "Resume", "Approve…"):
         expect(page.get_by_role("button", name=name)).to_have_count(0)
 
@@ -316,7 +316,7 @@ def test_admin_approves_what_is_shown(serve: Serve, look: Look, keep_picture: Ke
     page.get_by_role("button", name="Approve…").click()
     dialog = page.get_by_role("dialog", name="Delete more than half of this stream?")
     expect(dialog).to_contain_text(f"Deletes 34 segments, 12.0 GiB of 20.0 GiB (60%) of {CLICKS}.")
-    expect(dialog).to_contain_text("It holds the entries 6:0 to 6:9999.")
+    expect(dialog).to_contain_text("Entries 6:0 to 6:9999.")
     assert overflow_px(page) <= 0
     keep_picture(page, f"page-approve-{width}")
     dialog.get_by_role("button", name="Cancel").click()
