@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from offloader.export import StreamExport
     from offloader.export.parquet import ParquetExport
     from offloader.export.pulsar import Replayed
+    from offloader.gc.delete_stream import StreamRemoval
+    from offloader.gc.sweep import CleanupReport, Undone
     from offloader.groups.group_reader import Checkpoint
     from offloader.groups.group_service import ReaderGroups
     from offloader.groups.reader_groups import GroupConfig, RetentionType
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Checkpoint",
+    "CleanupReport",
     "Entries",
     "Entry",
     "EntryBatch",
@@ -59,8 +62,10 @@ __all__ = [
     "Store",
     "Stream",
     "StreamExport",
+    "StreamRemoval",
     "StreamRetention",
     "Truncation",
+    "Undone",
     "__version__",
     "errors",
     "open_store",
@@ -70,6 +75,7 @@ __all__ = [
 #: Public name -> its module; an empty attribute is the module itself.
 _HOMES = {
     "Checkpoint": ("offloader.groups.group_reader", "Checkpoint"),
+    "CleanupReport": ("offloader.gc.sweep", "CleanupReport"),
     "Entries": ("offloader.read.reader", "Entries"),
     "Entry": ("formats.entries", "Entry"),
     "EntryBatch": ("formats.entries", "EntryBatch"),
@@ -92,8 +98,10 @@ _HOMES = {
     "Store": ("offloader.library", "Store"),
     "Stream": ("offloader.library", "Stream"),
     "StreamExport": ("offloader.export", "StreamExport"),
+    "StreamRemoval": ("offloader.gc.delete_stream", "StreamRemoval"),
     "StreamRetention": ("offloader.retention.subscribers", "StreamRetention"),
     "Truncation": ("offloader.retention.truncate", "Truncation"),
+    "Undone": ("offloader.gc.sweep", "Undone"),
     "errors": ("offloader.errors", ""),
     "open_store": ("offloader.library", "open_store"),
     "spark": ("offloader.spark", ""),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from offloader.export import StreamExport
+    from offloader.gc.delete_stream import StreamRemoval
+    from offloader.gc.sweep import CleanupReport, Undone
     from offloader.groups.group_service import ReaderGroups
     from offloader.inspect.verify import Finding
     from offloader.ledgers.base import ReadableLedgers
@@ -441,6 +443,125 @@ class Stream:
         for error in (error for each in done for error in each.errors):
             raise error
         return sum(each.replaced for each in done)
+
+    def cleanup(
+        self, *, allow_large: bool = False, dry_run: bool = False, settings: Settings | None = None
+    ) -> list[CleanupReport]:
+        """Run one cleanup round of each partition: retire unneeded segments, and purge those after the grace period.
+
+        A retired segment can be restored with ``undo``. Safe to interrupt and to repeat.
+
+        Args:
+            allow_large: also retire more than half of a stream.
+            dry_run: only plan: ``CleanupReport.plan`` has the segments.
+            settings: of the stream; ``cleanup`` has the grace period.
+
+        Raises:
+            NotFoundError: no such stream.
+            LargeDeleteError: more than half would be retired, and ``allow_large`` is off.
+            DeletionStoppedError, ClockSkewError: a hold on the store, or clocks that can't be trusted.
+            EditRefusedError, StoreUnavailableError, OutcomeUnknownError: it ended early; the next round continues.
+        """
+        from offloader.gc.sweep import cleanup_stream
+        from offloader.runtime.clock import SystemClock
+
+        names, chosen = self.partitions(), settings or Settings()
+        if not dry_run:
+            self._require_writable(chosen)
+        how: Any = {"clock": SystemClock(), "settings": chosen, "allow_large": allow_large, "dry_run": dry_run}
+        return [cleanup_stream(self.store.objects, name, **how) for name in names]
+
+    def undo(
+        self,
+        *,
+        segments: Sequence[UUID] = (),
+        start: Position | None = None,
+        dry_run: bool = False,
+        settings: Settings | None = None,
+    ) -> list[Undone]:
+        """Undo a truncation: restore retired segments that are not purged yet, and the start position before it.
+
+        Args:
+            segments: only these; default: all retired ones. Only for a single stream.
+            start: the new start position; default: the one before the truncation. Only for a single stream.
+            dry_run: only plan.
+            settings: of the stream.
+
+        Raises:
+            NotFoundError: no such stream.
+            InvalidCallError: nothing is retired, one of ``segments`` isn't, or the topic has partitions.
+            EditRefusedError: the segments would leave a gap; nothing was changed.
+            StoreUnavailableError, OutcomeUnknownError: call it again.
+        """
+        from offloader.gc.sweep import undo_retirements
+        from offloader.manifest.log import ManifestLog
+        from offloader.read.reader import existing_streams
+        from offloader.runtime.clock import SystemClock
+
+        named, chosen = existing_streams(self.store.objects, self.name), settings or Settings()
+        if segments or start is not None:
+            named.require_one("a segment or a position belongs to one")
+        if not dry_run:
+            self._require_writable(chosen)
+        logs = (
+            ManifestLog(self.store.objects, name, clock=SystemClock(), settings=chosen.manifest)
+            for name in named.streams
+        )
+        return [undo_retirements(log, segments=segments, head=start, dry_run=dry_run) for log in logs]
+
+    def delete(
+        self, *, ignore_leases: bool = False, dry_run: bool = False, settings: Settings | None = None
+    ) -> list[StreamRemoval]:
+        """Delete the stream: its segments, unfinished uploads, records and manifest. There is no undo.
+
+        A tombstone remains for ``manifest.orphan_age_min``; a later call, or a cleanup round, finishes the deletion.
+        The hot tier is not changed.
+
+        Args:
+            ignore_leases: also while a reader holds a lease.
+            dry_run: only count.
+            settings: of the stream.
+
+        Raises:
+            NotFoundError: no such stream.
+            EditRefusedError: the stream is on hold. InvalidCallError: a reader holds a lease.
+            StoreUnavailableError, OutcomeUnknownError: call it again.
+        """
+        from offloader.maintenance import delete_streams
+        from offloader.runtime.clock import SystemClock
+
+        chosen = settings or Settings()
+        how: Any = {"clock": SystemClock(), "settings": chosen.manifest}
+        planned = delete_streams(self.store.objects, self.name, dry_run=True, **how)
+        if dry_run:
+            return planned
+        self._require_writable(chosen)  # after a missing stream was refused: it probes the store with a write
+        return delete_streams(self.store.objects, self.name, ignore_leases=ignore_leases, **how)
+
+    def hold(self, reason: str = "", *, settings: Settings | None = None) -> bool:
+        """Stop all deletion from the stream until ``release_hold``; False: it already had a hold.
+
+        Args:
+            reason: recorded in the manifest.
+            settings: of the stream.
+
+        Raises:
+            as ``pause``.
+        """
+        return self._set_hold(reason, settings, on=True)
+
+    def release_hold(self, *, settings: Settings | None = None) -> bool:
+        """Allow deletion again; False: the stream had no hold. Raises as ``pause``."""
+        return self._set_hold("", settings, on=False)
+
+    def _set_hold(self, reason: str, settings: Settings | None, *, on: bool) -> bool:
+        from offloader.manifest.protection import set_hold
+        from offloader.runtime.clock import SystemClock
+
+        names = self.partitions()  # before the store is probed with a write
+        self._require_writable(settings or Settings())
+        changed = [set_hold(self.store.objects, name, on=on, reason=reason, clock=SystemClock()) for name in names]
+        return any(changed)
 
     @property
     def export(self) -> StreamExport:

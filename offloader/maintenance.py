@@ -10,19 +10,20 @@ from functools import partial
 from typing import NamedTuple
 
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
+from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.gc.orphans import Garbage, Outcome
 from offloader.gc.plan import AwaitedApproval, CleanupPlan
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import CleanupReport, LargeDeleteError, cleanup_all, cleanup_stream
-from offloader.manifest.catalog import list_streams
+from offloader.manifest.catalog import list_streams, read_entry, release_topics_of
 from offloader.manifest.maintenance import expire_history
-from offloader.manifest.protection import DeletionClock, require_no_global_hold
+from offloader.manifest.protection import DeletionClock, require_no_global_hold, time_for_deletion_ms
 from offloader.retention.cycle import MANY, HotStreams, RetentionCycle, RetentionService, phase, until_next_s
-from offloader.retention.scope import SourceOf, home_of, no_source
+from offloader.retention.scope import SourceOf, find_scope, home_of, no_source, record_partitions
 from offloader.retention.state import past_moves, read_decisions
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import Clock
-from offloader.settings import Settings
+from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
@@ -431,3 +432,35 @@ class Maintenance:
         for job in self._jobs:
             if job.succeeded_ms is not None:
                 yield Reading("maintenance_last_success_timestamp_seconds", job.succeeded_ms / 1000, label=job.name)
+
+
+def delete_streams(
+    store: ObjectStore,
+    name: str,
+    *,
+    clock: Clock,
+    settings: ManifestSettings,
+    ignore_leases: bool = False,
+    dry_run: bool = False,
+) -> list[StreamRemoval]:
+    """Delete a stream, or all partitions of a topic and then the topic's subscribers, as far as safe now.
+
+    Call it again after ``orphan_age_min`` to finish.
+
+    Args:
+        ignore_leases: also while a reader holds a lease.
+        dry_run: only count; nothing is written.
+
+    Raises:
+        as ``removal_of`` and ``remove_stream``.
+    """
+    streams = [name]
+    if read_entry(store, name) is None:
+        streams = [each.stream for each in find_scope(store, name).partitions.values()]
+    if dry_run:
+        return [removal_of(store, each, now_ms=clock.now_ms()) for each in streams]
+    record_partitions(store, streams)
+    done = [remove_stream(store, each, clock=clock, settings=settings, ignore_leases=ignore_leases) for each in streams]
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=settings.clock_skew_max * 1000)
+    release_topics_of(store, streams, clock=clock, now_ms=now_ms)
+    return done

@@ -123,3 +123,45 @@ def test_a_store_that_ignores_conditions_is_not_written(tmp_path: Path) -> None:
     assert orders.truncate(Position(2, 0), dry_run=True).head == Position(2, 0)
     single = offloader.Settings.of({"store": {"single_writer": True}})
     assert orders.pause(settings=single)
+
+
+@pytest.mark.slow
+def test_cleanup_retires_a_truncated_segment_and_undo_restores_it(store: offloader.Store) -> None:
+    writer = StreamWriter(store.objects, "orders")
+    for ledger in (1, 2, 3):
+        writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+    orders = store.stream("orders")
+    orders.truncate(Position(2, 0))
+    [planned] = orders.cleanup(dry_run=True)
+    assert planned.plan is not None
+    assert (planned.plan.size()[0], planned.swept.retired) == (1, 0)
+    assert (orders.hold("a test"), orders.hold()) == (True, False)
+    [held] = orders.cleanup()
+    assert (held.held, held.swept.retired) == (True, 0)
+    assert (orders.release_hold(), orders.release_hold()) == (True, False)
+    assert [each.swept.retired for each in orders.cleanup()] == [1]
+    assert [len(each.segments) for each in orders.undo(dry_run=True)] == [1]
+    [undone] = orders.undo()
+    assert (undone.head_before, orders.scan().count()) == (Position(2, 0), 30)
+    with pytest.raises(InvalidCallError, match="nothing is retired"):
+        orders.undo()
+
+
+def test_undo_of_a_segment_needs_one_partition(store: offloader.Store) -> None:
+    for number in range(2):
+        StreamWriter(store.objects, f"{ORDERS}-partition-{number}").add([batch_of(number, 0, 4)])
+    with pytest.raises(InvalidCallError, match="a segment or a position belongs to one"):
+        store.stream(ORDERS).undo(start=Position(0, 0))
+
+
+def test_deleted_stream_leaves_no_segment(store: offloader.Store) -> None:
+    StreamWriter(store.objects, "orders").add([batch_of(1, 0, 10)])
+    orders = store.stream("orders")
+    [planned] = orders.delete(dry_run=True)
+    assert (planned.objects, planned.deletion, orders.scan().count()) == (2, None, 10)
+    [done] = orders.delete()
+    assert (done.objects, done.deletion is None) == (2, False)
+    with pytest.raises(NotFoundError):
+        orders.scan()
+    with pytest.raises(NotFoundError):
+        store.stream("nothing").delete()

@@ -34,13 +34,13 @@ from offloader.cli.output import (
     yes_or_no,
 )
 from offloader.errors import ErrorKind, InvalidCallError, NotFoundError, OffloaderError
-from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
+from offloader.gc.delete_stream import StreamRemoval
 from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.plan import Action, AwaitedApproval, CleanupPlan, PlannedDeletion
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally, known_entry
 from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, read_batches, undo_retirements
-from offloader.maintenance import awaited_approval
-from offloader.manifest.catalog import list_streams, read_entry, release_topics_of
+from offloader.maintenance import awaited_approval, delete_streams
+from offloader.manifest.catalog import list_streams
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.protection import (
@@ -48,11 +48,9 @@ from offloader.manifest.protection import (
     lift_global_hold,
     set_global_hold,
     set_hold,
-    time_for_deletion_ms,
     user_at_host,
 )
 from offloader.read.reader import existing_streams
-from offloader.retention.scope import find_scope, record_partitions
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
@@ -529,23 +527,12 @@ def delete_stream(
         offloader stream delete orders
         offloader stream delete orders --apply
     """
-    clock, streams = SystemClock(), [stream]
-    settings, opened = given.prepared(stream)
-    if read_entry(opened, stream) is None:
-        streams = [each.stream for each in find_scope(opened, stream).partitions.values()]
-    planned = [removal_of(opened, each, now_ms=clock.now_ms()) for each in streams]
-    if not apply:
-        _print_removed(planned, as_json=json)
-        return
-    opened = given.open(read_only=False)
-    record_partitions(opened, streams)
-    done = [
-        remove_stream(opened, each, clock=clock, settings=settings.manifest, ignore_leases=ignore_leases)
-        for each in streams
-    ]
-    now_ms = time_for_deletion_ms(opened, clock, skew_ms_max=settings.manifest.clock_skew_max * 1000)
-    release_topics_of(opened, streams, clock=clock, now_ms=now_ms)
-    _print_removed(done, as_json=json)
+    settings = given.settings(stream)
+    how: Any = {"clock": SystemClock(), "settings": settings.manifest}
+    planned = delete_streams(given.open(), stream, dry_run=True, **how)
+    if apply:
+        planned = delete_streams(given.open(read_only=False), stream, ignore_leases=ignore_leases, **how)
+    _print_removed(planned, as_json=json)
 
 
 def _print_removed(found: Sequence[StreamRemoval], *, as_json: bool) -> None:
