@@ -1,5 +1,7 @@
 """Streaming queries: offsets, batch limits, the range of each batch, and the query as a retention subscriber.
 
+The segments of a scalable topic are admitted one after the other: see ``offloader.spark.segments``.
+
 As a subscriber a query publishes the positions that it still needs, after its commits only. That never fails the query,
 and has a separate thread: a batch may take hours, and a silent subscriber expires.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -29,7 +31,9 @@ from pyspark.sql.types import StructType
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.segment_map import SegmentMap
 from formats.summary import SegmentSummary
+from formats.topic_layout import TopicLayout
 from offloader.errors import BeyondEndError, InvalidCallError, NotFoundError, OffloaderError, TrimmedError
+from offloader.manifest.names import named_streams
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
@@ -50,6 +54,7 @@ from offloader.spark.scan import (
     read_slices,
     streams_named,
 )
+from offloader.spark.segments import admitted, is_at_end, require_recorded
 from offloader.spark.session import work_begins
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
@@ -319,7 +324,10 @@ _Json = dict[str, dict[str, object]]
 
 
 class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream, or all that match a pattern, in batches. Pickled to the executors: holds no store."""
+    """Reads a stream, all of a topic, or all that match a pattern, in batches.
+
+    Pickled to the executors: holds no store.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType, *, clock: Clock | None = None) -> None:
         options.require_stream()
@@ -327,6 +335,10 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.projection = projection(schema.fields, options.content)
         self._clock = clock or SystemClock()
         self._views: dict[str, ManifestState] = {}
+        # Of a scalable topic, with the views.
+        self._layout: TopicLayout | None = None
+        # Sealed segments that committed batches have read to their ends: they get no more entries.
+        self._finished: set[str] = set()
         self._looked_s: float | None = None
         self._poll_s = POLL_SECONDS
         self._targets: dict[str, Position | None] | None = None
@@ -340,6 +352,8 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> _Json:  # noqa: N802 - Spark's name
         """The initial offset of a query without a checkpoint, by stream."""
         begins = {name: self._initial(state) for name, state in self._look().items()}
+        if self._layout is not None:
+            begins = {name: begins[name] for name in admitted(self._layout, self._views, begins) if name in begins}
         self._needs(begins)
         return encode_offsets({name: _offset(self._views[name], at, at) for name, at in begins.items()})
 
@@ -356,30 +370,37 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             TrimmedError: entries were deleted before they were read, unless ``failOnDataLoss`` is off.
-            InvalidCallError: ``start`` isn't an offset of this source.
+            InvalidCallError: ``start`` isn't an offset of this source, or names a segment that the recorded layout
+                doesn't have.
         """
         offsets = decode_offsets(start)
         views = self._look()
+        if self._layout is not None:
+            require_recorded(self._layout, offsets)
+            ended = (row for row in self._layout.segments if row.stream in offsets)
+            self._finished = {row.stream for row in ended if is_at_end(row, offsets[row.stream].position)}
         for name in sorted(set(offsets) - set(views)):
-            self._lost(f"stream {name} was deleted; {offsets[name].position} was the last position read")
-            del offsets[name]
+            if (kept := self._gone(name, offsets.pop(name))) is not None:
+                offsets[name] = kept
         # Earlier entries are committed: Spark requests the next offset when a batch is done.
         self._needs({name: offset.position for name, offset in offsets.items()})
-        offsets.update({name: self._held(views[name], offset) for name, offset in offsets.items()})
+        offsets.update({name: self._held(views[name], offset) for name, offset in offsets.items() if name in views})
         first = self.options.start_position
         new = None if first is None else first.previous()
+        reached = {name: offsets[name].position if name in offsets else new for name in {**views, **offsets}}
+        wanted = views if self._layout is None else admitted(self._layout, views, reached, offsets)
         backlogs = {
             name: backlog
-            for name, state in views.items()
-            if (backlog := self._backlog(state, offsets[name].position if name in offsets else new)) is not None
+            for name in wanted
+            if name in views and (backlog := self._backlog(views[name], reached[name])) is not None
         }
         limits = Limits()
         if isinstance(limit, ReadMaxBytes | ReadMaxRows):
             # Spark passes one of our limits or none, never two: both apply.
             limits = Limits(self.options.max_entries_per_trigger, self.options.max_bytes_per_trigger)
         for name, end in batch_ends(backlogs, limits, self._index).items():
-            reached, since = (offsets[name].position, offsets[name].since) if name in offsets else (new, new)
-            if reached is None:  # a first batch from the stream's beginning has these rows again, or fails
+            since = offsets[name].since if name in offsets else new
+            if reached[name] is None:  # a first batch from the stream's beginning has these rows again, or fails
                 since = backlogs[name].first.previous()
             offsets[name] = _offset(views[name], end, since)
         self._planned = dict(offsets)
@@ -411,6 +432,8 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         starts, ends = decode_offsets(start), decode_offsets(end)
         views = self._look()
+        if self._layout is not None:
+            require_recorded(self._layout, ends)
         if any(_is_short(views.get(name), offset) for name, offset in ends.items()):
             views = self._look(anew=True)
         # Also for a batch repeated after a restart, before any other call.
@@ -436,7 +459,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """For an executor, which needs no manifest."""
-        return {**self.__dict__, "_views": {}, "_looked_s": None, "_subscription": None}
+        return {**self.__dict__, "_views": {}, "_layout": None, "_looked_s": None, "_subscription": None}
 
     def _needs(self, read: Mapping[str, Position | None]) -> None:
         """Publishes the query's needs to retention: the entries after the last positions read or skipped."""
@@ -453,14 +476,21 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_s = self._clock.monotonic_s()
         if anew or self._looked_s is None or now_s - self._looked_s >= self._poll_s:
             options, store, before = self.options, self.options.open_store(), self._views
+            several, layout = is_pattern(options.stream), None
             # A stream that was found isn't a topic.
-            names = list(before) if list(before) == [options.stream] else streams_named(options, store)
-            loaded = load_streams(names, store, may_be_gone=is_pattern(options.stream), known=before)
-            self._views = {state.stream: state for state in loaded}
-            self._poll_s = (
-                min(2 * self._poll_s, IDLE_POLL_SECONDS) if _ends(self._views) == _ends(before) else POLL_SECONDS
-            )
-            self._looked_s = now_s
+            if several or list(before) == [options.stream]:
+                names = streams_named(options, store) if several else list(before)
+            else:
+                # The layout before the manifests: they have the entries up to its ends, or will have them.
+                named = named_streams(store, options.stream)
+                names, layout = list(named.streams), named.layout
+            done = {name: before[name] for name in names if name in self._finished and name in before}
+            fresh = [name for name in names if name not in done]
+            loaded = load_streams(fresh, store, may_be_gone=several or layout is not None, known=before)
+            self._views = done | {state.stream: state for state in loaded}
+            is_idle = _ends(self._views) == _ends(before) and layout == self._layout
+            self._poll_s = min(2 * self._poll_s, IDLE_POLL_SECONDS) if is_idle else POLL_SECONDS
+            self._looked_s, self._layout = now_s, layout
         return self._views
 
     def _initial(self, state: ManifestState) -> Position | None:
@@ -520,6 +550,18 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if whole_range(state) is None:
                 return _offset(state, state.committed_end(), offset.since)
         return offset
+
+    def _gone(self, name: str, offset: StreamOffset) -> StreamOffset | None:
+        """The offset of a deleted stream, if it was read to its recorded end; else an error or its replacement.
+
+        Of a segment with a recorded end that is the end: its children are read after it. ``None``: it is forgotten.
+        """
+        rows = () if self._layout is None else self._layout.segments
+        row = next((row for row in rows if row.stream == name and row.end and row.end.entry_id >= 0), None)
+        if row is not None and is_at_end(row, offset.position):
+            return offset
+        self._lost(f"stream {name} was deleted; {offset.position} was the last position read")
+        return None if row is None else replace(offset, position=row.end)
 
     def _range(
         self, state: ManifestState | None, name: str, start: StreamOffset | None, end: StreamOffset

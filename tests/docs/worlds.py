@@ -46,6 +46,7 @@ from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_producers import FakeProducers
 from tests.support.pulsar_topics import FakeTopic
 from tests.support.replaying import entry_of
+from tests.support.segmented_topic import SegmentedTopic
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
@@ -417,13 +418,22 @@ def _backfill_topics(folder: Path, request: pytest.FixtureRequest) -> _Made:
 @world("docs/how-to/streaming-queries.md", "java")
 def _streaming_queries(folder: Path, request: pytest.FixtureRequest) -> _Made:
     StreamWriter(open_store(f"file://{folder}/store"), "orders").add([batch_of(1, 0, 300)])
+    topic = SegmentedTopic(open_store(f"file://{folder}/store"))
+    topic.send(0, 100)
+    for child in topic.split(0):
+        topic.send(child, 50)
+    topic.finish()
     spark = request.getfixturevalue("spark")
+
+    def written(out: str) -> list[tuple[int, int]]:
+        files = [path for path in (folder / out).glob("part-*") if path.stat().st_size]
+        rows = [row for path in files for row in pq.read_table(path, columns=["ledger_id", "entry_id"]).to_pylist()]
+        return sorted((row["ledger_id"], row["entry_id"]) for row in rows)
 
     def check(run: Run) -> None:
         spark.streams.removeListener(run.names["listener"])
-        files = [path for path in (folder / "out").glob("part-*") if path.stat().st_size]
-        ids = [entry_id for path in files for entry_id in pq.read_table(path)["entry_id"].to_pylist()]
-        assert sorted(ids) == list(range(300))
+        assert written("out") == [(1, entry_id) for entry_id in range(300)]
+        assert written("orders-out") == sorted(topic.entries)
         assert str(lag_of(run.names["query"].lastProgress)) == "{'orders': StreamLag(entries=0, bytes=0)}"
 
     yield World({"file:///data/": f"file://{folder}/"}, names={"spark": spark}, check=check)
