@@ -156,8 +156,9 @@ class SourceOptions:
 
     Attributes:
         store: URL of the object store.
-        stream: name of a stream or, if there is none, of a topic with partitions; or a pattern with ``*`` and
-            ``?``; ``*`` also matches ``/``. A topic may be written ``persistent://tenant/ns/topic``.
+        stream: name of a stream or, if there is none, of a topic with partitions or segments; or a pattern with
+            ``*`` and ``?``; ``*`` also matches ``/``. A topic may be written ``persistent://tenant/ns/topic``, a
+            scalable one ``topic://tenant/ns/topic``.
         content: kind of row.
         columns: of a data frame without a schema; empty = all.
         endpoint_url, region: of an S3 server.

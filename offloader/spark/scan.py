@@ -223,7 +223,7 @@ def _newest(
 
 
 def streams_named(options: SourceOptions, store: ObjectStore) -> list[str]:
-    """The streams of the option ``stream``: the named one, a topic's partitions, or all current matches, sorted."""
+    """The streams of the option ``stream``: the named one, a topic's partitions or segments, or all current matches."""
     pattern = options.stream
     if not is_pattern(pattern):
         return list(named_streams(store, pattern).streams)
