@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-#: Options of the program that print or install the script.
-OPTIONS = frozenset({"--install-completion", "--show-completion"})
 _REGISTERS = "\ncompdef %(complete_func)s %(prog_name)s\n"
 _CALLS = """
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then

@@ -23,7 +23,7 @@ import typer
 from typer.main import get_command
 
 import offloader
-from offloader.cli import NOTHING_PLANNED, all_columns, completion
+from offloader.cli import NOTHING_PLANNED, all_columns
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 from offloader.cli.help import Group, Leaf, with_examples
 from offloader.cli.tree import TREE, Tree
@@ -37,6 +37,8 @@ _WITHOUT_BUDGET = frozenset({"export iceberg", "export parquet", "inspect", "rea
 WITH_VALUE = frozenset({"--config", "--endpoint-url", "--ledgers", "--region", "--store"})
 _DEBUG = "--debug"
 _WIDE = "--wide"
+#: Options that print or install the script of a shell.
+_COMPLETION = frozenset({"--install-completion", "--show-completion"})
 #: Narrowest help.
 _WIDTH_MIN = 50
 
@@ -72,8 +74,10 @@ def main(
         if switch := next((word for word in options if word.startswith((f"{_DEBUG}=", f"{_WIDE}="))), ""):
             flag = switch.partition("=")[0]
             raise InvalidCallError(f"option {flag!r} does not take a value", hint=f"give {flag} without a value")
-        if not completion.OPTIONS.isdisjoint(options):
-            completion.correct_zsh_script()
+        if not _COMPLETION.isdisjoint(options):
+            from offloader.cli.completion import correct_zsh_script  # no other call needs it
+
+            correct_zsh_script()
         command = program(name, action, tree, package)
         on_loaded()
         width = shutil.get_terminal_size().columns  # click's own limit is 80
