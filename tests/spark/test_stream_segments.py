@@ -39,8 +39,9 @@ class Query:
         self.restart()
         self.offset: Any = self.reader.initialOffset()
 
-    def restart(self) -> None:
+    def restart(self, **changed: str) -> None:
         """A new process, with the offset of the checkpoint."""
+        self._given |= changed
         self.clock = ManualClock()
         self.reader = StreamingReader(SourceOptions.of(self._given), SCHEMA, clock=self.clock)
 
@@ -194,6 +195,22 @@ def test_latest_begins_after_the_readable_entries(topic: SegmentedTopic) -> None
     topic.offload(one)
     assert [early.batch(), early.batch()] == [ids(0, 10, 8), ids(one, 4)]
     assert [late.batch(), late.batch()] == [ids(one, 4, 3), []]
+
+
+@pytest.mark.slow
+def test_query_of_a_regular_topic_continues_after_its_migration(tmp_path: Path) -> None:
+    former = "public/default/persistent/orders"
+    topic = SegmentedTopic(open_store(f"file://{tmp_path}/store"), former=former)
+    topic.send(0, 10)
+    topic.offload(0)
+    query = Query(topic, stream=f"persistent://{former.replace('/persistent', '')}")
+    assert query.batch() == ids(0, 10)
+    topic.send(0, 5)
+    one, _ = topic.split(0)
+    topic.send(one, 3)
+    topic.finish()
+    query.restart(stream=topic.topic)
+    assert [query.batch(), query.batch()] == [ids(0, 15, 10), ids(one, 3)]
 
 
 def test_unknown_segment_in_a_checkpoint_is_refused(topic: SegmentedTopic, tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ PLACE = "public/default/topic/orders"
 class SegmentedTopic:
     """Segment ``n`` has the entries ``n:0``, ``n:1`` and so on.
 
+    Args:
+        former: stream of the regular topic that was migrated.
+
     Attributes:
         rows: id -> its part of the layout, as the broker tells it; without ends.
         sent: id -> number of entries that the broker has.
@@ -26,7 +29,7 @@ class SegmentedTopic:
 
     topic = "topic://public/default/orders"
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, *, former: str = "") -> None:
         self.store = store
         self.rows: dict[int, RangeSegment] = {}
         self.sent: dict[int, int] = {}
@@ -34,6 +37,8 @@ class SegmentedTopic:
         self.writers: dict[int, StreamWriter] = {}
         self._epoch = 0
         self._create(0, HASHES)
+        if former:
+            self.rows[0] = replace(self.rows[0], stream=former, is_legacy=True)
         self._record()
 
     @property
@@ -93,7 +98,7 @@ class SegmentedTopic:
         parents = set(self.rows[number].parents)
         return parents.union(*(self.parents_of(each) for each in parents))
 
-    def step(self, rng: random.Random) -> None:
+    def step(self, rng: random.Random, *, segments_max: int = 10) -> None:
         """Something that happens to the topic, or to its copy in the store."""
         active, number = self.active, rng.choice([*self.rows])
         match rng.choice(("send", "send", "offload", "offload", "offload", "split", "merge", "end")):
@@ -101,7 +106,7 @@ class SegmentedTopic:
                 self.send(rng.choice(active), rng.randint(1, 5))
             case "offload":
                 self.offload(number, rng.randint(1, 8))
-            case "split" if len(self.rows) < 10:
+            case "split" if len(self.rows) < segments_max:
                 self.split(rng.choice(active))
             case "merge" if len(active) > 1:
                 place = rng.randrange(len(active) - 1)
