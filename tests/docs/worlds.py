@@ -415,14 +415,29 @@ def _backfill_topics(folder: Path, request: pytest.FixtureRequest) -> _Made:
         bench.close()
 
 
-@world("docs/how-to/streaming-queries.md", "java")
-def _streaming_queries(folder: Path, request: pytest.FixtureRequest) -> _Made:
-    StreamWriter(open_store(f"file://{folder}/store"), "orders").add([batch_of(1, 0, 300)])
+def _split_topic(folder: Path) -> SegmentedTopic:
     topic = SegmentedTopic(open_store(f"file://{folder}/store"))
     topic.send(0, 100)
     for child in topic.split(0):
         topic.send(child, 50)
     topic.finish()
+    return topic
+
+
+@world("docs/how-to/scalable-topics.md")
+def _scalable_topics(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    _split_topic(folder)
+
+    def check(run: Run) -> None:
+        assert "200" in run.printed[0]
+
+    yield World({"s3://bucket/prefix": f"file://{folder}/store"}, check=check)
+
+
+@world("docs/how-to/streaming-queries.md", "java")
+def _streaming_queries(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    StreamWriter(open_store(f"file://{folder}/store"), "orders").add([batch_of(1, 0, 300)])
+    topic = _split_topic(folder)
     spark = request.getfixturevalue("spark")
 
     def written(out: str) -> list[tuple[int, int]]:
