@@ -74,6 +74,20 @@ def _written_to_partitions(store: ObjectStore, folder: Path) -> object:
     return Store(store).stream(NEW).scan().count()
 
 
+def _released(store: ObjectStore) -> bool:
+    return Store(store).stream(TOPIC).release_hold()
+
+
+def _undone(store: ObjectStore, _: Path) -> object:
+    with pytest.raises(InvalidCallError, match=f"{STREAM}-partition-0: nothing is retired"):
+        Store(store).stream(TOPIC).undo()
+    return 20
+
+
+def _exported(store: ObjectStore, folder: Path) -> object:
+    return 10 * len(Store(store).stream(TOPIC).export.parquet(f"file://{folder}/files"))
+
+
 #: Method of ``Stream`` -> 20, the entries of both partitions, for the topic's name.
 FUNCTIONS: Mapping[str, Callable[[ObjectStore, Path], object]] = {
     "open_reader": _read,
@@ -87,6 +101,12 @@ FUNCTIONS: Mapping[str, Callable[[ObjectStore, Path], object]] = {
     "pause": lambda store, _: 20 * Store(store).stream(TOPIC).pause(),
     "resume": lambda store, _: 20 * (Store(store).stream(TOPIC).pause() and Store(store).stream(TOPIC).resume()),
     "compact": lambda store, _: 20 + Store(store).stream(TOPIC).compact(),
+    "cleanup": lambda store, _: 10 * len(Store(store).stream(TOPIC).cleanup()),
+    "undo": _undone,
+    "hold": lambda store, _: 20 * Store(store).stream(TOPIC).hold(),
+    "release_hold": lambda store, _: 20 * (Store(store).stream(TOPIC).hold() and _released(store)),
+    "delete": lambda store, _: 10 * len(Store(store).stream(TOPIC).delete()),
+    "export": _exported,
 }
 #: Methods that take a position, which is of a single stream.
 OF_ONE_STREAM = {"read", "offload", "truncate"}
@@ -222,6 +242,8 @@ TIMES = {
     ("stream truncate", "before_time"): ["stream", "truncate", STREAM],
     ("export pulsar", "since"): ["export", "pulsar", STREAM, "--dest", NEW_TOPIC],
     ("export pulsar", "until"): ["export", "pulsar", STREAM, "--dest", NEW_TOPIC],
+    ("export parquet", "since"): ["export", "parquet", STREAM, "--dest", "memory://exported", "--dry-run"],
+    ("export parquet", "until"): ["export", "parquet", STREAM, "--dest", "memory://exported", "--dry-run"],
 }
 
 

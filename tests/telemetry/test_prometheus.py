@@ -145,6 +145,7 @@ def test_counters_end_in_total_and_names_contain_their_unit() -> None:
         units = {"bytes", "seconds", "dollars", "entries", "second"}
         counts = {"segments", "offers", "gaps", "fenced", "streams", "requests", "errors", "objects", "throttles"}
         counts |= {"retries", "hits", "misses", "waiting", "sets", "cycles", "truncations", "refusals", "subscribers"}
+        counts |= {"topics", "subscriptions"}
         counts |= {"up", "standby", "differs"}  # 1 or 0
         assert (units | counts) & set(name.split("_")), f"{name} says neither a unit nor what it counts"
 

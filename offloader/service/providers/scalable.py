@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 
 from formats.topic_layout import RangeSegment, TopicLayout
 from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
+from offloader.ledgers.base import newest_listed
 from offloader.ledgers.pulsar.discovery import FAILURES_MAX, Look, TopicPatterns
 from offloader.ledgers.pulsar.scalable import place_of_topic
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
@@ -198,13 +199,16 @@ class ScalableTopics:
 
     def _ended(self, place: str, row: RangeSegment, source: PulsarSource) -> TopicLayout:
         try:
-            last = source.subscription.consumer.last_position()
+            last = source.subscription.consumer.last_position() or NOTHING_MORE
+            listed = newest_listed(source.ledgers())
+            if listed is not None and listed > last:
+                raise StoreUnavailableError(f"the broker answers {last}, and has delivered {listed}")
         except OffloaderError as error:
             raise StoreUnavailableError(
                 f"{source.topic}: the last entry of the sealed segment isn't known yet: {error.message}",
                 hint="the broker is asked again; its children can't be read before",
             ) from error
-        return record_end(self._store, place, row.id, last or NOTHING_MORE)
+        return record_end(self._store, place, row.id, last)
 
 
 def namespace_of(topic: str) -> str:

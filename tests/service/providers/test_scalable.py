@@ -12,6 +12,7 @@ import pytest
 from formats.entries import Position
 from formats.pulsar.entry import decode_frame
 from offloader.errors import NotFoundError
+from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.manifest.log import list_streams
 from offloader.manifest.topic_layouts import NOTHING_MORE, read_layout
 from offloader.read.partitions import open_reader
@@ -281,3 +282,20 @@ def test_other_brokers_are_not_asked_for_scalable_topics(cluster: Cluster) -> No
     with cluster.serve(offload=SOON):
         eventually(lambda: cluster.is_offloaded("regular"))
     assert not any("/scalable/" in path for _, path in cluster.admin.asked)
+
+
+def test_end_before_a_delivered_entry_is_not_recorded(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child would be read before entries of its parent."""
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: has_all(cluster, topic))
+        monkeypatch.setattr(Consumer, "last_position", lambda _: None)
+        topic.split(0)
+        eventually(lambda: "the broker answers -1:-1, and has delivered 1000:19" in whats(assembled))
+        monkeypatch.undo()
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+    recorded = read_layout(cluster.store, PLACE)
+    assert recorded is not None
+    assert recorded.by_id[0].end == topic.newest(0)
