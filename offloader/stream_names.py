@@ -33,6 +33,34 @@ def partition_of(stream: str) -> tuple[str, int] | None:
     return None if match is None else (match[1], int(match[2]))
 
 
+def is_segment(stream: str) -> bool:
+    """Whether a stream is named like a segment of a scalable topic, ``t/n/segment/orders/0000-7fff-1``."""
+    levels = stream.split("/")
+    return len(levels) == 5 and levels[2] == "segment"
+
+
+def is_place(name: str) -> bool:
+    """Whether a name can be that of a scalable topic's documents, ``t/n/topic/orders``."""
+    levels = name.split("/")
+    return len(levels) == 4 and levels[2] == "topic" and all(levels)
+
+
+_PLACE = re.compile(r"([^/]+/[^/]+)/(?:segment/([^/]+)/[^/]+|persistent/([^/]+))")
+
+
+def place_of(stream: str) -> str | None:
+    """The place of the scalable topic that a stream may be a segment of: ``t/n/segment/orders/0000-7fff-1`` ->
+    ``t/n/topic/orders``, and ``t/n/persistent/orders`` or a partition of it likewise, which may have been migrated.
+
+    ``None``: of no scalable topic. Its layout tells whether the stream is one of its segments.
+    """
+    if (match := _PLACE.fullmatch(stream)) is None:
+        return None
+    name = match[2] or match[3]
+    split = None if match[2] else partition_of(name)
+    return f"{match[1]}/topic/{name if split is None else split[0]}"
+
+
 #: Patterns that are kept compiled.
 _COMPILED_MAX = 4096
 _WILD = re.compile(r"[*?]")

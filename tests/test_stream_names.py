@@ -20,6 +20,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
+from offloader.stream_names import is_place, is_segment, place_of
 from offloader.testing.memory_ledgers import MemoryLedgers
 from tests.support.flight_door import APPEND_SCHEMA, flight_door
 from tests.support.http_process import ask, http_process
@@ -145,3 +146,22 @@ def test_stream_named_like_the_stores_own_folder_does_not_hide_others_from_ls(
     assert main(["ls", "--store", made.url]) == 0
     printed = capsys.readouterr()
     assert [line.split()[0] for line in printed.out.splitlines()] == ["STREAM", "orders"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "place"),
+    [
+        ("t/n/segment/orders/0000-7fff-1", "t/n/topic/orders"),
+        ("t/n/persistent/orders", "t/n/topic/orders"),
+        ("t/n/persistent/orders-partition-3", "t/n/topic/orders"),
+        ("t/n/segment/orders-partition-3/0000-ffff-0", "t/n/topic/orders-partition-3"),
+        ("t/n/topic/orders", None),
+        ("t/n/segment/orders", None),
+        ("orders", None),
+    ],
+)
+def test_place_of_a_scalable_topic(stream: str, place: str | None) -> None:
+    assert place_of(stream) == place
+    assert is_segment(stream) == ("/segment/" in stream and place is not None)
+    assert place is None or is_place(place)
+    assert not is_place(stream) or place is None

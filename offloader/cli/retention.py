@@ -43,7 +43,7 @@ from offloader.retention.broker import ListedOf, first_listed
 from offloader.retention.cuts import StreamCut
 from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
-from offloader.retention.scope import SourceOf, find_scope
+from offloader.retention.scope import SourceOf, find_scope, require_no_segments
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import StreamRetention, cut_of, open_retention, require_subscriber_name
 from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
@@ -615,6 +615,7 @@ def _starts_at(store: ObjectStore, stream: str, time_ms: int, settings: Settings
     """For each partition, the first position published at or after a time, or else the committed end. Partitions
     without entries are left out."""
     scope = find_scope(store, stream)
+    require_no_segments(scope)
     found: list[tuple[int | None, Position]] = []
     for number, partition in sorted(scope.partitions.items()):
         with open_stream_reader(store, partition.stream, settings=settings.read) as reader:
@@ -664,6 +665,7 @@ def _ask_owners(
 
 def _heads(store: ObjectStore, topic: str, wanted: Sequence[tuple[int | None, Position]]) -> Mapping[str, Position]:
     place = find_scope(store, topic)
+    require_no_segments(place)
     known = [each.stream for each in place.partitions.values()] if place.is_topic else []
     heads = {f"{topic}-partition-{number}": head for number, head in wanted if number is not None}
     unknown = [stream for stream in heads if stream not in known]

@@ -72,12 +72,13 @@ from offloader.manifest.load import kept_records, load_manifest_view, refreshed
 from offloader.manifest.maintenance import sweep_dead_incarnations, sweep_late_writes
 from offloader.manifest.protection import TIME_KEY, age_limit_ms, global_hold, leases_of, time_for_deletion_ms
 from offloader.manifest.state import ManifestState
+from offloader.manifest.topic_layouts import read_layout
 from offloader.manifest.unlisted import unlisted_streams
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import PROBE_PREFIX, DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.probe import finds_uploads_by_prefix
-from offloader.stream_names import require_stream_name
+from offloader.stream_names import is_place, require_stream_name
 
 
 def uploads_by_key(store: ObjectStore, names: ManifestState) -> Iterator[UploadInfo]:
@@ -254,6 +255,8 @@ class Reconciliation:
 
     def _is_forgotten(self) -> bool:
         """Whether no manifest, of the stream or a partition, could restore a missing catalogue entry."""
+        if is_place(self.stream) and read_layout(self.store, self.stream) is not None:
+            return False
         name = encode_stream(self.stream)
         below = chain(listed(self.store, f"{name}/manifest/"), listed(self.store, f"{name}-partition-"))
         return not (partition_streams(self.store, self.stream) or any(_manifest_of(info.key) for info in below))

@@ -2,7 +2,8 @@
 
 A released entry is replaced by a tombstone. A partitioned topic consists of the streams ``<topic>-partition-0``,
 ``-1``, ...; it has no manifest and no catalogue entry, but a topic entry and its last truncation among its documents.
-These are kept while one of the streams that they name exists or may be restored.
+These are kept while one of the streams that they name exists or may be restored. A scalable topic has the same under
+its place: the numbers in its entry are the ids of segments, and its layout has the names of their streams.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from formats.keys import (
     stream_prefix,
 )
 from formats.manifest import CatalogEntry
+from formats.topic_layout import TopicLayout, layout_key
 from offloader.errors import (
     CorruptError,
     InvalidCallError,
@@ -56,7 +58,7 @@ from offloader.manifest.boundary import (
 from offloader.parallel_map import at_once
 from offloader.runtime.clock import Clock
 from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode, is_local, put_if
-from offloader.stream_names import name_clash, partition_of, require_stream_name
+from offloader.stream_names import is_place, name_clash, partition_of, place_of, require_stream_name
 
 _Value = TypeVar("_Value")
 
@@ -483,7 +485,9 @@ def release_topics_of(store: ObjectStore, streams: Iterable[str], *, clock: Cloc
     Also under the streams' own names, which may have been topics' names once. After a crash before this, ``cleanup
     orphans`` finds the documents.
     """
-    names = {name for stream in streams for name in (stream, (partition_of(stream) or (stream,))[0])}
+    given = {*streams}
+    names = {name for stream in given for name in (stream, (partition_of(stream) or (stream,))[0])}
+    names |= {place for place in {*map(place_of, given)} if place and read_topic_entry(store, place)[0] is not None}
     for topic in sorted(names):
         if release_topic(store, topic) and release_intent(store, topic):
             forget_topic(store, topic, clock=clock, now_ms=now_ms)
@@ -542,7 +546,9 @@ def topic_state(store: ObjectStore, topic: str) -> TopicState:
         entry, of_entry = read_topic_entry(store, topic)
     except (CorruptError, UnsupportedError):
         is_damaged = True
-    entry_is_over = entry is not None and not doubtful_rows(store, entry)
+    entry_is_over = False
+    with suppress(CorruptError, UnsupportedError):  # of the layout: then it isn't known which streams are meant
+        entry_is_over = entry is not None and not doubtful_rows(store, entry)
     with suppress(CorruptError, UnsupportedError):
         intent, of_intent = read_intent(store, topic)
         intent_is_over = intent is not None and _is_over(store, intent)
@@ -558,9 +564,22 @@ def topic_state(store: ObjectStore, topic: str) -> TopicState:
 
 
 def doubtful_rows(store: ObjectStore, entry: TopicEntry) -> tuple[PartitionRow, ...]:
-    """The partitions of an entry that live, or may be restored: the topic's documents are still theirs."""
+    """The partitions of an entry that live, or may be restored: the topic's documents are still theirs.
+
+    Raises:
+        CorruptError, UnsupportedError: the layout of a scalable topic can't be read.
+    """
+    named: dict[int, str] = {}
+    if is_place(entry.topic):
+        key, hint = layout_key(entry.topic), "restore an earlier version of this object"
+        layout, _ = _read_document(store, key, TopicLayout.decode, f"{key} in {store.url}", hint)
+        if layout is None and any(True for _ in segment_streams(store, entry.topic)):
+            return entry.partitions  # the layout was lost, and may be restored
+        named = {} if layout is None else {row.id: row.stream for row in layout.segments}
     return tuple(
-        row for row in entry.partitions if not _is_gone(store, f"{entry.topic}-partition-{row.number}", row.incarnation)
+        row
+        for row in entry.partitions
+        if not _is_gone(store, named.get(row.number, f"{entry.topic}-partition-{row.number}"), row.incarnation)
     )
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from formats.topic_layout import TopicLayout
 from offloader.errors import CorruptError, InvalidCallError, UnsupportedError
-from offloader.ledgers.pulsar.scalable import TOPIC_SCHEME, is_place, place_of_topic
+from offloader.ledgers.pulsar.scalable import TOPIC_SCHEME, place_of_topic
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.catalog import partition_streams, read_entry, segment_streams
 from offloader.manifest.topic_layouts import in_order, read_layout
 from offloader.store.base import ObjectStore
-from offloader.stream_names import matches, partition_of
+from offloader.stream_names import is_place, matches, partition_of
 
 #: Partitions named in an error.
 NAMED_MAX = 4

@@ -16,12 +16,13 @@ from zlib import crc32
 
 from formats.entries import Position
 from formats.manifest import SetMethod
-from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError
+from offloader.errors import CorruptError, NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import BrokerLedgers
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.manifest.catalog import list_streams, read_entry
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import DeletionClock, user_at_host
+from offloader.manifest.topic_layouts import read_layout
 from offloader.parallel_map import at_once
 from offloader.retention.broker import BrokerView, ListedOf, broker_view, listed_by_source
 from offloader.retention.cuts import Record, StreamCut, cut_at, partition_segment
@@ -42,13 +43,14 @@ from offloader.retention.state import (
     records_change,
 )
 from offloader.retention.subscribers import Registry, StreamRetention
+from offloader.retention.succession import Succession
 from offloader.retention.truncate import Truncation, resume_topic_truncation, truncate_stream, truncate_topic
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 from offloader.store.rate_limit import Priority, working_at
-from offloader.stream_names import partition_of
+from offloader.stream_names import is_segment, partition_of, place_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
 from offloader.times import time_text
 
@@ -124,6 +126,11 @@ class _Snapshot:
     partitions: LoadedPartitions
     registry: Registry
     now_ms: int
+    succession: Succession
+
+    def canonical(self, cut: StreamCut) -> StreamCut:
+        """Normal form of a cut that a decision is made from."""
+        return self.succession.lowered(self.own.canonical(cut))
 
     def offloaded_end(self) -> StreamCut:
         """Limit of the start position: the committed end, or of partitions that aren't offloaded the tail."""
@@ -134,7 +141,7 @@ class _Snapshot:
                 found[number] = entries.tail
             elif (end := entries.state.prefix_end()) is not None:
                 found[number] = entries.canonical(end.next())
-        return cut_at(found)
+        return self.succession.lowered(cut_at(found))
 
     def with_records(self, past: RecordedState, begin: StreamCut, *, is_recorded: bool) -> RecordedState:
         """``past`` adjusted to the current start position, whatever moved it; with the tail if recorded."""
@@ -239,7 +246,8 @@ class RetentionCycle:
         if not asked:
             return None
         states = {number: snapshot.own.partitions[number].state for number in asked}
-        return broker_view(asked, states, snapshot.own, follows=self._follows(stream))
+        view = broker_view(asked, states, snapshot.own, follows=self._follows(stream))
+        return view if view.bound is None else replace(view, bound=snapshot.succession.lowered(view.bound))
 
     # --- snapshot ------------------------------------------------------------------------------------------------
 
@@ -265,6 +273,7 @@ class RetentionCycle:
             # Load this last, so that concurrent acknowledgements count.
             registry=retention.registry(scope),
             now_ms=now_ms,
+            succession=Succession(scope, partitions),
         )
 
     def _decided(self, stream: str, policy: Policy | None, snapshot: _Snapshot) -> CycleOutcome:
@@ -273,6 +282,11 @@ class RetentionCycle:
         is_recorded = policy is not None and self._is_due(stream, snapshot, tail, begin)
         past = snapshot.with_records(snapshot.past, begin, is_recorded=is_recorded)
         records = RetentionSet(tuple(replace(each, cut=own.canonical(each.cut)) for each in past.records.records))
+        # Sizes were measured at the cuts as recorded.
+        measure = replace(past, records=records).measure(own)
+        records = RetentionSet(
+            tuple(replace(each, cut=snapshot.succession.lowered(each.cut)) for each in records.records)
+        )
         outcome = CycleOutcome(
             stream=stream,
             policy=policy,
@@ -286,7 +300,7 @@ class RetentionCycle:
         if not tail.offsets:
             return outcome
         follows = self._follows(stream)
-        ruling, measure = policy or _LOOKING, replace(past, records=records).measure(own)
+        ruling = policy or _LOOKING
         decision = decide(
             Situation(
                 policy=ruling,
@@ -298,14 +312,19 @@ class RetentionCycle:
                 created_ms=self._created_ms(snapshot, ruling),
                 head_time_ms=past.head_ms,
                 subscriptions=subscriptions_of(
-                    snapshot.registry, ruling, now_ms=snapshot.now_ms, tail=tail, rules=own, canonical=own.canonical
+                    *(snapshot.registry, ruling),
+                    now_ms=snapshot.now_ms,
+                    tail=tail,
+                    rules=own,
+                    canonical=snapshot.canonical,
                 ),
                 tail=tail,
                 offloaded=snapshot.offloaded_end(),
                 broker=self._broker(stream, snapshot) if policy is not None or follows else None,
                 has_policy=policy is not None,
                 boundaries=Boundaries(
-                    {number: segment_ends(own.partitions[number].state) for number in snapshot.scope.partitions}, own
+                    {number: segment_ends(own.partitions[number].state) for number in snapshot.scope.partitions},
+                    snapshot.canonical,
                 ),
             )
         )
@@ -360,11 +379,16 @@ class RetentionCycle:
         if (cut := decision.cut) is None:
             self._keep(snapshot, decision)
             return outcome
-        heads = {
-            partition.stream: position
-            for number, partition in scope.partitions.items()
+        positions = {
+            number: position
+            for number in scope.partitions
             if isinstance(position := cut.offsets.get(partition_segment(number)), Position)
         }
+        if scope.layout is not None:
+            # Each start position is moved after those of the segments before it, and not set where nothing goes.
+            moved = {n: at for n, at in positions.items() if outcome.begin.offsets.get(partition_segment(n)) != at}
+            positions = snapshot.succession.parents_first(moved)
+        heads = {scope.partitions[number].stream: position for number, position in positions.items()}
         truncations: Mapping[str, Truncation] = {}
         if scope.is_topic:
             truncations = truncate_topic(
@@ -454,11 +478,30 @@ class StreamCycle:
 
 
 def retained_streams(store: ObjectStore) -> list[str]:
-    """Streams under retention: streams, and partitioned topics by the topic's name; without brokers' internal ones."""
-    plain = {stream: partition_of(stream) for stream in list_streams(store)}
+    """Streams under retention: streams, partitioned topics by the topic's name, scalable topics by their place; without
+    brokers' internal ones."""
+    there = [*list_streams(store)]
+    homes = _segment_homes(store, there)
+    plain = {stream: partition_of(stream) for stream in there if stream not in homes}
     # A topic that is also a stream has no partitions of ours: those are separate streams with similar names.
     found = {stream if split is None or split[0] in plain else split[0] for stream, split in plain.items()}
-    return sorted(name for name in found if not is_internal(name))
+    return sorted(name for name in found | {*homes.values()} if not is_internal(name))
+
+
+def _segment_homes(store: ObjectStore, streams: Iterable[str]) -> dict[str, str]:
+    """Segments' streams -> the place of their scalable topic; of topics with a stream of a segment of their own."""
+    places: dict[str, list[str]] = {}
+    for stream in filter(is_segment, streams):
+        places.setdefault(place_of(stream) or "", []).append(stream)
+    found: dict[str, str] = {}
+    for place, segments in places.items():
+        try:
+            layout = read_layout(store, place)
+        except (CorruptError, UnsupportedError):
+            found |= dict.fromkeys(segments, place)  # a cycle about the topic raises this error
+            continue
+        found |= {} if layout is None else {row.stream: place for row in layout.segments}
+    return found
 
 
 def phase(text: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -415,11 +415,11 @@ class Boundaries(Sequence[Record]):
 
     Attributes:
         ends: by partition, as ``segment_ends``.
-        own: gives the positions their normal form.
+        canonical: gives a cut its normal form: a cut before another one doesn't become a later one.
     """
 
     ends: Mapping[int, NDArray[np.int64]]
-    own: StreamEntries
+    canonical: Callable[[StreamCut], StreamCut]
 
     @cached_property
     def _times(self) -> NDArray[np.int64]:
@@ -448,4 +448,4 @@ class Boundaries(Sequence[Record]):
     def _cut(self, rows: Mapping[int, int]) -> StreamCut:
         """The cut after the segments in those rows; -1: nothing of the partition is before it."""
         lasts = {number: self.ends[number][row] for number, row in rows.items() if row >= 0}
-        return self.own.canonical(cut_at({n: Position(int(last[0]), int(last[1])).next() for n, last in lasts.items()}))
+        return self.canonical(cut_at({n: Position(int(last[0]), int(last[1])).next() for n, last in lasts.items()}))

@@ -1,4 +1,14 @@
-"""Location of a stream's retention documents, their changes, and the partitions they cover."""
+"""Location of a stream's retention documents, their changes, and the partitions they cover.
+
+A partitioned topic has one state for all its partitions, and a scalable topic one for all segments of its recorded
+layout, under the topic's place. A segment's number is its id, which is unique in the topic. The streams are the
+segments that the store has: others have no entries here that could be deleted. New ones join as partitions do.
+
+A migrated topic's former streams are segments too. Calls by its former name, or by that of a former partition, are
+refused. The subscribers that were registered there are the topic's until its own registry is written, which then begins
+with them. The recorded cuts of before aren't used: ages begin again with the ends of segments. A layout that can't be
+read is an error of every call: nothing is deleted.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +22,8 @@ from typing import Generic, TypeAlias
 from uuid import UUID
 
 from formats.documents import NONCES_KEPT, Document, PartitionRow, TopicEntry, Version, document_key, topic_key
+from formats.keys import stream_prefix
+from formats.topic_layout import TopicLayout
 from offloader.errors import (
     InvalidCallError,
     NotFoundError,
@@ -29,14 +41,16 @@ from offloader.manifest.catalog import (
     partition_streams,
     read_entry,
     read_topic_entry,
+    segment_streams,
 )
 from offloader.manifest.load import refreshed
 from offloader.manifest.state import ManifestState
+from offloader.manifest.topic_layouts import read_layout
 from offloader.parallel_map import at_once
 from offloader.retention.entries import Known, PartitionEntries
 from offloader.runtime.clock import Clock
 from offloader.store.base import CREATE, IfMatch, ObjectStore, put_if
-from offloader.stream_names import partition_of
+from offloader.stream_names import is_place, partition_of, place_of
 
 #: Attempts to change an entry under concurrent changes.
 ATTEMPTS_MAX = 20
@@ -57,17 +71,21 @@ class Scope:
     """Scope of a retention state.
 
     Attributes:
-        name: the stream, or the partitioned topic.
+        name: the stream, the partitioned topic, or the place of the scalable topic.
         incarnation: of the stream, or of the topic's state: the documents' keys have it. ``None``: a topic without a
             state.
         partitions: number -> existing partition; 0 for a plain stream.
-        is_topic: whether it is partitioned.
+        is_topic: whether it is partitioned, or a scalable topic.
+        layout: of a scalable topic, whose segments are the partitions.
+        absent: its segments of which the store has nothing.
     """
 
     name: str
     incarnation: UUID | None
     partitions: Mapping[int, Partition]
     is_topic: bool
+    layout: TopicLayout | None = None
+    absent: frozenset[int] = frozenset()
 
     @property
     def rows(self) -> tuple[PartitionRow, ...]:
@@ -85,10 +103,39 @@ class Scope:
 
 
 def home_of(store: ObjectStore, stream: str) -> tuple[str, int]:
-    """Name of a stream's retention state, and the stream's number there: its topic's, or its own."""
+    """Name of a stream's retention state, and the stream's number there: its topic's, or its own.
+
+    Raises:
+        CorruptError, UnsupportedError: an entry or a layout can't be read.
+    """
+    if (place := place_of(stream)) is not None and (layout := read_layout(store, place)) is not None:
+        for row in layout.segments:
+            if row.stream == stream:
+                return place, row.id
     split = partition_of(stream)
     # Beside a plain stream ``x``, ``x-partition-0`` is a separate stream.
     return (stream, 0) if split is None or read_entry(store, split[0]) is not None else split
+
+
+def former_names(layout: TopicLayout) -> frozenset[str]:
+    """Names of the retention states that a migrated topic had before: of its streams, and of its partitions' topic."""
+    streams = [row.stream for row in layout.segments if row.is_legacy]
+    return frozenset({*streams, *(split[0] for each in streams if (split := partition_of(each)) is not None)})
+
+
+def require_own_state(store: ObjectStore, name: str) -> None:
+    """Refuses a segment of a scalable topic, and the former name of a migrated one, as ``find_scope``."""
+    place = place_of(name)
+    layout = None if place is None else read_layout(store, place)
+    if layout is None:
+        return
+    ids = [row.id for row in layout.segments if row.stream == name]
+    what = f"segment {ids[0]}" if ids else "a former name"
+    if ids or name in former_names(layout):
+        raise InvalidCallError(
+            f"{name} is {what} of a scalable topic: retention decides for all segments together",
+            hint=f"use the topic's name: {layout.topic}",
+        )
 
 
 def find_scope(
@@ -97,14 +144,15 @@ def find_scope(
     """Find the retention state of a stream or partitioned topic.
 
     Args:
-        name: of a plain stream or of a topic.
+        name: of a plain stream or of a topic; of a scalable topic, the place.
         create: create or update the topic's entry; a plain stream needs none.
 
     Raises:
         NotFoundError: no such stream and no such topic.
-        InvalidCallError: not a stream's name, or one partition of a topic.
-        CorruptError, UnsupportedError: an entry is damaged, or a later release wrote it.
+        InvalidCallError: not a stream's name, or one partition or segment of a topic.
+        CorruptError, UnsupportedError: an entry or a layout is damaged, or a later release wrote it.
     """
+    require_own_state(store, name)
     if (own := read_entry(store, name)) is not None:
         topic, number = home_of(store, name)
         if topic != name:
@@ -122,11 +170,13 @@ def find_scope(
         # Before the partitions: those of a topic deleted since would make the entry of its successor look like an old
         # one.
         entry, info = read_topic_entry(store, name)
-        partitions = _partitions(store, name)
-        scope = Scope(name=name, incarnation=None, partitions=partitions, is_topic=True)
+        layout = read_layout(store, name) if is_place(name) else None
+        partitions = _partitions(store, name, layout)
+        absent = frozenset[int]() if layout is None else _absent(store, layout, partitions)
+        scope = Scope(name=name, incarnation=None, partitions=partitions, is_topic=True, layout=layout, absent=absent)
         # A partition with a lost catalogue entry can be restored: until then the topic is the same.
-        absent = () if entry is None else tuple(row for row in entry.partitions if row.number not in partitions)
-        kept = doubtful_rows(store, replace(entry, partitions=absent)) if entry is not None and absent else ()
+        missing = () if entry is None else tuple(row for row in entry.partitions if row.number not in partitions)
+        kept = doubtful_rows(store, replace(entry, partitions=missing)) if entry is not None and missing else ()
         gone = None
         if entry is not None and not kept and not scope.alive(entry.partitions):
             gone, entry = entry.incarnation, None
@@ -144,9 +194,22 @@ def find_scope(
     raise StoreUnavailableError(f"the retention entry of topic {name} was changed by other processes at every attempt")
 
 
-def _partitions(store: ObjectStore, topic: str) -> dict[int, Partition]:
-    """Existing partitions of a topic; raises ``NotFoundError`` where there are none."""
-    streams = partition_streams(store, topic)
+def require_no_segments(scope: Scope) -> None:
+    """Refuses a scalable topic where positions are given by hand: they might delete a child's entries first."""
+    if scope.layout is not None:
+        raise InvalidCallError(
+            f"{scope.layout.topic} is a scalable topic: only a retention policy moves its start",
+            hint="truncate single segments by their own names, parents before children",
+        )
+
+
+def _partitions(store: ObjectStore, topic: str, layout: TopicLayout | None) -> dict[int, Partition]:
+    """Existing partitions or segments of a topic; raises ``NotFoundError`` where there are none."""
+    if layout is None:
+        streams = partition_streams(store, topic)
+    else:
+        there = {*segment_streams(store, topic)}
+        streams = {row.id: row.stream for row in layout.segments if row.is_legacy or row.stream in there}
     entries = at_once(lambda stream: read_entry(store, stream), streams.values())
     partitions = {
         number: Partition(stream, entry.incarnation)
@@ -160,6 +223,15 @@ def _partitions(store: ObjectStore, topic: str) -> dict[int, Partition]:
     return partitions
 
 
+def _absent(store: ObjectStore, layout: TopicLayout, partitions: Mapping[int, Partition]) -> frozenset[int]:
+    """Segments without entries and without an object in the store: no catalogue entry of theirs can be restored."""
+    empty = [
+        row for row in layout.segments if row.id not in partitions and row.end is not None and row.end.entry_id < 0
+    ]
+    pages = at_once(lambda row: store.list(stream_prefix(row.stream), limit=1), empty)
+    return frozenset(row.id for row, page in zip(empty, pages, strict=True) if not page.objects)
+
+
 def record_partitions(store: ObjectStore, streams: Iterable[str]) -> None:
     """Record what partitions the topics of these streams have. Call it before streams are deleted.
 
@@ -169,9 +241,11 @@ def record_partitions(store: ObjectStore, streams: Iterable[str]) -> None:
     Raises:
         CorruptError, UnsupportedError: an entry is damaged, or a later release wrote it.
     """
-    for topic in sorted({split[0] for stream in streams if (split := partition_of(stream)) is not None}):
+    given = {*streams}
+    topics = {split[0] for stream in given if (split := partition_of(stream)) is not None}
+    for topic in sorted(topics | {place for stream in given if (place := place_of(stream)) is not None}):
         if read_topic_entry(store, topic)[0] is not None:
-            with suppress(NotFoundError):
+            with suppress(NotFoundError, InvalidCallError):  # the former name of a migrated topic has no partitions
                 find_scope(store, topic, create=True)
 
 

@@ -16,10 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from formats.documents import SubscriberRow, Subscribers
+from formats.documents import CutRow, PartitionRow, SubscriberRow, Subscribers, document_key
 from formats.entries import Position
+from formats.topic_layout import TopicLayout
 from offloader.errors import CorruptError, InvalidCallError, LimitReachedError, NotFoundError, OffloaderError
 from offloader.manifest.boundary import change_boundary, read_boundary
+from offloader.manifest.catalog import read_entry, read_topic_entry
 from offloader.manifest.names import stream_name
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
@@ -35,9 +37,11 @@ from offloader.retention.scope import (
     Stored,
     find_scope,
     no_source,
+    require_own_state,
 )
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore, require_open_store
+from offloader.stream_names import partition_of
 
 #: Most subscribers of one stream. Each takes some hundred bytes of one object, and a comparison in each cycle.
 SUBSCRIBERS_MAX = 1000
@@ -403,12 +407,44 @@ class StreamRetention:
         """
         found = scope or self.scope()
         named = self._named_revision(found)  # before the registry, which may only get newer
-        if found.incarnation is None:
-            self._require_newest(0, named)
-            return Registry()
-        stored = self.documents.read(found.key(Subscribers), _nobody(found))
+        stored = self._read(found)
         self._require_newest(stored.document.version.revision, named)
         return _registry(stored, found)
+
+    def _read(self, scope: Scope) -> Stored[Subscribers]:
+        empty = self._first(scope)
+        return Stored(empty, None) if scope.incarnation is None else self.documents.read(scope.key(Subscribers), empty)
+
+    def _first(self, scope: Scope) -> Subscribers:
+        """The registry before it is written: without subscribers, or with those of before a topic was migrated.
+
+        Raises:
+            CorruptError, UnsupportedError: the former registry can't be read.
+            InvalidCallError: there are several: they were made by hand.
+        """
+        nobody = Subscribers(name=scope.name, partitions=scope.rows)
+        found = [] if scope.layout is None else former_registries(self.documents, scope.layout)
+        if not found:
+            return nobody
+        if len(found) > 1:
+            raise InvalidCallError(
+                f"{scope.name} was migrated, and {len(found)} of its former streams have subscribers of their own: "
+                "nothing is deleted",
+                hint=f"delete the documents of all but one: {', '.join(sorted(each.name for each, _ in found))}",
+            )
+        document, ids = found[0]
+        return replace(
+            nobody,
+            partitions=tuple(
+                PartitionRow(ids[r.number], r.incarnation) for r in document.partitions if r.number in ids
+            ),
+            subscribers=tuple(
+                replace(each, cut=_renumbered(each.cut, ids), start=_renumbered(each.start, ids))
+                for each in document.subscribers
+            ),
+            # Later than what the former streams' manifests name.
+            version=document.version,
+        )
 
     def accept_registry(self, *, dry_run: bool = False) -> tuple[int, int]:
         """Accepts the current registry although a newer one existed; subscribers only in the newer one are lost.
@@ -419,7 +455,7 @@ class StreamRetention:
         scope = self.scope()
         named, revision = self._named_revision(scope), 0
         if scope.incarnation is not None:
-            revision = self.documents.read(scope.key(Subscribers), _nobody(scope)).document.version.revision
+            revision = self._read(scope).document.version.revision
         if revision < named and not dry_run:
             self._name_revision(scope, lambda _: revision)
         return revision, named
@@ -678,8 +714,12 @@ class StreamRetention:
             rows = tuple(_row(after.subscribers[name]) for name in after.names())
             return replace(stored.document, partitions=scope.rows, subscribers=rows)
 
-        stored = self.documents.change(scope.key(Subscribers), _nobody(scope), alter)
+        stored = self.documents.change(scope.key(Subscribers), self._first(scope), alter)
         registry = _registry(stored, scope)
+        if registers:
+            require_own_state(
+                self.documents.store, self.name
+            )  # a topic that was migrated meanwhile refuses its former name: register there again
         # Also where an earlier call ended between the two writes.
         if registers and (not named or names != {(s.name, s.generation) for s in registry.subscribers.values()}):
             revision = stored.document.version.revision
@@ -693,8 +733,28 @@ def cut_of(cut: CutLike) -> StreamCut:
     return cut if isinstance(cut, StreamCut) else cut_at({0: cut} if isinstance(cut, Position) else cut)
 
 
-def _nobody(scope: Scope) -> Subscribers:
-    return Subscribers(name=scope.name, partitions=scope.rows)
+def former_registries(documents: DocumentStore, layout: TopicLayout) -> list[tuple[Subscribers, dict[int, int]]]:
+    """Registries of before a topic was migrated, with the id of the segment that each former partition is."""
+    ids: dict[str, dict[int, int]] = {}
+    for row in layout.segments:
+        if row.is_legacy:
+            ids[row.stream] = {0: row.id}
+            if (split := partition_of(row.stream)) is not None:
+                ids.setdefault(split[0], {})[split[1]] = row.id
+    found = []
+    for name, numbers in ids.items():
+        stream, topic = read_entry(documents.store, name), read_topic_entry(documents.store, name)[0]
+        for incarnation in [each.incarnation for each in (stream, topic) if each is not None]:
+            key = document_key(Subscribers, name, incarnation)
+            document = documents.read(key, Subscribers(name=name, partitions=())).document
+            if document.version.revision:
+                found.append((document, numbers))
+    return found
+
+
+def _renumbered(cut: tuple[CutRow, ...] | None, ids: Mapping[int, int]) -> tuple[CutRow, ...] | None:
+    rows = [CutRow(ids[row.partition], row.position) for row in cut or () if row.partition in ids]
+    return None if cut is None else tuple(sorted(rows, key=lambda row: row.partition))
 
 
 def _registry(stored: Stored[Subscribers], scope: Scope) -> Registry:

@@ -1,8 +1,8 @@
-"""Truncate a stream or a partitioned topic: commit a new start position before any deletion."""
+"""Truncate a stream, a partitioned or a scalable topic: commit a new start position before any deletion."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -22,10 +22,11 @@ from offloader.manifest.noted import load_noted, noted_by, require_absence_noted
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.source_identity import checked, closed_edit, first_not_held
 from offloader.manifest.state import EditRefusedError, ManifestState, require_takeable
+from offloader.manifest.topic_layouts import read_layout
 from offloader.retention.scope import SourceOf, no_source
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectInfo, ObjectStore, put_if
-from offloader.stream_names import partition_of
+from offloader.stream_names import is_place, partition_of
 
 #: Attempts to plan a truncation again because the manifest changed.
 ATTEMPTS_MAX = 10
@@ -351,12 +352,13 @@ def truncate_topic(
     still: Callable[[], bool] = lambda: True,
     listed: Mapping[str, int] = MappingProxyType({}),
 ) -> Mapping[str, Truncation]:
-    """Truncate each partition at its position; an unnamed partition is unchanged.
+    """Truncate each partition or segment at its position, in the order given; an unnamed one is unchanged.
 
     An earlier unfinished truncation is finished first.
 
     Args:
-        heads: partition's stream -> the first position to keep.
+        topic: its name; of a scalable topic, the place.
+        heads: partition's stream -> the first position to keep; segments after their parents, which the caller checks.
         by: the operator or process, for display.
         source_of: the hot tier of a partition.
         force, take_over, takeover_after_s, dry_run: as for ``truncate_stream``.
@@ -370,11 +372,7 @@ def truncate_topic(
         InvalidCallError, EditRefusedError, NotFoundError, FencedError: a partition can't be truncated; none was.
         StoreUnavailableError, OutcomeUnknownError: it isn't finished; call it, or ``resume_topic_truncation``, again.
     """
-    foreign = [name for name in heads if (partition_of(name) or ("",))[0] != topic]
-    if foreign or not heads:
-        raise InvalidCallError(
-            f"{', '.join(foreign) or 'nothing'} isn't a partition of {topic}", hint=f"use {topic}-partition-0 and so on"
-        )
+    _require_parts(store, topic, heads)
     require_no_global_hold(store)
     how: dict[str, Any] = {
         "clock": clock,
@@ -389,7 +387,7 @@ def truncate_topic(
         before, info = read_intent(store, topic)
         # A refusal of one partition comes before any changes: a partition that passes remains truncatable.
         wanted = tuple(
-            PartitionHead(name, require_entry(store, name).incarnation, head) for name, head in sorted(heads.items())
+            PartitionHead(name, require_entry(store, name).incarnation, head) for name, head in heads.items()
         )
         plan = partial(truncate, dry_run=dry_run, probe=not dry_run)
         planned = {each.stream: plan(each, listed=listed.get(each.stream)) for each in wanted}
@@ -403,6 +401,21 @@ def truncate_topic(
         if _begun(store, intent, info):
             return _apply(store, intent, truncate)
     raise StoreUnavailableError(f"{topic} in {store.url} was truncated by other processes {ATTEMPTS_MAX} times")
+
+
+def _require_parts(store: ObjectStore, topic: str, streams: Collection[str]) -> None:
+    layout = read_layout(store, topic) if is_place(topic) else None
+    segments = None if layout is None else {row.stream for row in layout.segments}
+    foreign = [
+        name
+        for name in streams
+        if (name not in segments if segments is not None else (partition_of(name) or ("",))[0] != topic)
+    ]
+    if foreign or not streams:
+        raise InvalidCallError(
+            f"{', '.join(foreign) or 'nothing'} isn't a {'partition' if layout is None else 'segment'} of {topic}",
+            hint=f"use {topic}-partition-0 and so on" if layout is None else f"see `offloader ls {layout.topic}`",
+        )
 
 
 def resume_topic_truncation(

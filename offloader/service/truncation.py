@@ -9,7 +9,7 @@ from formats.entries import Position
 from offloader.errors import InvalidCallError
 from offloader.manifest.log import ManifestLog
 from offloader.retention.broker import first_listed, listed_by_source
-from offloader.retention.scope import find_scope
+from offloader.retention.scope import find_scope, require_no_segments
 from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
 from offloader.runtime.clock import Clock
 from offloader.service.positions import positions_of
@@ -35,6 +35,7 @@ def truncate(
     """
     wanted = positions_of(before, "before")
     scope = find_scope(store, name)
+    require_no_segments(scope)
     if scope.is_topic != isinstance(wanted, Mapping):
         has = f"has {len(scope.partitions)} partitions" if scope.is_topic else "has no partitions"
         raise InvalidCallError(f"before: {name} {has}", hint='{"0": "7:12"}' if scope.is_topic else '"7:12"')

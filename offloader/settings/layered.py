@@ -20,7 +20,7 @@ from offloader.settings import Pairs, Settings, StoreSettings
 from offloader.settings.fields import allowed, amount_text, from_file, in_file
 from offloader.settings.pulsar_names import REFUSED, TRANSLATED, translation_of
 from offloader.settings.retention import KEEP_SETTINGS
-from offloader.stream_names import partition_of, require_stream_name
+from offloader.stream_names import is_segment, partition_of, place_of, require_stream_name
 
 
 def _plain(key: str) -> str:
@@ -64,7 +64,8 @@ def value_of(name: str, value: object) -> Any:
 
 
 _METHOD = "offload.method"
-_TOPIC = "persistent://"
+#: Scheme of a topic's name -> third level of the stream's name.
+_SCHEMES = {"persistent://": "persistent", "topic://": "topic"}
 _SECTIONS = tuple(each.name for each in fields(Settings))
 #: Sections that apply to the whole process: all streams share the component.
 PROCESS_SECTIONS = frozenset(
@@ -272,15 +273,21 @@ def _scopes_of(stream: str) -> list[str]:
     levels = stream.split("/")
     namespace = [f"namespaces.{'/'.join(levels[:2])}"] if len(levels) > 2 else []
     partition = partition_of(stream)
-    topics = [*([] if partition is None else [partition[0]]), *([stream] if stream else [])]
+    above = [partition[0]] if partition else []
+    if is_segment(stream) and (place := place_of(stream)) is not None:
+        above = [place]
+    topics = [*above, *([stream] if stream else [])]
     return ["", *namespace, *(f"topics.{name}" for name in topics)]
 
 
 def _stream_of(topic: str) -> str:
-    """The stream of ``persistent://tenant/namespace/topic``; other names are returned unchanged."""
-    tenant, _, rest = topic.removeprefix(_TOPIC).partition("/")
-    namespace, _, name = rest.partition("/")
-    return f"{tenant}/{namespace}/persistent/{name}" if topic.startswith(_TOPIC) and name else topic
+    """The stream of ``persistent://tenant/namespace/topic``, and the documents' name of ``topic://...``; other names
+    are returned unchanged."""
+    for scheme, kind in _SCHEMES.items():
+        levels = topic.removeprefix(scheme).split("/", 2)
+        if topic.startswith(scheme) and len(levels) == 3 and levels[2]:
+            return f"{levels[0]}/{levels[1]}/{kind}/{levels[2]}"
+    return topic
 
 
 def raw_layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:

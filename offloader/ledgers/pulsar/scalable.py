@@ -24,7 +24,6 @@ from offloader.ledgers.pulsar.topics import is_text, stream_of_topic
 TOPIC_SCHEME, SEGMENT_SCHEME = "topic://", "segment://"
 #: In the names of streams: of the topic's own documents.
 _PLACE = "topic"
-PLACE_LEVELS = 4
 
 _ACTIVE, _SEALED = "ACTIVE", "SEALED"
 #: The numbers of the binary protocol.
@@ -43,12 +42,6 @@ def place_of_topic(topic: str) -> str:
         raise InvalidCallError(f"{topic} is no scalable topic", hint="names look like topic://tenant/namespace/topic")
     tenant, namespace, name = levels
     return f"{tenant}/{namespace}/{_PLACE}/{name}"
-
-
-def is_place(name: str) -> bool:
-    """Whether a name can be that of a scalable topic's documents."""
-    levels = name.split("/")
-    return len(levels) == PLACE_LEVELS and levels[2] == _PLACE and all(levels)
 
 
 def segment_topic(topic: str, segment_id: int, hash_start: int, hash_stop: int) -> str:

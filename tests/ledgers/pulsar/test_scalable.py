@@ -14,7 +14,7 @@ from formats.pulsar.commands import CommandType, decode_command
 from formats.topic_layout import RangeSegment
 from offloader.errors import CorruptError, InvalidCallError, LimitReachedError, OffloaderError, UnsupportedError
 from offloader.ledgers.pulsar import scalable
-from offloader.ledgers.pulsar.scalable import is_place, layout_of_dag, layout_of_json, place_of_topic, segment_topic
+from offloader.ledgers.pulsar.scalable import layout_of_dag, layout_of_json, place_of_topic, segment_topic
 from offloader.ledgers.pulsar.topics import topic_of_stream
 
 RECORDED = Path(__file__).parent / "scalable_layouts"
@@ -146,8 +146,6 @@ def test_unknown_state_of_the_watch_is_refused() -> None:
 def test_names() -> None:
     assert segment_topic(TOPIC, 3, 0, 32768) == "segment://public/recorded/orders/0000-7fff-3"
     assert place_of_topic(TOPIC) == "public/recorded/topic/orders"
-    assert is_place("public/recorded/topic/orders")
-    assert not is_place("public/recorded/persistent/orders")
 
 
 @pytest.mark.parametrize("name", ["topic://orders", "topic://a//b", "persistent://a/b/c", "topic://a/b/c/d"])
