@@ -390,6 +390,11 @@ class ReaderGroups:
         homes = {}
         for stream in config.streams:
             scope = self._stream(stream).scope()
+            if scope.layout is not None:
+                raise InvalidCallError(
+                    f"{scope.layout.topic} is a scalable topic: reader groups don't read its segments in their order",
+                    hint="read it with one reader, or with Spark",
+                )
             homes[stream] = scope.rows
             start = config.starts.get(stream, StreamCut())
             if start.offsets and (problem := self._stream(stream).cuts(scope).problem(start)):

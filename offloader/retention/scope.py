@@ -5,9 +5,9 @@ layout, under the topic's place. A segment's number is its id, which is unique i
 segments that the store has: others have no entries here that could be deleted. New ones join as partitions do.
 
 A migrated topic's former streams are segments too. Calls by its former name, or by that of a former partition, are
-refused. The subscribers that were registered there are the topic's until its own registry is written, which then begins
-with them. The recorded cuts of before aren't used: ages begin again with the ends of segments. A layout that can't be
-read is an error of every call: nothing is deleted.
+refused. The subscribers that were registered there remain (``offloader.retention.former``). The recorded cuts of before
+aren't used: ages begin again with the ends of segments. A layout that can't be read is an error of every call: nothing
+is deleted.
 """
 
 from __future__ import annotations
@@ -136,6 +136,15 @@ def require_own_state(store: ObjectStore, name: str) -> None:
             f"{name} is {what} of a scalable topic: retention decides for all segments together",
             hint=f"use the topic's name: {layout.topic}",
         )
+
+
+def is_part_of_scalable(store: ObjectStore, name: str) -> bool:
+    """Whether a name is that of a segment of a scalable topic, or a former name of one: it has no state."""
+    try:
+        require_own_state(store, name)
+    except InvalidCallError:
+        return True
+    return False
 
 
 def find_scope(

@@ -16,17 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from formats.documents import CutRow, PartitionRow, SubscriberRow, Subscribers, document_key
+from formats.documents import SubscriberRow, Subscribers
 from formats.entries import Position
-from formats.topic_layout import TopicLayout
 from offloader.errors import CorruptError, InvalidCallError, LimitReachedError, NotFoundError, OffloaderError
 from offloader.manifest.boundary import change_boundary, read_boundary
-from offloader.manifest.catalog import read_entry, read_topic_entry
 from offloader.manifest.names import stream_name
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
 from offloader.retention.cuts import StreamCut, cut_at, cut_of_rows, rows_of_cut
 from offloader.retention.entries import Known, StreamEntries
+from offloader.retention.former import former_registry
 from offloader.retention.lineage import Lineage
 from offloader.retention.scope import (
     DocumentStore,
@@ -41,7 +40,6 @@ from offloader.retention.scope import (
 )
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore, require_open_store
-from offloader.stream_names import partition_of
 
 #: Most subscribers of one stream. Each takes some hundred bytes of one object, and a comparison in each cycle.
 SUBSCRIBERS_MAX = 1000
@@ -407,44 +405,19 @@ class StreamRetention:
         """
         found = scope or self.scope()
         named = self._named_revision(found)  # before the registry, which may only get newer
-        stored = self._read(found)
+        stored = self._read(found, named=named)
         self._require_newest(stored.document.version.revision, named)
         return _registry(stored, found)
 
-    def _read(self, scope: Scope) -> Stored[Subscribers]:
-        empty = self._first(scope)
-        return Stored(empty, None) if scope.incarnation is None else self.documents.read(scope.key(Subscribers), empty)
-
-    def _first(self, scope: Scope) -> Subscribers:
-        """The registry before it is written: without subscribers, or with those of before a topic was migrated.
-
-        Raises:
-            CorruptError, UnsupportedError: the former registry can't be read.
-            InvalidCallError: there are several: they were made by hand.
-        """
+    def _read(self, scope: Scope, *, named: int) -> Stored[Subscribers]:
+        """The registry as stored; of a scalable topic without one, that of its parts, if they name one."""
         nobody = Subscribers(name=scope.name, partitions=scope.rows)
-        found = [] if scope.layout is None else former_registries(self.documents, scope.layout)
-        if not found:
-            return nobody
-        if len(found) > 1:
-            raise InvalidCallError(
-                f"{scope.name} was migrated, and {len(found)} of its former streams have subscribers of their own: "
-                "nothing is deleted",
-                hint=f"delete the documents of all but one: {', '.join(sorted(each.name for each, _ in found))}",
-            )
-        document, ids = found[0]
-        return replace(
-            nobody,
-            partitions=tuple(
-                PartitionRow(ids[r.number], r.incarnation) for r in document.partitions if r.number in ids
-            ),
-            subscribers=tuple(
-                replace(each, cut=_renumbered(each.cut, ids), start=_renumbered(each.start, ids))
-                for each in document.subscribers
-            ),
-            # Later than what the former streams' manifests name.
-            version=document.version,
-        )
+        stored = Stored(nobody, None)
+        if scope.incarnation is not None:
+            stored = self.documents.read(scope.key(Subscribers), nobody)
+        if stored.etag is None and scope.layout is not None and named:
+            return Stored(former_registry(self.documents, scope), None)
+        return stored
 
     def accept_registry(self, *, dry_run: bool = False) -> tuple[int, int]:
         """Accepts the current registry although a newer one existed; subscribers only in the newer one are lost.
@@ -455,7 +428,7 @@ class StreamRetention:
         scope = self.scope()
         named, revision = self._named_revision(scope), 0
         if scope.incarnation is not None:
-            revision = self._read(scope).document.version.revision
+            revision = self._read(scope, named=named).document.version.revision
         if revision < named and not dry_run:
             self._name_revision(scope, lambda _: revision)
         return revision, named
@@ -714,7 +687,11 @@ class StreamRetention:
             rows = tuple(_row(after.subscribers[name]) for name in after.names())
             return replace(stored.document, partitions=scope.rows, subscribers=rows)
 
-        stored = self.documents.change(scope.key(Subscribers), self._first(scope), alter)
+        empty = Subscribers(name=scope.name, partitions=scope.rows)
+        if scope.layout is not None:
+            before = self._read(scope, named=self._named_revision(scope))
+            empty = before.document if before.etag is None else empty
+        stored = self.documents.change(scope.key(Subscribers), empty, alter)
         registry = _registry(stored, scope)
         if registers:
             require_own_state(
@@ -731,30 +708,6 @@ class StreamRetention:
 def cut_of(cut: CutLike) -> StreamCut:
     """Convert to a cut of this stream; raises ``InvalidCallError`` for an offset that is no position."""
     return cut if isinstance(cut, StreamCut) else cut_at({0: cut} if isinstance(cut, Position) else cut)
-
-
-def former_registries(documents: DocumentStore, layout: TopicLayout) -> list[tuple[Subscribers, dict[int, int]]]:
-    """Registries of before a topic was migrated, with the id of the segment that each former partition is."""
-    ids: dict[str, dict[int, int]] = {}
-    for row in layout.segments:
-        if row.is_legacy:
-            ids[row.stream] = {0: row.id}
-            if (split := partition_of(row.stream)) is not None:
-                ids.setdefault(split[0], {})[split[1]] = row.id
-    found = []
-    for name, numbers in ids.items():
-        stream, topic = read_entry(documents.store, name), read_topic_entry(documents.store, name)[0]
-        for incarnation in [each.incarnation for each in (stream, topic) if each is not None]:
-            key = document_key(Subscribers, name, incarnation)
-            document = documents.read(key, Subscribers(name=name, partitions=())).document
-            if document.version.revision:
-                found.append((document, numbers))
-    return found
-
-
-def _renumbered(cut: tuple[CutRow, ...] | None, ids: Mapping[int, int]) -> tuple[CutRow, ...] | None:
-    rows = [CutRow(ids[row.partition], row.position) for row in cut or () if row.partition in ids]
-    return None if cut is None else tuple(sorted(rows, key=lambda row: row.partition))
 
 
 def _registry(stored: Stored[Subscribers], scope: Scope) -> Registry:

@@ -25,9 +25,9 @@ from formats.entries import TIME_UNKNOWN_MS
 from formats.manifest import encode_record
 from formats.summary import LedgerSpan
 from offloader.errors import InvalidCallError, OffloaderError, UnsupportedError
-from offloader.manifest.catalog import partition_streams
 from offloader.manifest.failed_segments import failed_segments
 from offloader.manifest.load import kept_records
+from offloader.manifest.names import parts_of
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
 from offloader.runtime.clock import SystemClock
@@ -150,7 +150,7 @@ def _retention_of(state: ManifestState, store: ObjectStore) -> StreamRetention |
     from offloader.retention.subscribers import open_retention
 
     name, number = home_of(store, state.stream)
-    is_first = name == state.stream or number == min(partition_streams(store, name))
+    is_first = name == state.stream or number == min(parts_of(store, name).partitions)
     return open_retention(store, name) if is_first else None
 
 

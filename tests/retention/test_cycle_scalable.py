@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import cast
 
 import pytest
 
+import offloader
 from formats.entries import Position
 from formats.topic_layout import HASHES, RangeSegment, layout_key
+from offloader.cli.main import main
 from offloader.errors import CorruptError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.gc.delete_stream import remove_stream
+from offloader.groups.group_service import open_reader_groups
+from offloader.groups.reader_groups import RetentionType
 from offloader.manifest.catalog import read_topic_entry, release_topics_of
 from offloader.manifest.log import load_manifest
 from offloader.manifest.topic_layouts import read_layout
@@ -20,9 +26,13 @@ from offloader.retention.cycle import retained_streams
 from offloader.retention.state import Rule
 from offloader.retention.subscribers import open_retention
 from offloader.retention.truncate import truncate_stream
+from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault
 from tests.retention.retained_streams import ENTRIES, KIB
 from tests.retention.scalable_topic import NAME, PLACE, ScalableBench
+
+_names = itertools.count()
 
 
 def split_once(bench: ScalableBench, *ledgers: int) -> tuple[int, int]:
@@ -134,6 +144,7 @@ def test_topic_grows_after_a_recorded_cut() -> None:
     assert bench.heads()[merged] == Position(5, 0)
 
 
+@pytest.mark.slow
 def test_deleted_stream_of_a_segment_holds_its_descendants_back() -> None:
     bench = ScalableBench(policy="size", min_size="1KiB")
     one, other = split_once(bench, 3, 2, 2)
@@ -281,6 +292,7 @@ def test_lost_registry_of_a_migrated_topic_deletes_nothing() -> None:
         bench.run(PLACE)
 
 
+@pytest.mark.slow
 def test_crash_between_two_segments_is_completed_by_the_next_run() -> None:
     found = set()
     for call in range(1, 100):
@@ -374,6 +386,7 @@ def kept(bench: ScalableBench) -> int:
     return entries * KIB
 
 
+@pytest.mark.slow
 def test_documents_are_kept_until_the_last_segment_is_deleted() -> None:
     bench = ScalableBench(policy="consumption")
     split_once(bench, 1, 1, 1)
@@ -385,3 +398,52 @@ def test_documents_are_kept_until_the_last_segment_is_deleted() -> None:
         release_topics_of(bench.memory, [stream], clock=bench.clock, now_ms=bench.clock.now_ms())
         assert (read_topic_entry(bench.memory, PLACE)[0] is None) == (count == len(streams))
     assert read_layout(bench.memory, PLACE) is not None
+
+
+def test_subscribers_of_single_segments_remain_those_of_the_topic() -> None:
+    bench = ScalableBench(policy="consumption")
+    one, other = split_once(bench, 1, 2, 2)
+    for number in (one, other):
+        # As with a release that had a registry for each segment: the layout isn't known to retention.
+        bench.subscribe("billing", bench.stream(number))
+    bench.publish("billing", Position(3, 0), bench.stream(one))
+    bench.record()
+    for _ in range(2):
+        bench.run(PLACE)
+        assert bench.heads() == {0: None, one: None, other: None}
+    bench.publish("billing", {0: Position(1, ENTRIES), one: Position(3, 0)}, NAME)
+    bench.run(PLACE)
+    assert bench.heads() == {0: Position(1, ENTRIES), one: Position(3, 0), other: None}
+
+
+def test_reader_groups_refuse_scalable_topics() -> None:
+    bench = ScalableBench()
+    split_once(bench, 1, 1, 1)
+    bench.record()
+    with pytest.raises(InvalidCallError, match="reader groups don't read its segments in their order"):
+        open_reader_groups(bench.memory).configure("group", [PLACE], RetentionType.NONE, None)
+
+
+@pytest.mark.slow
+def test_library_and_commands_take_the_name_of_the_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    bench = ScalableBench()
+    bench.memory = cast("MemoryStore", open_store(f"memory://scalable-{next(_names)}"))
+    one, other = split_once(bench, 3, 2, 2)
+    bench.record()
+    retention = offloader.open_store(bench.memory.url).stream(NAME).retention()
+    retention.add("billing")
+    retention.publish("billing", {0: Position(1, 5)})
+    assert [each.lag_entries for each in retention.subscribers()] == [65]
+    where = ["--store", bench.memory.url]
+    assert main(["subscriber", "ack", NAME, "billing", "--at", "0=2:0", "--at", f"{one}=4:5", *where]) == 0
+    assert main(["retention", "plan", NAME, "--keep-size", "30KiB", *where]) == 0
+    assert "5:0 in partition 1" in capsys.readouterr().out
+    assert bench.heads() == {0: None, one: None, other: None}
+    assert main(["retention", "run", NAME, "--keep-size", "30KiB", "--apply", *where]) == 0
+    assert bench.heads() == {0: Position(3, ENTRIES), one: Position(5, 0), other: None}
+    assert main(["retention", "explain", NAME, "--decisions", *where]) == 0
+    assert "billing" in capsys.readouterr().out
+    assert main(["retention", "plan", "segment://public/default/orders/0000-ffff-0", *where]) != 0
+    assert f"use the topic's name: {NAME}" in capsys.readouterr().err
+    assert main(["stream", "truncate", NAME, "--before", "0=1:5", *where]) != 0
+    assert "only a retention policy moves its start" in capsys.readouterr().err

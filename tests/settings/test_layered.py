@@ -356,3 +356,17 @@ def test_settings_of_a_topic_count_for_its_partitions_and_those_of_a_partition_b
     assert [(each.delete, each.grace_period.hours) for each in partitions] == [(False, 2), (False, 3)]
     assert found.values_of(f"{ORDERS}-partition-0")["cleanup.delete"].source.endswith(f"[topic {ORDERS}]")
     assert found.settings_of(f"{ORDERS}-partition-x").cleanup.delete
+
+
+def test_settings_of_a_scalable_topic_count_for_its_segments(tmp_path: Path) -> None:
+    text = """
+    [topics."topic://public/default/orders".retention]
+    keep = "7d"
+
+    [topics."public/default/segment/orders/0000-7fff-1".retention]
+    keep = "1d"
+    """
+    found = read_settings_file(write(tmp_path, text))
+    names = ("topic/orders", "segment/orders/8000-ffff-2", "segment/orders/0000-7fff-1", "persistent/orders")
+    days = [found.settings_of(f"public/default/{name}").retention.keep / 86400 for name in names]
+    assert days == [7, 7, 1, 0]

@@ -11,7 +11,14 @@ from functools import partial
 from typing import TypeVar
 
 from formats.entries import Position
-from offloader.errors import ClosedError, FencedError, NotFoundError, OffloaderError, StoreUnavailableError
+from offloader.errors import (
+    ClosedError,
+    FencedError,
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    StoreUnavailableError,
+)
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, survey
@@ -22,6 +29,7 @@ from offloader.ledgers.pulsar.topics import TopicInternals, TopicStats, policy_w
 from offloader.parallel_map import at_once
 from offloader.retention.cuts import StreamCut, partition_segment
 from offloader.retention.entries import StreamEntries
+from offloader.retention.scope import is_part_of_scalable
 from offloader.retention.subscribers import (
     SUBSCRIBER_NAME_CHARS_MAX,
     Followed,
@@ -341,7 +349,7 @@ class PulsarProvider:
     ) -> None:
         TopicPatterns.of(settings.topics, settings.exclude)
         self._cluster = cluster or PulsarCluster(settings, clock=clock)
-        self._clock = clock
+        self._store, self._clock = store, clock
         # Polls of the cluster, of subscriptions, of the store, and of offloads.
         self._workers = Workers(4, clock)
         # Separate threads, because a stream may take minutes to complete its last segment.
@@ -587,6 +595,11 @@ class PulsarProvider:
             self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
         except NotFoundError as error:
             # Nothing is offloaded yet, or the topic is being deleted.
+            _log.debug("subscriptions of %s: %s", topic, error)
+        except InvalidCallError as error:
+            if not is_part_of_scalable(self._store, stream_of_topic(topic)):
+                raise
+            # It was migrated. Its subscribers remain as they were until they are removed.
             _log.debug("subscriptions of %s: %s", topic, error)
 
     def _bases(self) -> Sequence[str]:

@@ -11,13 +11,18 @@ import pytest
 
 from formats.entries import Position
 from formats.pulsar.entry import decode_frame
+from formats.topic_layout import HASHES, RangeSegment, TopicLayout
 from offloader.errors import NotFoundError
 from offloader.ledgers.pulsar.consumer import Consumer
-from offloader.manifest.log import list_streams
-from offloader.manifest.topic_layouts import NOTHING_MORE, read_layout
+from offloader.manifest.log import list_streams, load_manifest
+from offloader.manifest.topic_layouts import NOTHING_MORE, read_layout, record_layout
 from offloader.read.partitions import open_reader
-from tests.support.pulsar_cluster import Cluster, fake_cluster, streams_of, whats
+from offloader.retention.cycle import RetentionCycle
+from offloader.retention.subscribers import open_retention
+from offloader.runtime.clock import SystemClock
+from tests.support.pulsar_cluster import Cluster, S, fake_cluster, streams_of, whats
 from tests.support.scalable_topic import FakeScalable
+from tests.support.served import settings_file
 from tests.support.waiting import eventually
 
 NAME, PLACE = "topic://t/n/orders", "t/n/topic/orders"
@@ -299,3 +304,60 @@ def test_end_before_a_delivered_entry_is_not_recorded(cluster: Cluster, monkeypa
     recorded = read_layout(cluster.store, PLACE)
     assert recorded is not None
     assert recorded.by_id[0].end == topic.newest(0)
+
+
+def test_policy_truncates_the_oldest_segments_and_leaves_the_rest_in_order(cluster: Cluster) -> None:
+    def starts() -> dict[int, Position | None]:
+        layout = read_layout(cluster.store, PLACE)
+        assert layout is not None
+        there = {*list_streams(cluster.store)}
+        return {r.id: load_manifest(cluster.store, r.stream).head for r in layout.segments if r.stream in there}
+
+    def cycle() -> None:
+        file = settings_file(retention__policy="size", retention__min_size="300B")
+        RetentionCycle(cluster.store, clock=SystemClock(), settings_of=file.settings_of).run(PLACE)
+
+    topic = cluster.make_scalable("orders")
+    send(topic, 20)
+    with cluster.serve(offload=SOON):
+        eventually(lambda: has_all(cluster, topic))
+        cycle()
+        one, other = topic.split(0)
+        send(topic, 2)
+        merged = topic.merge(one, other)
+        send(topic, 2)
+        eventually(lambda: has_all(cluster, topic))
+        cycle()
+    heads = starts()
+    assert topic.newest(0) < (heads[0] or Position(0, 0))
+    assert heads[merged] is None
+    kept = read(cluster)
+    assert kept == {key: values[-4:] for key, values in topic.sent.items()}
+
+
+def test_subscriptions_of_a_migrated_topic_are_no_problem_and_keep_their_positions(cluster: Cluster) -> None:
+    def follows(name: str) -> bool:
+        with suppress(NotFoundError):
+            return "pulsar:billing" in open_retention(cluster.store, name).registry().subscribers
+        return False
+
+    former = cluster.make("one")
+    former.subscribe("billing")
+    with cluster.serve(offload={"retention__policy": "consumption"}) as assembled:
+        eventually(lambda: follows(f"{S}one"))
+        root = RangeSegment(
+            id=0,
+            stream=f"{S}one",
+            hash_start=0,
+            hash_stop=HASHES,
+            parents=(),
+            created_epoch=0,
+            sealed_epoch=0,
+            is_legacy=True,
+        )
+        record_layout(cluster.store, "t/n/topic/one", TopicLayout(topic="topic://t/n/one", epoch=0, segments=(root,)))
+        for _ in range(2):  # the second look at the subscriptions begins after the layout was recorded
+            polled = len(cluster.admin.of("GET", "/t/n"))
+            eventually(lambda: len(cluster.admin.of("GET", "/t/n")) > polled + 4)  # noqa: B023
+        assert "subscriptions" not in whats(assembled)
+    assert follows("topic://t/n/one")
