@@ -112,6 +112,10 @@ def home_of(store: ObjectStore, stream: str) -> tuple[str, int]:
         for row in layout.segments:
             if row.stream == stream:
                 return place, row.id
+    return _partition_home(store, stream)
+
+
+def _partition_home(store: ObjectStore, stream: str) -> tuple[str, int]:
     split = partition_of(stream)
     # Beside a plain stream ``x``, ``x-partition-0`` is a separate stream.
     return (stream, 0) if split is None or read_entry(store, split[0]) is not None else split
@@ -163,7 +167,7 @@ def find_scope(
     """
     require_own_state(store, name)
     if (own := read_entry(store, name)) is not None:
-        topic, number = home_of(store, name)
+        topic, number = _partition_home(store, name)
         if topic != name:
             raise InvalidCallError(
                 f"{name} is partition {number} of a topic: retention decides for all partitions together",
