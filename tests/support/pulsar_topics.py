@@ -23,6 +23,7 @@ _CONSUMER_BUSY, _TOPIC_NOT_FOUND = 5, 11
 _NO_REQUEST = 2**64 - 1
 #: Answer to a lookup: another broker has the topic.
 _REDIRECT = 0
+_TERMINATED = "Terminated"
 #: Those that name a consumer.
 _CONSUMERS_COMMANDS = (
     CommandType.FLOW,
@@ -37,6 +38,7 @@ class _Consumer:
     client: BrokerClient
     consumer_id: int
     permits: int = 0
+    knows_end: bool = False
 
 
 @dataclass(eq=False)
@@ -108,6 +110,7 @@ class FakeTopic:
             over no more than the reader has permits for.
         offloaded: ledgers that the broker has offloaded itself.
         state: of its managed ledger, as internal statistics say it.
+        named_last: the entry that it names as its newest one, instead of that; entry -1: none.
         offloads: the positions before which it was asked to.
 
     Besides clients that speak the protocol, a test may hold subscriptions itself: ``subscribe``, ``acknowledge``.
@@ -122,6 +125,7 @@ class FakeTopic:
         self.read_batch = 1
         self.offloaded: set[int] = set()
         self.state = "LedgerOpened"
+        self.named_last: Position | None = None
         self.offloads: list[Position] = []
         self._markers: dict[Position, int] = {}
         self._broker = broker
@@ -350,7 +354,7 @@ class FakeTopic:
                     self._acknowledge(client, body)
                 case CommandType.GET_LAST_MESSAGE_ID:
                     given = [position for position, _, messages in self.entries if messages]
-                    last = message_id(given[-1] if given else Position(-1, -1))
+                    last = message_id(self.named_last or (given[-1] if given else Position(-1, -1)))
                     client.send(
                         CommandType.GET_LAST_MESSAGE_ID_RESPONSE, request_id=body.request_id, last_message_id=last
                     )
@@ -379,8 +383,10 @@ class FakeTopic:
             client.send(CommandType.ACTIVE_CONSUMER_CHANGE, consumer_id=body.consumer_id, is_active=False)
 
     def _index_of(self, start: Position) -> int:
-        """Of the first entry from there on; past the end a broker falls back to the first of all."""
-        return next((index for index, each in enumerate(self.entries) if each[0] >= start), 0)
+        """Of the first entry from there on; past the end a broker falls back to the first of all, unless it was
+        terminated."""
+        beyond = len(self.entries) if self.state == _TERMINATED else 0
+        return next((index for index, each in enumerate(self.entries) if each[0] >= start), beyond)
 
     def _activate(self, found: _Subscription) -> None:
         found.turns += bool(found.consumers)
@@ -439,6 +445,15 @@ class FakeTopic:
                 said = message_id(self.lies.get(position, position))
                 consumer = found.consumers[0]
                 consumer.client.send(CommandType.MESSAGE, entry, consumer_id=consumer.consumer_id, message_id=said)
+            self._tell_end(found)
+
+    def _tell_end(self, found: _Subscription) -> None:
+        """Once, who works and wants more, if everything is acknowledged."""
+        left = any(messages for _, _, messages in self.entries[found.mark_delete :])
+        consumer = next(iter(found.consumers), None)
+        if self.state == _TERMINATED and not left and consumer and consumer.permits > 0 and not consumer.knows_end:
+            consumer.knows_end = True
+            consumer.client.send(CommandType.REACHED_END_OF_TOPIC, consumer_id=consumer.consumer_id)
 
     def _is_skipped(self, position: Position) -> bool:
         left = self.skips.get(position, 0)

@@ -146,6 +146,10 @@ class Consumer:
         messages_max: in the buffer.
         bytes_max: returns the current byte limit of the buffer, before each grant.
         ready: called by another thread when entries are available; return quickly.
+
+    Attributes:
+        is_at_end: whether the broker reported that the topic is terminated and has no entries after the acknowledged
+            ones; for a reader, none from its start position on.
     """
 
     def __init__(
@@ -176,6 +180,7 @@ class Consumer:
         self._error: OffloaderError | None = None
         self._is_active: bool | None = None
         self._choices = 0
+        self.is_at_end = False
         self._is_closed = self._is_away = False
 
     @property
@@ -305,7 +310,9 @@ class Consumer:
             elif command.type is CommandType.ACTIVE_CONSUMER_CHANGE:
                 self._choices += bool(command.body.is_active) and not self._is_active
                 self._is_active = bool(command.body.is_active)
-            if self._kept or session.is_broken or not session.is_known:
+            elif command.type is CommandType.REACHED_END_OF_TOPIC:
+                self.is_at_end = True
+            if self._kept or self.is_at_end or session.is_broken or not session.is_known:
                 self._arrived.set()
         self._ready()
 

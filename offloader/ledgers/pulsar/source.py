@@ -302,6 +302,8 @@ def _entries_between(internals: TopicInternals, after: Position, upto: Position)
     )
 
 
+#: Longest wait for the report that a sealed segment has no later entry.
+END_S_MAX = 5.0
 #: How long a read waits for an entry that is being delivered, before a separate reader fetches it.
 LIVE_WAIT_S = 1.0
 
@@ -539,6 +541,29 @@ class PulsarSource:
             self._facts.end = end
             self._ledgers.doubt()
             self._live.wake()
+
+    def sealed_end(self) -> Position | None:
+        """The last entry of a sealed segment; ``None``: it has none.
+
+        The broker may name an earlier entry than the last (see ``topic_facts``). So a reader begins after that: either
+        it receives an entry, or the broker reports the end of the topic.
+
+        Raises:
+            OffloaderError: the end isn't known yet: retry.
+        """
+        last = self.subscription.consumer.last_position()
+        if not isinstance(self._facts, ObservedFacts):
+            return last
+        last = newest(last, self._facts.received())
+        with closing(self._read_again(EARLIEST if last is None else last.next())) as reader:
+            came = reader.take(END_S_MAX)
+            if came or not reader.is_at_end:
+                seen = f"has {came[0].position} after it" if came else f"reported no end for {END_S_MAX:g} s"
+                raise StoreUnavailableError(
+                    f"{self.topic}: the broker names {last or 'no entry'} as the last one, but {seen}",
+                    hint="the broker is asked again after more entries were read",
+                )
+        return last
 
     def watch_releases(self, released: Callable[[], object]) -> None:
         """As ``ListedSource``."""

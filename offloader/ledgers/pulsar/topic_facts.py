@@ -17,6 +17,11 @@ are gaps of reason *unconfirmed*, because the broker doesn't say why it skipped 
 of a ledger leaves no trace: markers of transactions, entries that the bookies lost, and unread entries that the broker
 deleted for message TTL or a backlog quota. A namespace with segments must have neither of the latter.
 
+**The newest entry of the broker may be too old.** Readers receive an entry slightly before the broker names it. Brokers
+of 5.0.0-M1 with ``transactionCoordinatorEnabled`` name no later one than at the first request, and one that loaded a
+sealed segment with an empty last ledger names none. So a received entry counts as existing, whatever the broker names,
+and ``PulsarSource.sealed_end`` doesn't trust the answer.
+
 Nothing here is stored. After a restart, the manifest has the settled end, and the rest is received again.
 """
 
@@ -29,7 +34,7 @@ from typing import Protocol
 
 from formats.entries import Position
 from offloader.errors import StoreUnavailableError, UnsupportedError
-from offloader.ledgers.base import AskKnown, BrokerLedgers, KnownLedger, KnownLedgers
+from offloader.ledgers.base import AskKnown, BrokerLedgers, KnownLedger, KnownLedgers, newest
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer
 from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals, TopicLedger, TopicLedgers
@@ -143,20 +148,21 @@ class ObservedFacts:
             self._advance(last)
         with self._lock:
             received = sorted(self._entries.items())
+            last = newest(last, self._newest())
         # The last entries of a ledger may have been lost since another process received them.
         ends = self._ask_known([ledger_id for ledger_id, _ in received]).ledgers
         found = [(each, max(count, _end_in(ends, each) + 1)) for each, count in received]
-        newest, entries = found[-1] if found else (-1, 0)
-        if last is not None and last.ledger_id == newest:
+        newest_ledger, entries = found[-1] if found else (-1, 0)
+        if last is not None and last.ledger_id == newest_ledger:
             entries = max(entries, last.entry_id + 1)
         ledgers = [TopicLedger(ledger_id, count, 0, False) for ledger_id, count in found[:-1]]
-        ledgers += [TopicLedger(newest, 0, 0, False)] if found else []
+        ledgers += [TopicLedger(newest_ledger, 0, 0, False)] if found else []
         return TopicInternals(
             ledgers=TopicLedgers(self._topic, tuple(ledgers)),
             open_entries=entries,
             open_size_bytes=0,
             last_confirmed=last,
-            is_terminated=self.end is not None and self.end.ledger_id == newest,
+            is_terminated=self.end is not None and self.end.ledger_id == newest_ledger,
             cursors={},
         )
 
@@ -190,7 +196,7 @@ class ObservedFacts:
                 self._settled = settled
                 if settled.entry_id >= 0:
                     self._add(settled)
-            heard = max((Position(each, count - 1) for each, count in self._entries.items()), default=None)
+            heard = self._newest()
             is_unheard = known.newest is not None and (heard is None or known.newest > heard)
             self._unheard = known.newest if is_unheard else None
 
@@ -205,6 +211,15 @@ class ObservedFacts:
             if before is not None and is_end:
                 self._exact.add(before.ledger_id)
             self._add(position)
+
+    def received(self) -> Position | None:
+        """The newest entry that a reader received, or that is settled."""
+        with self._lock:
+            return newest(self._settled, self._newest())
+
+    def _newest(self) -> Position | None:
+        """Call with the lock held."""
+        return max((Position(each, count - 1) for each, count in self._entries.items()), default=None)
 
     def _receive_rest(self, before: Position) -> None:
         """Receives what a ledger has after an entry: a broker that passes over a lost entry may skip later ones with
@@ -229,11 +244,11 @@ class ObservedFacts:
     def _advance(self, last: Position) -> None:
         """Receives more entries, unless a reader received some since the last call, or everything is listed."""
         with self._lock:
-            newest = max((Position(each, count - 1) for each, count in self._entries.items()), default=None)
+            heard = self._newest()
             until, is_read = self._unheard, self._is_read
             self._is_read = False
-            before = newest or self._settled
-        if (before is not None and before >= last) or (newest is not None and is_read and until is None):
+            before = heard or self._settled
+        if (before is not None and before >= last) or (heard is not None and is_read and until is None):
             return
         with closing(self._open_reader(EARLIEST if before is None else before.next(), MESSAGES_MAX)) as reader:
             is_first = True

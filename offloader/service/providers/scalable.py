@@ -11,8 +11,8 @@ continues it. Children take entries as soon as they exist.
    segments may have been deleted meanwhile.
 2. The layout is recorded in the object store (``offloader.manifest.topic_layouts``).
 3. The segments are opened. The failover consumer of each creates the subscription where it is older than step 1.
-4. The last entry of a sealed segment is asked from its broker, and recorded. A seal is final, and the broker closes a
-   segment before its layout says so.
+4. The last entry of a sealed segment is asked from its broker, and recorded when a reader has received nothing after
+   it but the end. A seal is final, and the broker closes a segment before its layout says so.
 
 A process that dies between two steps repeats them. Several processes do the same for one topic: every step leaves what
 is there. A topic with a damaged layout, or one that contradicts the record, is reported; its segments that are open
@@ -183,7 +183,9 @@ class ScalableTopics:
         place = place_of_topic(topic)
         seen = self._cluster.admin.layout(topic)
         told, recorded = self._layouts.get(topic, (None, None))
-        if recorded is None or told != seen:
+        # Another process may record the ends that this one can't see yet.
+        has_ends = recorded is not None and all(row.end is not None for row in recorded.segments if row.is_sealed)
+        if recorded is None or told != seen or not has_ends:
             recorded = record_layout(self._store, place, seen)
         self._layouts[topic] = seen, recorded
         there = seen.by_id
@@ -199,7 +201,7 @@ class ScalableTopics:
 
     def _ended(self, place: str, row: RangeSegment, source: PulsarSource) -> TopicLayout:
         try:
-            last = source.subscription.consumer.last_position() or NOTHING_MORE
+            last = source.sealed_end() or NOTHING_MORE
             listed = newest_listed(source.ledgers())
             if listed is not None and listed > last:
                 raise StoreUnavailableError(f"the broker answers {last}, and has delivered {listed}")

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from formats.entries import Position
+from formats.entries import EntryBatch, Position
 from formats.pulsar.commands import CommandType
-from offloader.errors import StoreUnavailableError, UnsupportedError
+from offloader.errors import BeyondEndError, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import AskKnown, KnownLedger, KnownLedgers
 from offloader.ledgers.pulsar import topic_facts
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.ledgers.pulsar.topic_facts import ObservedFacts
 from offloader.ledgers.pulsar.topics import EntryFate
-from tests.ledgers.pulsar_bench import PulsarBench
+from tests.ledgers.pulsar_bench import PulsarBench, entries_of
 from tests.support.waiting import eventually
 
 TOPIC = "segment://public/default/orders/0000-ffff-0"
@@ -105,6 +105,15 @@ def test_nothing_is_read_while_a_reader_receives_entries(bench: PulsarBench) -> 
         assert listed(facts) == [(1, 10)]
 
 
+def test_received_entries_count_though_the_broker_names_an_earlier_one(bench: PulsarBench) -> None:
+    facts = ObservedFacts(TOPIC, ask_last=lambda: Position(1, 8), open_reader=facts_of(bench)._open_reader)
+    fill(bench, 10, 1)
+    facts.heard(Position(1, 9), Position(2, 0))
+    assert facts.internals().last_confirmed == Position(2, 0)
+    assert facts.received() == Position(2, 0)
+    assert listed(facts) == [(1, 10), (2, 1)]
+
+
 def test_end_of_a_ledger_is_looked_at_once(bench: PulsarBench) -> None:
     fill(bench, 3, 4)
     facts = facts_of(bench)
@@ -167,3 +176,44 @@ def test_source_of_a_segment_asks_the_admin_interface_nothing(bench: PulsarBench
     assert [(info.entries, info.closed) for info in source.ledgers()] == [(3, True), (4, True)]
     assert source.noted_manifests() == []
     assert bench.admin.asked == []
+
+
+def receive_newest(source: PulsarSource, bench: PulsarBench) -> None:
+    """Returns when a listener has received the newest entry."""
+    got: list[tuple[Position, bytes]] = []
+
+    def receive(batch: EntryBatch) -> bool:
+        got.extend(entries_of(batch))
+        return True
+
+    source.subscribe(receive)
+    eventually(lambda: got[-1:] == bench.stored()[-1:])
+
+
+@pytest.mark.parametrize("named", [Position(-1, -1), Position(1, 0), Position(2, 1)])
+def test_reader_continues_though_the_broker_names_an_earlier_entry(bench: PulsarBench, named: Position) -> None:
+    fill(bench, 3, 4, 5)
+    bench.topic.named_last = named
+    source = bench.open()
+    receive_newest(source, bench)
+    assert source.problem is None
+
+
+def test_end_of_a_segment_is_the_entry_that_no_other_follows(bench: PulsarBench) -> None:
+    source = bench.open()
+    fill(bench, 3, 4)
+    with pytest.raises(BeyondEndError, match=r"requested 2:4, the broker began at 1:0"):
+        source.sealed_end()
+    bench.topic.state = "Terminated"
+    assert source.sealed_end() == Position(2, 3)
+    for named in (Position(-1, -1), Position(1, 2), Position(2, 2)):
+        bench.topic.named_last = named
+        with pytest.raises(StoreUnavailableError, match=r"as the last one, but has \d:\d after it"):
+            source.sealed_end()
+    receive_newest(source, bench)
+    assert source.sealed_end() == Position(2, 3)
+
+
+def test_end_of_a_segment_without_entries_is_none(bench: PulsarBench) -> None:
+    bench.topic.state = "Terminated"
+    assert bench.open().sealed_end() is None
