@@ -305,7 +305,9 @@ def test_other_brokers_are_not_asked_for_scalable_topics(cluster: Cluster) -> No
     assert not any("/scalable/" in path for _, path in cluster.admin.asked)
 
 
-def test_end_is_the_last_delivered_entry_though_the_broker_names_none(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_is_the_last_delivered_entry_though_the_broker_names_none(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A child would be read before entries of its parent."""
     topic = cluster.make_scalable("orders")
     send(topic)
