@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from urllib.parse import unquote_plus
 
 from formats.errors import FormatError
 from formats.keys import encode_stream
@@ -56,9 +57,17 @@ def place_of(stream: str) -> str | None:
     """
     if (match := _PLACE.fullmatch(stream)) is None:
         return None
-    name = match[2] or match[3]
-    split = None if match[2] else partition_of(name)
-    return f"{match[1]}/topic/{name if split is None else split[0]}"
+    name = match[2]
+    if not name:
+        split = partition_of(match[3])
+        # Pulsar encodes the names of regular topics.
+        name = unquote_plus(match[3] if split is None else split[0])
+    place = f"{match[1]}/topic/{name}"
+    try:
+        encode_stream(place)
+    except FormatError:
+        return None
+    return place if is_place(place) else None
 
 
 #: Patterns that are kept compiled.

@@ -155,6 +155,10 @@ def test_stream_named_like_the_stores_own_folder_does_not_hide_others_from_ls(
         ("t/n/persistent/orders", "t/n/topic/orders"),
         ("t/n/persistent/orders-partition-3", "t/n/topic/orders"),
         ("t/n/segment/orders-partition-3/0000-ffff-0", "t/n/topic/orders-partition-3"),
+        ("t/n/persistent/new+orders%25-partition-3", "t/n/topic/new orders%"),
+        ("t/n/segment/new orders%/0000-ffff-0", "t/n/topic/new orders%"),
+        ("t/n/persistent/a%2Fb", None),
+        ("t/n/persistent/retention-partition-0", None),
         ("t/n/topic/orders", None),
         ("t/n/segment/orders", None),
         ("orders", None),
@@ -162,6 +166,6 @@ def test_stream_named_like_the_stores_own_folder_does_not_hide_others_from_ls(
 )
 def test_place_of_a_scalable_topic(stream: str, place: str | None) -> None:
     assert place_of(stream) == place
-    assert is_segment(stream) == ("/segment/" in stream and place is not None)
+    assert is_segment(stream) == (stream.count("/") == 4)
     assert place is None or is_place(place)
     assert not is_place(stream) or place is None
