@@ -15,7 +15,7 @@ import pytest
 import offloader
 from formats.pulsar.messages import MessageOptions
 from offloader.errors import NotFoundError
-from offloader.manifest.topic_layouts import read_layout
+from offloader.manifest.topic_layouts import in_order, read_layout
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from services.pulsar.broker import Broker, running_broker
@@ -59,8 +59,31 @@ class World:
 
     def read(self, name: str) -> _Sent:
         """Key -> the values in the store, in the order in which the topic is read."""
+        return self.values(f"topic://{NAMESPACE}/{name}")
+
+    def of_segments(self, name: str) -> _Sent:
+        """The same as the broker stored them: each segment by its own name, parents first."""
+        layout = read_layout(self.store(), f"{NAMESPACE}/topic/{name}")
+        assert layout is not None
         found: _Sent = {}
-        stream = offloader.open_store(self.url).stream(f"topic://{NAMESPACE}/{name}")
+        for row in (row for group in in_order(layout) for row in group):
+            added(found, self.values(row.stream))
+        return found
+
+    def has_all(self, name: str, sent: _Sent) -> bool:
+        """Whether every message can be read, once, and those of a key in the order of the segments.
+
+        That isn't always the order of sending: after a split or a merge, a producer of 5.0.0-M1 that sends again what
+        wasn't acknowledged may send it behind later messages of the key.
+        """
+        found = self.read(name)
+        return {key: sorted(values) for key, values in found.items()} == {
+            key: sorted(values) for key, values in sent.items()
+        } and found == self.of_segments(name)
+
+    def values(self, name: str) -> _Sent:
+        found: _Sent = {}
+        stream = offloader.open_store(self.url).stream(name)
         try:
             scan = stream.scan()
         except NotFoundError:
@@ -115,7 +138,7 @@ def test_every_message_is_kept_in_order_through_splits_merges_and_kills(world: W
                 world.change(name, change)
                 added(sent, produced.result())
     with Serving(world.config):
-        eventually(lambda: world.read(name) == sent)
+        eventually(lambda: world.has_all(name, sent))
     recorded = read_layout(world.store(), f"{NAMESPACE}/topic/{name}")
     assert recorded is not None
     assert len(recorded.segments) == 10
@@ -131,7 +154,7 @@ def test_sealed_segment_is_kept_by_the_broker_until_it_is_offloaded(world: World
     world.admin.do("POST", f"namespaces/{NAMESPACE}/retention", retention)
     added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="before"))
     with Serving(world.config):
-        eventually(lambda: world.read(name) == sent)
+        eventually(lambda: world.has_all(name, sent))
     added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="unread"))
     world.change(name, "split/0")
     added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="after"))
@@ -139,10 +162,10 @@ def test_sealed_segment_is_kept_by_the_broker_until_it_is_offloaded(world: World
     time.sleep(135)  # an outage that is longer than the retention
     assert "0" in world.layout(name)
     with Serving(world.config):
-        eventually(lambda: world.read(name) == sent)
+        eventually(lambda: world.has_all(name, sent))
         eventually(lambda: "0" not in world.layout(name), within_s=200)
         added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="pruned"))
-        eventually(lambda: world.read(name) == sent)
+        eventually(lambda: world.has_all(name, sent))
     recorded = read_layout(world.store(), f"{NAMESPACE}/topic/{name}")
     assert recorded is not None
     assert [row.parents for row in recorded.segments] == [(), (0,), (0,)]
@@ -162,10 +185,10 @@ def test_regular_topic_is_migrated_while_it_is_offloaded(world: World) -> None:
         eventually(lambda: is_there(stream) and stream.scan().count_rows() == 200)
         world.change(name, "migrate")
         added(sent, world.client.produce(f"topic://{NAMESPACE}/{name}", count=200, keys=KEYS, prefix="v5"))
-        eventually(lambda: world.read(name) == sent)
+        eventually(lambda: world.has_all(name, sent))
         world.change(name, "split/1")
         added(sent, world.client.produce(f"topic://{NAMESPACE}/{name}", count=200, keys=KEYS, prefix="split"))
-        eventually(lambda: world.read(name) == sent)
+        eventually(lambda: world.has_all(name, sent))
 
 
 def is_there(stream: offloader.Stream) -> bool:
