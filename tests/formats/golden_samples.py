@@ -105,6 +105,7 @@ from formats.manifest import (
     encode_record,
 )
 from formats.summary import Layout, LedgerSpan, SegmentSummary
+from formats.topic_layout import RangeSegment, TopicLayout
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.replay import Progress, ProgressFile
 from offloader.settings import LedgerSettings
@@ -551,6 +552,33 @@ def _intents() -> dict[str, bytes]:
     return {"begun": intent.encode(), "done": replace(intent, is_done=True).encode()}
 
 
+def _layout() -> TopicLayout:
+    place = "public/default/segment/orders"
+    sealed = {"created_epoch": 0, "created_ms": MS, "sealed_epoch": 1, "sealed_ms": MS + 1}
+    return TopicLayout(
+        topic="topic://public/default/orders",
+        epoch=1,
+        segments=(
+            RangeSegment(
+                id=0,
+                stream=STREAM,
+                hash_start=0,
+                hash_stop=65536,
+                parents=(),
+                end=Position(7, 9),
+                is_legacy=True,
+                **sealed,
+            ),
+            RangeSegment(
+                id=1, stream=f"{place}/0000-7fff-1", hash_start=0, hash_stop=32768, parents=(0,), created_epoch=1
+            ),
+            RangeSegment(
+                id=2, stream=f"{place}/8000-ffff-2", hash_start=32768, hash_stop=65536, parents=(0,), created_epoch=1
+            ),
+        ),
+    )
+
+
 def _deletion_again(name: str, data: bytes) -> bytes:
     return AwaitedReaders.decode(data).encode() if name == "awaited" else DeletionRecord.decode(data).encode()
 
@@ -630,6 +658,13 @@ KINDS: Iterable[Kind] = (
         "formats.documents.TruncationIntent.format_version",
         _intents,
         lambda _, d: TruncationIntent.decode(d).encode(),
+    ),
+    Kind(
+        "layout",
+        1,
+        "formats.topic_layout.TopicLayout.format_version",
+        _one("split", _layout().encode()),
+        lambda _, d: TopicLayout.decode(d).encode(),
     ),
     Kind("retention", 1, "formats.documents.Subscribers.format_version", retention, _retention_again),
     Kind("fill", 1, "formats.frames.FILL_VERSION", fills, lambda _, d: bytes(encode_fill(decode_fill(d)))),
