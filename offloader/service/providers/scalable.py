@@ -189,15 +189,22 @@ class ScalableTopics:
             recorded = record_layout(self._store, place, seen)
         self._layouts[topic] = seen, recorded
         there = seen.by_id
+        first: OffloaderError | None = None
         for row in recorded.segments:
             source = source_of(topic_of_stream(row.stream) or "")
             if source is None or not row.is_sealed:
                 continue
             if row.end is None and row.id in there:
-                recorded = self._ended(place, row, source)
+                try:
+                    recorded = self._ended(place, row, source)
+                except OffloaderError as error:  # of this segment: the ends of others don't depend on it
+                    first = first or error
+                    continue
                 self._layouts[topic] = seen, recorded
             if (end := recorded.by_id[row.id].end) is not None:
                 source.sealed(end)
+        if first is not None:
+            raise first
 
     def _ended(self, place: str, row: RangeSegment, source: PulsarSource) -> TopicLayout:
         try:

@@ -12,8 +12,9 @@ import pytest
 from formats.entries import Position
 from formats.pulsar.entry import decode_frame
 from formats.topic_layout import HASHES, RangeSegment, TopicLayout
-from offloader.errors import NotFoundError
+from offloader.errors import NotFoundError, StoreUnavailableError
 from offloader.ledgers.pulsar.consumer import Consumer
+from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.topic_layouts import NOTHING_MORE, read_layout, record_layout
 from offloader.read.partitions import open_reader
@@ -376,3 +377,31 @@ def test_subscriptions_of_a_migrated_topic_are_no_problem_and_keep_their_positio
             eventually(lambda: len(cluster.admin.of("GET", "/t/n")) > polled + 4)  # noqa: B023
         assert "subscriptions" not in whats(assembled)
     assert follows("topic://t/n/one")
+
+
+def test_segment_whose_end_cannot_be_asked_holds_no_other_end_back(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_of(number: int) -> Position | None:
+        recorded = read_layout(cluster.store, PLACE)
+        return None if recorded is None or number not in recorded.by_id else recorded.by_id[number].end
+
+    def sealed_end(source: PulsarSource) -> Position | None:
+        if source.topic.endswith("-0"):
+            raise StoreUnavailableError("the topic is temporarily unavailable")
+        return asked(source)
+
+    asked = PulsarSource.sealed_end
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: has_all(cluster, topic))
+        monkeypatch.setattr(PulsarSource, "sealed_end", sealed_end)
+        one, _ = topic.split(0)
+        send(topic)
+        topic.split(one)
+        eventually(lambda: end_of(one) == topic.newest(one))
+        assert end_of(0) is None
+        eventually(lambda: "temporarily unavailable" in whats(assembled))
+        monkeypatch.undo()
+        eventually(lambda: has_all(cluster, topic))
