@@ -9,7 +9,7 @@ are before it wholly. Then the meet and the join of cuts are those of partitions
 over segments, and a document written before a split is valid after it: it has nothing of the children.
 
 **Invariant.** A cut is in order if it has a position in a segment only if each parent is at its end. Meet and join of
-cuts in order are in order. So a decision is in order if everything it is made from is: ``in_order`` lowers each
+cuts in order are in order. So a decision is in order if everything it is made from is: ``lowered`` lowers each
 recorded cut, boundary, subscriber's cut and the committed end to the latest cut in order at or before it. Lowering
 keeps more data, never less. Start positions count as read in every cut. If they aren't in order themselves (segments
 were truncated separately by an earlier release or by an operator), they aren't moved back, and nothing more of a child

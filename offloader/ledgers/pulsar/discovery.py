@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.scalable import TOPIC_SCHEME
 from offloader.stream_names import is_pattern, matches, partition_of
 
-_DOMAIN, _SCALABLE = "persistent://", "topic://"
+_DOMAIN = "persistent://"
 #: The brokers' own tenant: system topics and heartbeats.
 _BROKERS_TENANT = "pulsar"
 
@@ -23,6 +24,11 @@ def is_internal(topic: str) -> bool:
     return tenant == _BROKERS_TENANT or name.startswith("__") or "__transaction_pending_ack" in name
 
 
+def namespace_of(topic: str) -> str:
+    """``persistent://tenant/namespace/name`` -> ``tenant/namespace``; of any kind of topic."""
+    return "/".join(topic.partition("://")[2].split("/", 2)[:2])
+
+
 class _Pattern(NamedTuple):
     tenant: str
     namespace: str
@@ -30,7 +36,7 @@ class _Pattern(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> _Pattern:
-        levels = text.removeprefix(_DOMAIN).removeprefix(_SCALABLE).split("/")
+        levels = text.removeprefix(_DOMAIN).removeprefix(TOPIC_SCHEME).split("/")
         if "://" in levels[0] or len(levels) not in (2, 3) or not all(levels) or text != text.strip():
             raise ValueError(f"{text!r} is not a topic name or pattern")
         return cls(levels[0], levels[1], levels[2] if len(levels) == 3 else "*")
@@ -79,7 +85,7 @@ class TopicPatterns(NamedTuple):
 
     def have_scalable(self, topic: str) -> bool:
         """Whether ``topic://tenant/namespace/topic`` is selected; False for any other name."""
-        return topic.startswith(_SCALABLE) and self._select(topic)
+        return topic.startswith(TOPIC_SCHEME) and self._select(topic)
 
     def _select(self, topic: str) -> bool:
         levels = topic.partition("://")[2].split("/", 2)
@@ -149,7 +155,7 @@ class Roster:
         return new, gone
 
     def _is_known(self, topic: str, look: Look) -> bool:
-        namespace = "/".join(topic.partition("://")[2].split("/", 2)[:2])
+        namespace = namespace_of(topic)
         return namespace in look.topics or (look.is_whole and namespace not in look.failed)
 
 

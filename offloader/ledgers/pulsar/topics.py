@@ -15,10 +15,10 @@ from urllib.parse import quote, quote_plus, unquote_plus
 from formats.entries import Position
 from offloader.errors import CorruptError, InvalidCallError
 from offloader.ledgers.base import KnownLedgers
+from offloader.stream_names import is_segment
 
 _DOMAIN, _SEGMENT = "persistent", "segment"
-#: Levels of the name of a segment's stream.
-SEGMENT_LEVELS = 5
+#: Of one segment within its scalable topic: ``0000-7fff-1``.
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{4}-[0-9a-f]{4}-(0|[1-9][0-9]{0,18})")
 _INT64_MAX = 2**63 - 1
 
@@ -77,7 +77,7 @@ def _split(name: str) -> tuple[str, str, str]:
     """The parts of a name before its topic, the topic, and after it: the last level is one segment's of a scalable
     topic."""
     levels = name.split("/")
-    after = f"/{levels.pop()}" if len(levels) == SEGMENT_LEVELS and levels[2] == _SEGMENT else ""
+    after = f"/{levels.pop()}" if is_segment(name) else ""
     return "/".join(levels[:-1]), levels[-1], after
 
 
@@ -114,11 +114,6 @@ def is_text(name: str) -> bool:
     return not any("\ud800" <= each <= "\udfff" for each in name)
 
 
-def is_segment(name: str) -> bool:
-    """Whether a name is one segment's within its scalable topic: ``0000-7fff-1``."""
-    return _SEGMENT_NAME.fullmatch(name) is not None
-
-
 def managed_ledger_of_topic(topic: str) -> str:
     """``persistent://public/default/my topic`` -> ``public/default/persistent/my+topic``.
 
@@ -130,7 +125,7 @@ def managed_ledger_of_topic(topic: str) -> str:
         domain, rest = _DOMAIN, topic
     tenant, namespace, name = [*rest.split("/", 2), "", ""][:3]
     topic_name, _, segment = name.rpartition("/") if domain == _SEGMENT else (name, "", "")
-    is_complete = bool(tenant and namespace and topic_name) and (domain == _DOMAIN or is_segment(segment))
+    is_complete = tenant and namespace and topic_name and (domain == _DOMAIN or _SEGMENT_NAME.fullmatch(segment))
     if domain not in (_DOMAIN, _SEGMENT) or not is_complete or not is_text(topic):
         raise InvalidCallError(
             f"{topic} is no persistent topic", hint="names look like persistent://tenant/namespace/topic"

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from formats.topic_layout import RangeSegment, TopicLayout
 from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import newest_listed
-from offloader.ledgers.pulsar.discovery import FAILURES_MAX, Look, TopicPatterns
+from offloader.ledgers.pulsar.discovery import FAILURES_MAX, Look, TopicPatterns, namespace_of
 from offloader.ledgers.pulsar.scalable import place_of_topic
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.ledgers.pulsar.topics import topic_of_stream
@@ -218,8 +218,3 @@ class ScalableTopics:
                 hint="the broker is asked again; its children can't be read before",
             ) from error
         return record_end(self._store, place, row.id, last)
-
-
-def namespace_of(topic: str) -> str:
-    """``topic://tenant/namespace/name`` -> ``tenant/namespace``; of any kind of topic."""
-    return "/".join(topic.partition("://")[2].split("/")[:2])
