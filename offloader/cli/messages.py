@@ -106,14 +106,15 @@ class MessageReader:
     Args:
         streams: the stream of each number in ``rows``.
         numbers: the partitions' numbers, in the same order; empty: the topic has no partitions.
+        with_schema: the stream of the topic with the schemas.
 
     Raises:
         NotFoundError, InvalidCallError, UnsupportedError: a schema or a key can't be used.
     """
 
-    def __init__(self, given: MessageArguments, streams: list[str], numbers: list[int]) -> None:
+    def __init__(self, given: MessageArguments, streams: list[str], numbers: list[int], with_schema: str) -> None:
         self._streams, self._numbers, self._bad = streams, numbers, given.on_bad_message
-        decoders = given.schemas().decoders(streams[0], value_decoder)
+        decoders = given.schemas().decoders(with_schema, value_decoder)
         self._values = None if decoders is None else VersionedDecoder(*decoders)
         keys = dict(named_file(text) for text in given.private_key or [])
         self._decrypt = Decryptor(keys) if keys else None

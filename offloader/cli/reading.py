@@ -86,12 +86,14 @@ class ReadStreams:
         position; ``None``: it has no entries between the times.
         numbers: of the partitions, or ids of the segments; empty: it is one stream.
         streams: their names. ``follow`` appends new segments to both.
+        first: the first stream of the topic, also if it can't be read yet.
         after: of each part, the places of those that are read to their end before it.
     """
 
     parts: list[tuple[Reader, _Range | None]]
     numbers: list[int]
     streams: list[str]
+    first: str
     after: Sequence[Sequence[int]] = ()
     segments: FollowedSegments | None = None
 
@@ -119,7 +121,7 @@ class ReadStreams:
         named = named_streams(store, name)
         if not named.partitions:
             reader = opened(named.name, None)
-            return cls([(reader, reader.range_of(*asked))], [], [reader.stream])
+            return cls([(reader, reader.range_of(*asked))], [], [reader.stream], reader.stream)
         if asked.first is not None or asked.last is not None:
             raise InvalidCallError(
                 f"{named.name} has {len(named.partitions)} {named.kind}s, but a position belongs to one",
@@ -136,7 +138,7 @@ class ReadStreams:
                 return opened(stream, None)
 
             segments = FollowedSegments(lambda: named_streams(store, name), added, numbers)
-        return cls(parts, numbers, streams, topic.after, segments)
+        return cls(parts, numbers, streams, named.streams[0], topic.after, segments)
 
     def close(self) -> None:
         """Closes all readers. Idempotent."""
@@ -375,7 +377,7 @@ def read(
             source_of = owners = OwnersHotTiers(opened, ledgers_of, given.settings().access.owner_hosts, SystemClock())
         part = ReadStreams.opened(opened, stream, source_of, asked, given.settings_of())
         stack.callback(part.close)
-        decoder = MessageReader(decoding, part.streams, part.numbers) if messages else None
+        decoder = MessageReader(decoding, part.streams, part.numbers, part.first) if messages else None
         if following:
             part.require_whole(ledgers_of)
         if count and decoder is None:

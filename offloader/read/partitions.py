@@ -401,7 +401,7 @@ def follow_all(
             begins = [next_begin(*each) for each in zip(current, begins, ends, strict=True)]
         except HotTierLostError:
             wait_s = WAIT_S_MIN
-        longest_s = min(HOT_WAIT_S_MAX if each.has_hot_tier else WAIT_S_MAX for each in current)
+        longest_s = min((HOT_WAIT_S_MAX if each.has_hot_tier else WAIT_S_MAX for each in current), default=WAIT_S_MAX)
         if clock.wait(stop, min(wait_s, longest_s)):
             return
         wait_s = min(2 * wait_s, longest_s)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def whole(store: ObjectStore) -> ObjectStore:
     return store
 
 
-def texts(batches: Iterator[EntryBatch]) -> list[str]:
+def texts(batches: Iterable[EntryBatch]) -> list[str]:
     return [entry.payload.decode() for batch in batches for entry in batch.entries()]
 
 
@@ -163,6 +164,40 @@ def test_empty_parent_holds_nothing_back(store: ObjectStore) -> None:
         assert texts(reader.scan()) == ["1:0", "1:1"]
 
 
+def withheld(store: ObjectStore) -> None:
+    """A child is in the store, and its parent isn't."""
+    record_layout(store, PLACE, layout_of(1, 2))
+    write(store, 1)
+
+
+def test_topic_of_which_nothing_can_be_read_yet_is_empty(store: ObjectStore) -> None:
+    withheld(store)
+    with open_reader(store, TOPIC) as reader:
+        assert (texts(reader.scan()), reader.count(), reader.segments()) == ([], 0, [])
+        with pytest.raises(InvalidCallError, match="has 1 segments, but a position belongs to a single segment"):
+            reader.scan(Position(1, 0))
+    scan = offloader.open_store(store.url).stream(TOPIC).scan()
+    assert (scan.to_table().num_rows, scan.count_rows()) == (0, 0)
+
+
+def test_topic_of_which_nothing_can_be_read_yet_is_followed(store: ObjectStore) -> None:
+    stop, polls = threading.Event(), itertools.count()
+
+    class Steps(ManualClock):
+        def wait(self, event: threading.Event, timeout_s: float) -> bool:
+            if next(polls) == 0:
+                write(store, 0)
+                end(store, 0)
+            else:
+                stop.set()
+            return super().wait(event, timeout_s)
+
+    withheld(store)
+    segments = FollowedSegments(lambda: named_streams(store, TOPIC), lambda name: open_stream_reader(store, name), [])
+    found = follow_all([], [], clock=Steps(), stop=stop, segments=segments)
+    assert texts(batch for _, batch in found) == ["0:0", "0:1", "1:0", "1:1"]
+
+
 def test_topic_without_offloaded_segments_is_said_so(store: ObjectStore) -> None:
     record_layout(store, PLACE, layout_of(0))
     with pytest.raises(NotFoundError, match="shop/eu/topic/orders"):
@@ -234,5 +269,17 @@ def test_command_reads_a_topic(tmp_path: object, capsys: pytest.CaptureFixture[s
     end(store, 0)
     assert main(["read", TOPIC, "--store", store.url, "--count"]) == 0
     assert "6" in capsys.readouterr().out
+    assert main(["read", TOPIC, "--store", store.url, "--messages", "--on-bad-message", "null", "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 6
     assert main(["read", TOPIC, "--store", store.url, "--from", "1:0"]) != 0
     assert "has 3 segments, but a position belongs to one" in capsys.readouterr().err
+
+
+def test_command_reads_a_topic_of_which_nothing_can_be_read_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = open_store(f"file://{tmp_path}")
+    withheld(store)
+    for more in ([], ["--count"], ["--messages", "--json"]):
+        assert main(["read", TOPIC, "--store", store.url, *more]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out == "0\n"

@@ -174,8 +174,13 @@ class AdminClient:
         return stats_of(self._json(f"{_path(topic)}/stats"), topic)
 
     def schema(self, topic: str, version: int | None) -> tuple[str, str, Mapping[str, str]]:
-        """Type, definition and properties of a topic's schema; default: of the newest version."""
-        name = _path(topic).replace("/persistent/", "/schemas/", 1)
+        """Type, definition and properties of a topic's schema; default: of the newest version.
+
+        A segment has the schema of its scalable topic.
+        """
+        scheme, _, name = topic.partition("://")
+        regular = f"persistent://{name.rpartition('/')[0]}" if f"{scheme}://" == SEGMENT_SCHEME else topic
+        name = _path(regular).replace("/persistent/", "/schemas/", 1)
         found = self._json(f"{name}/schema" if version is None else f"{name}/schema/{version}")
         if not isinstance(found, dict) or not isinstance(found.get("type"), str):
             raise CorruptError(f"{self.url}: topic {topic} has no schema")

@@ -74,6 +74,12 @@ def test_names_in_paths_are_encoded(server: FakeAdmin, client: AdminClient) -> N
         client.layout("topic://t/n/a/b")
 
 
+def test_segment_has_the_schema_of_its_topic(server: FakeAdmin, client: AdminClient) -> None:
+    schema = b'{"type": "STRING", "data": "", "properties": {}}'
+    server.answers = {"/admin/v2/schemas/public/recorded/orders/schema": (200, schema)}
+    assert client.schema("segment://public/recorded/orders/0000-7fff-0", None) == ("STRING", "", {})
+
+
 def test_segments_are_not_asked_about(server: FakeAdmin, client: AdminClient) -> None:
     segment = "segment://public/recorded/orders/0000-7fff-0"
     for ask in (client.internals, client.stats, client.trim):
