@@ -300,8 +300,9 @@ class KnownLedgers:
     ledgers: Mapping[int, KnownLedger] = field(default_factory=dict)
 
 
-#: Returns the manifest's facts about some ledgers, from a manifest that was read before they were listed.
-AskKnown = Callable[[Sequence[int]], KnownLedgers]
+#: Returns the manifest's facts about some ledgers, from a manifest that was read before they were listed. ``None``:
+#: about the closed ones up to the settled position whose hot copies weren't released.
+AskKnown = Callable[[Sequence[int] | None], KnownLedgers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,8 +184,15 @@ def with_facts(edits: Sequence[Edit], source: LedgerSource) -> list[Edit]:
     ]
 
 
-def known_ledgers(state: ManifestState, ledger_ids: Sequence[int]) -> KnownLedgers:
-    """Facts, segments and gaps of some ledgers in ``state``."""
+def known_ledgers(state: ManifestState, ledger_ids: Sequence[int] | None) -> KnownLedgers:
+    """Facts, segments and gaps of some ledgers in ``state``; see ``AskKnown``."""
+    if ledger_ids is None:
+        end, gone = state.prefix_end(), (state.hot_released_ledgers, state.deleted_ledgers)
+        ledger_ids = [
+            each
+            for each in state.closed_ledgers
+            if end is not None and each <= end.ledger_id and not any(each in ids for ids in gone)
+        ]
     found = {each: known for each in ledger_ids if (known := _known(state, each)) is not None}
     first, last = state.segments.in_order()[:1], state.prefix_end()
     begins = [segment.begin for segment in first] + [gap.first for gap in state.gaps[:1]]

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from formats.entries import Position
-from formats.manifest import LedgerClosed
+from formats.manifest import HotReleased, LedgerClosed
 from offloader.ledgers.base import KnownLedger
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import ManifestLog
@@ -48,3 +48,14 @@ def test_reserved_ids_are_exactly_those_that_are_granted(tmp_path: Path) -> None
         source.append([b"x"] * (LEDGERS_RESERVED - LEDGERS_LEFT_MIN + 1))
         log.commit([LedgerClosed(source.ledgers()[0].ledger_id, 0)])
         assert log.state.source.reserved + 1 == source.next_ledger() > 2 * LEDGERS_RESERVED
+
+
+def test_unreleased_ledgers_are_the_closed_ones_up_to_the_settled_position() -> None:
+    writer = StreamWriter(memory(), STREAM)
+    writer.add([batch_of(1, 0, 10)], closes=[1])
+    writer.add([batch_of(2, 0, 10)], closes=[2])
+    writer.add([batch_of(3, 0, 10)])
+    log = writer.log
+    assert known_ledgers(log.state, None).ledgers == {1: KnownLedger(9, 9), 2: KnownLedger(9, 9)}
+    log.commit_as_maintainer([HotReleased((1,))])
+    assert known_ledgers(log.state, None).ledgers == {2: KnownLedger(9, 9)}

@@ -106,8 +106,8 @@ class FakeTopic:
         lies: position -> the one that is said instead.
         skips: position -> how often it is still passed over, though it is there like any other.
         lost: positions that are listed, and that the bookies don't have any more.
-        read_batch: as many entries as it reads at once; it passes over all of them where the first one is lost, but
-            over no more than the reader has permits for.
+        read_batch: as many entries as it reads at once, but no more than the reader has permits for; it passes over all
+            of them if one of those in the first ledger is lost.
         offloaded: ledgers that the broker has offloaded itself.
         state: of its managed ledger, as internal statistics say it.
         named_last: the entry that it names as its newest one, instead of that; entry -1: none.
@@ -433,18 +433,19 @@ class FakeTopic:
     def _send_all(self) -> None:
         for found in self._subscriptions.values():
             while found.consumers and found.consumers[0].permits > 0 and found.sent < len(self.entries):
-                position, entry, messages = self.entries[found.sent]
-                found.sent += 1
-                if position in self.lost:
-                    batch = self.entries[found.sent : found.sent + min(self.read_batch, found.consumers[0].permits) - 1]
-                    found.sent += sum(each[0].ledger_id == position.ledger_id for each in batch)
-                    continue
-                if not messages or self._is_skipped(position):
-                    continue
-                found.consumers[0].permits -= messages
-                said = message_id(self.lies.get(position, position))
                 consumer = found.consumers[0]
-                consumer.client.send(CommandType.MESSAGE, entry, consumer_id=consumer.consumer_id, message_id=said)
+                read = self.entries[found.sent : found.sent + min(self.read_batch, consumer.permits)]
+                of_ledger = [each for each in read if each[0].ledger_id == read[0][0].ledger_id]
+                if any(position in self.lost for position, _, _ in of_ledger):
+                    found.sent += len(read)
+                    continue
+                found.sent += len(of_ledger)
+                for position, entry, messages in of_ledger:
+                    if messages and not self._is_skipped(position):
+                        consumer.permits -= messages
+                        said = message_id(self.lies.get(position, position))
+                        ids = {"consumer_id": consumer.consumer_id, "message_id": said}
+                        consumer.client.send(CommandType.MESSAGE, entry, **ids)
             self._tell_end(found)
 
     def _tell_end(self, found: _Subscription) -> None:

@@ -1,8 +1,16 @@
-"""A topic's ledgers, and why a broker skipped entries of them: markers, lost, or unexplained."""
+"""A topic's ledgers, and why a broker skipped entries of them: markers, lost, or unexplained.
+
+**A broker skips whole reads.** With ``autoSkipNonRecoverableData`` it passes over all entries that it asked the bookies
+for at once (up to ``dispatcherMaxReadBatchSize``, and no more than the reader has permits for) if one of them is lost.
+So entries before and after a lost one are skipped that other readers receive. Only a reader that asks for single
+entries receives all that exist: ``SkippedEntries`` uses one to tell them apart, and ``LedgerList.were_skipped``
+tells the readers where they must ask for single entries, too.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -124,6 +132,8 @@ def _pieces(first: int, last: int, fates: Sequence[EntryFate]) -> list[NotGiven]
 
 #: Cache time of a response, except for the newest entry, which is always queried.
 AGE_S_MAX = 10.0
+#: Ranges of a topic in which readers ask for single entries; the oldest are forgotten first.
+SKIPPED_MAX = 16
 #: Runs of undelivered entries kept per topic and fate; evicts the oldest ledgers' first, which the manifest records by
 #: then.
 RUNS_MAX = 100_000
@@ -192,6 +202,8 @@ class LedgerList:
         self._runs: dict[EntryFate, _Runs] = {fate: {} for fate in _KEPT}
         self._closed_ms: dict[int, int] = {}
         self._gone: set[int] = set()
+        #: Between which two entries a reader received nothing, though there may be something.
+        self._skipped: deque[tuple[Position, Position]] = deque(maxlen=SKIPPED_MAX)
         #: The last computed list, the response and position it was computed from, and the version of the added runs.
         self._built: tuple[_Answer, tuple[Position, int], list[LedgerInfo]] | None = None
         self._changes = 0
@@ -255,7 +267,8 @@ class LedgerList:
 
         Raises:
             CorruptError: the broker delivered an entry that it does not list.
-            InconsistentReadError: it delivers skipped entries to others; read again from ``first_from`` on.
+            InconsistentReadError: it delivers skipped entries to others; read again from ``first_from`` on, one by one
+                where they ``were_skipped``.
             Errors of the queries: retry.
         """
         if before is not None and before.ledger_id == begin.ledger_id and begin.entry_id == before.entry_id + 1:
@@ -273,6 +286,26 @@ class LedgerList:
                 if info.ledger_id <= begin.ledger_id and (before is None or info.ledger_id >= before.ledger_id)
             ]
             runs = [run for info in passed for run in self._unknown(info, before, begin)]
+        try:
+            self._explain(runs, begin)
+        except InconsistentReadError:
+            self.skipped(before or _NO_LEDGER, begin)
+            raise
+        with self._lock:
+            self._delivered = max(self._delivered, begin)
+            return [self._with_runs(info) for info in passed if info.ledger_id < begin.ledger_id]
+
+    def skipped(self, first: Position, last: Position) -> None:
+        """Note that a reader received nothing between two entries, though there may be something."""
+        with self._lock:
+            self._skipped.append((first, last))
+
+    def were_skipped(self, after: Position) -> bool:
+        """Whether entries after ``after`` may be skipped by a reader that doesn't ask for single entries."""
+        with self._lock:
+            return any(first <= after < last for first, last in self._skipped)
+
+    def _explain(self, runs: Sequence[tuple[int, int, int]], begin: Position) -> None:
         for ledger_id, first, last in runs:
             pieces = self._look(ledger_id, first, last, begin)
             with self._lock:
@@ -284,9 +317,6 @@ class LedgerList:
                     "entries before it",
                     hint="the read is repeated from there",
                 )
-        with self._lock:
-            self._delivered = max(self._delivered, begin)
-            return [self._with_runs(info) for info in passed if info.ledger_id < begin.ledger_id]
 
     def _current(self) -> _Answer:
         with self._asking:

@@ -80,7 +80,7 @@ from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer
 from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from, require_same_ledgers
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME
-from offloader.ledgers.pulsar.tail_reader import FOR_GOOD, ReaderPool, TailReader
+from offloader.ledgers.pulsar.tail_reader import FOR_GOOD, MESSAGES_MAX, ReaderPool, TailReader
 from offloader.ledgers.pulsar.topic_facts import AdminFacts, ObservedFacts, TopicFacts
 from offloader.ledgers.pulsar.topics import TopicInternals, stream_of_topic
 from offloader.ledgers.pulsar.transport import parse_service_url, security_of
@@ -178,8 +178,6 @@ class FailoverSubscription:
             self._changed()
 
 
-#: Longest wait for the report that a sealed segment has no later entry.
-END_S_MAX = 5.0
 #: How long a read waits for an entry that is being delivered, before a separate reader fetches it.
 LIVE_WAIT_S = 1.0
 
@@ -251,7 +249,6 @@ class PulsarSource:
                 cluster.client,
                 topic,
                 f"{settings.subscription}-live",
-                messages_max=_MESSAGES_MAX,
                 bytes_max=cluster.topic_bytes,
                 clock=cluster.clock,
             ),
@@ -419,27 +416,10 @@ class PulsarSource:
             self._live.wake()
 
     def sealed_end(self) -> Position | None:
-        """The last entry of a sealed segment; ``None``: it has none.
-
-        The broker may name an earlier entry than the last (see ``topic_facts``). So a reader begins after that: either
-        it receives an entry, or the broker reports the end of the topic.
-
-        Raises:
-            OffloaderError: the end isn't known yet: retry.
-        """
-        last = self.subscription.consumer.last_position()
-        if not isinstance(self._facts, ObservedFacts):
-            return last
-        last = newest(last, self._facts.received())
-        with closing(self._read_again(EARLIEST if last is None else last.next())) as reader:
-            came = reader.take(END_S_MAX)
-            if came or not reader.is_at_end:
-                seen = f"has {came[0].position} after it" if came else f"reported no end for {END_S_MAX:g} s"
-                raise StoreUnavailableError(
-                    f"{self.topic}: the broker names {last or 'no entry'} as the last one, but {seen}",
-                    hint="the broker is asked again after more entries were read",
-                )
-        return last
+        """The last entry of a sealed topic, ``None``: it has none. Raises as ``ObservedFacts.sealed_end``."""
+        if isinstance(self._facts, ObservedFacts):
+            return self._facts.sealed_end()
+        return self.subscription.consumer.last_position()
 
     def watch_releases(self, released: Callable[[], object]) -> None:
         """As ``ListedSource``."""
@@ -570,7 +550,6 @@ TOPIC_BYTES_MIN = 128 * 1024
 TOPIC_BYTES_MAX = 16 * 1024 * 1024
 #: Read-ahead of readers in the middle of a topic.
 READER_BYTES = 4 * 1024 * 1024
-_MESSAGES_MAX = 100_000
 
 
 def require_addresses(settings: PulsarSettings) -> None:
@@ -673,7 +652,7 @@ class PulsarCluster(AbstractContextManager["PulsarCluster"]):
             max(self.settings.receive_buffer_size_max // max(len(self._sources), 1), TOPIC_BYTES_MIN), TOPIC_BYTES_MAX
         )
 
-    def reader_from(self, topic: str, start: Position, messages_max: int = _MESSAGES_MAX) -> Consumer:
+    def reader_from(self, topic: str, start: Position, messages_max: int = MESSAGES_MAX) -> Consumer:
         """Opens a reader in the middle of a topic; arguments as of ``Consumer``."""
         return Consumer(
             self.client,

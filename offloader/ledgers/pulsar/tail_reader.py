@@ -18,7 +18,7 @@ from offloader.errors import (
     StoreUnavailableError,
     ThrottledError,
 )
-from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.base import LedgerInfo, newest_listed
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer, batches_of
 from offloader.ledgers.pulsar.ledger_list import InconsistentReadError, LedgerList, first_from
 from offloader.ledgers.tail_buffer import Listeners, part_to_read
@@ -84,6 +84,8 @@ class LiveWindow:
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
+#: Messages in the buffer of a reader.
+MESSAGES_MAX = 100_000
 #: Errors that a retry doesn't fix. All others are retried: a token may be renewed, a topic may come back.
 FOR_GOOD = (CorruptError, BeyondEndError)
 
@@ -92,7 +94,8 @@ class TailReader:
     """Reads a topic's tail while a listener is subscribed. Thread-safe.
 
     Args:
-        open_reader: makes a reader of the topic; called with ``start``, ``after`` and ``ready`` of ``Consumer``.
+        open_reader: makes a reader of the topic; called with ``start``, ``after``, ``messages_max`` and ``ready`` of
+            ``Consumer``.
         workers: run reads and listeners.
         bytes_max: returns how many bytes may wait now.
         retry_s_max: longest back-off after a broker error.
@@ -129,6 +132,7 @@ class TailReader:
         # Used by the task only.
         self._begin: Position | None = None
         self._reader: Consumer | None = None
+        self._is_single = False
         self._last: Position | None = None
         self._untold: deque[EntryBatch] = deque()
 
@@ -191,13 +195,9 @@ class TailReader:
     def _tell_some(self) -> bool:
         """Delivers some entries; returns whether there were any."""
         if not self._untold:
-            if self._reader is None:
-                assert self._begin is not None, "called without a read"
-                self._last = self._begin if self._begin != EARLIEST else None
-                start = self._start(self._begin)
-                after = self._last if start == self._begin else None  # a reader begins there, if it is delivered
-                self._reader = self._open_reader(start=start, after=after, ready=self._task.schedule)
-            self._untold.extend(batches_of(self._reader.take()))
+            if self._is_single and self._last is not None and not self._ledgers.were_skipped(self._last):
+                self._close_reader()
+            self._untold.extend(batches_of((self._reader or self._open()).take()))
         if not self._untold:
             return False
         batch = self._untold[0]
@@ -215,16 +215,26 @@ class TailReader:
                 self._window.taken()
         return True
 
-    def _start(self, begin: Position) -> Position:
-        """The start position, after the known undelivered entries that follow ``begin``.
+    def _open(self) -> Consumer:
+        """Opens the reader after the newest entry that was received."""
+        assert self._begin is not None, "called without a read"
+        self._last = self._begin if self._begin != EARLIEST else None
+        start = self._start(self._begin)
+        self._is_single = self._ledgers.were_skipped(self._begin)
+        self._reader = self._open_reader(
+            start=start,
+            after=self._last if start == self._begin else None,  # a reader begins there, if it is delivered
+            messages_max=1 if self._is_single else MESSAGES_MAX,
+            ready=self._task.schedule,
+        )
+        return self._reader
 
-        Reading across undelivered entries, a broker also skips later ones; a reader that begins there gets these.
+    def _start(self, begin: Position) -> Position:
+        """The first listed entry after ``begin``, or ``begin`` itself: a reader must begin at an entry that exists.
+
+        ``begin`` may have been lost since it was delivered, and a broker would skip entries with it.
         """
-        infos = self._ledgers.known()
-        if (first := first_from(infos, begin.next())) is None:
-            return begin
-        passed = (info for info in infos if begin.ledger_id <= info.ledger_id <= first.ledger_id)
-        return first if any(info.not_given for info in passed) else begin
+        return first_from(self._ledgers.known(), begin.next()) or begin
 
     def _trouble(self, error: OffloaderError) -> None:
         if isinstance(error, FOR_GOOD):
@@ -234,7 +244,6 @@ class TailReader:
             return
         if isinstance(error, InconsistentReadError):
             self._close_reader()
-            self._begin = self._last or self._begin  # of the next reader
         with self._lock:
             self.trouble = error
             self._came.notify_all()
@@ -248,6 +257,7 @@ class TailReader:
         if reader is not None:
             reader.close()
         self._untold.clear()
+        self._begin = self._last or self._begin  # of the next reader
 
     def _leave(self) -> None:
         self._close_reader()
@@ -274,6 +284,7 @@ class _Reader:
         last: the newest entry it received.
         next_start: the start position of the next call, if this reader is reused.
         kept: entries that were not returned yet.
+        is_single: it asks for single entries, because the broker would skip some otherwise.
         is_spent: it failed, or skipped entries that another reader gets, and isn't reused.
     """
 
@@ -283,6 +294,7 @@ class _Reader:
     next_start: Position
     kept: deque[EntryBatch] = field(default_factory=deque)
     idle_since_s: float = 0.0
+    is_single: bool = False
     is_spent: bool = False
 
 
@@ -290,11 +302,13 @@ class ReaderPool:
     """Readers of all topics of a cluster. Thread-safe: reads at different positions run in parallel.
 
     Args:
-        open_reader: opens a reader of a topic at a position.
+        open_reader: opens a reader of a topic at a position, with so many messages in its buffer.
         workers: close idle readers.
     """
 
-    def __init__(self, open_reader: Callable[[str, Position], Consumer], *, workers: Workers, clock: Clock) -> None:
+    def __init__(
+        self, open_reader: Callable[[str, Position, int], Consumer], *, workers: Workers, clock: Clock
+    ) -> None:
         self._open_reader, self._clock = open_reader, clock
         self._lock = threading.Lock()
         self._idle: list[_Reader] = []
@@ -318,9 +332,10 @@ class ReaderPool:
             while reader.kept and reader.kept[0].last < target:
                 reader.kept.popleft()
             if not reader.kept:
-                self._bring(reader, target)
+                self._bring(reader, target, newest_listed(infos) or target)
             answer = part_to_read(_consecutive(reader.kept, max_bytes), target, max_bytes)
             reader.next_start = answer.last.next()
+            reader.is_spent |= reader.is_single and not ledgers.were_skipped(answer.last)
             return answer
         except BaseException:
             reader.is_spent = True
@@ -365,19 +380,22 @@ class ReaderPool:
         try:
             if dropped is not None:
                 dropped.consumer.close()
-            opened = self._open_reader(ledgers.topic, target)
+            is_single = ledgers.were_skipped(target.previous())
+            opened = self._open_reader(ledgers.topic, target, 1 if is_single else MESSAGES_MAX)
         except BaseException:
             with self._lock:
                 self._busy -= 1
             raise
-        return _Reader(ledgers, opened, last=target.previous(), next_start=target)
+        return _Reader(ledgers, opened, last=target.previous(), next_start=target, is_single=is_single)
 
-    def _bring(self, reader: _Reader, target: Position) -> None:
+    def _bring(self, reader: _Reader, target: Position, newest: Position) -> None:
         deadline_s = self._clock.monotonic_s() + READ_S_MAX
         while True:
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0:
                 reader.ledgers.doubt()
+                if not reader.is_single:  # it may have skipped everything up to the newest entry
+                    reader.ledgers.skipped(target.previous(), newest)
                 raise StoreUnavailableError(
                     f"{reader.ledgers.topic}: the broker sent nothing from {target} on for {READ_S_MAX:g} s",
                     hint="the read will be retried",

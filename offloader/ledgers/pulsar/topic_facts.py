@@ -5,8 +5,8 @@ nothing but their newest entry: ``ObservedFacts`` derives the ledgers from what 
 
 **What ``ObservedFacts`` lists.** A prefix of the unread part without holes:
 
-1. From the manifest, the ledger up to whose entry everything is offloaded (``known``). Earlier ledgers aren't listed,
-   unless this process received their ends.
+1. From the manifest (``known``), the ledger up to whose entry everything is offloaded, and earlier ones whose hot
+   copies weren't released: an acknowledgement covers all earlier entries, so each of them must be released first.
 2. Everything that a reader received after that, in sequence (``heard``). While a listener is subscribed, this is what
    the live reader receives. If no reader received anything since the last list, one reads some entries for the list
    alone, and all up to the newest entry in the manifest if that follows a missing one.
@@ -20,7 +20,7 @@ deleted for message TTL or a backlog quota. A namespace with segments must have 
 **The newest entry of the broker may be too old.** Readers receive an entry slightly before the broker names it. Brokers
 of 5.0.0-M1 with ``transactionCoordinatorEnabled`` name no later one than at the first request, and one that loaded a
 sealed segment with an empty last ledger names none. So a received entry counts as existing, whatever the broker names,
-and ``PulsarSource.sealed_end`` doesn't trust the answer.
+and ``sealed_end`` doesn't trust the answer.
 
 Nothing here is stored. After a restart, the manifest has the settled end, and the rest is received again.
 """
@@ -42,6 +42,8 @@ from offloader.settings import PulsarSettings
 
 #: Longest wait for the next entry that the broker has.
 READ_S_MAX = 15.0
+#: Longest wait for the report that a sealed segment has no later entry.
+END_S_MAX = 5.0
 #: Messages in the buffer of a reader that reads for the list alone.
 MESSAGES_MAX = 100_000
 #: Ledgers that are listed; the oldest are forgotten first, which the manifest has by then.
@@ -140,10 +142,13 @@ class ObservedFacts:
         self._unheard: Position | None = None
         #: Whether a reader received an entry since the last list.
         self._is_read = False
+        #: Whether the last reader received nothing: the broker may have skipped everything (see ``ledger_list``).
+        self._is_silent = False
         self.end: Position | None = None
 
     def internals(self) -> TopicInternals:
-        last = self._ask_last()
+        end = self.end if self.end is not None and self.end.entry_id >= 0 else None
+        last = newest(self._ask_last(), end)
         if last is not None:
             self._advance(last)
         with self._lock:
@@ -185,7 +190,7 @@ class ObservedFacts:
         pass
 
     def known(self, ask: AskKnown) -> None:
-        known = ask(())
+        known = ask(None)
         self._ask_known = ask
         settled = known.settled
         with self._lock:
@@ -193,6 +198,9 @@ class ObservedFacts:
                 gone = [each for each in self._entries if each < settled.ledger_id and each not in self._exact]
                 for ledger_id in gone:
                     del self._entries[ledger_id]
+                for ledger_id in known.ledgers:
+                    self._add(Position(ledger_id, _end_in(known.ledgers, ledger_id)))
+                    self._exact.add(ledger_id)
                 self._settled = settled
                 if settled.entry_id >= 0:
                     self._add(settled)
@@ -201,19 +209,41 @@ class ObservedFacts:
             self._unheard = known.newest if is_unheard else None
 
     def heard(self, before: Position | None, position: Position) -> None:
-        is_end = before is not None and 0 <= before.ledger_id < position.ledger_id
-        if before is not None and is_end and before.ledger_id not in self._exact:
-            self._receive_rest(before)
+        if before is None:
+            is_passed = self.received() is None
+        else:
+            is_passed = 0 <= before.ledger_id < position.ledger_id and before.ledger_id not in self._exact
+        if is_passed:
+            self._receive_between(before, position)
         with self._lock:
             self._is_read = True
             if before is not None and min(before) >= 0:
                 self._add(before)
-            if before is not None and is_end:
-                self._exact.add(before.ledger_id)
+                if before.ledger_id < position.ledger_id:
+                    self._exact.add(before.ledger_id)
             self._add(position)
 
+    def sealed_end(self) -> Position | None:
+        """The last entry of the sealed segment; ``None``: it has none.
+
+        A reader begins after the newest known entry: either it receives an entry, or the broker reports the end.
+
+        Raises:
+            OffloaderError: the end isn't known yet: retry.
+        """
+        last = newest(self._ask_last(), self.received())
+        with closing(self._open_reader(EARLIEST if last is None else last.next(), 1)) as reader:
+            came = reader.take(END_S_MAX)
+            if came or not reader.is_at_end:
+                seen = f"has {came[0].position} after it" if came else f"reported no end for {END_S_MAX:g} s"
+                raise StoreUnavailableError(
+                    f"{self._topic}: {last or 'no entry'} is the last known one, but the broker {seen}",
+                    hint="the broker is asked again after more entries were read",
+                )
+        return last
+
     def received(self) -> Position | None:
-        """The newest entry that a reader received, or that is settled."""
+        """The newest entry that was received, or is settled; ``None``: nothing is known of the topic yet."""
         with self._lock:
             return newest(self._settled, self._newest())
 
@@ -221,15 +251,18 @@ class ObservedFacts:
         """Call with the lock held."""
         return max((Position(each, count - 1) for each, count in self._entries.items()), default=None)
 
-    def _receive_rest(self, before: Position) -> None:
-        """Receives what a ledger has after an entry: a broker that passes over a lost entry may skip later ones with
-        it. A reader that asks for single entries doesn't miss those."""
-        with closing(self._open_reader(before.next(), 1)) as reader:
-            while True:
+    def _receive_between(self, before: Position | None, position: Position) -> None:
+        """Receives what is between two entries that a reader received in sequence; ``None``: the topic's beginning.
+
+        A broker that passes over a lost entry may pass over later ones with it, even whole ledgers. A reader that asks
+        for single entries doesn't miss those.
+        """
+        with closing(self._open_reader(EARLIEST if before is None else before.next(), 1)) as reader:
+            while before is None or before < position:
                 for each in self._taken(reader, before):
-                    if each.ledger_id > before.ledger_id:
-                        return
                     with self._lock:
+                        if before is not None and before.ledger_id < each.ledger_id:
+                            self._exact.add(before.ledger_id)
                         self._add(each)
                     before = each
 
@@ -250,7 +283,8 @@ class ObservedFacts:
             before = heard or self._settled
         if (before is not None and before >= last) or (heard is not None and is_read and until is None):
             return
-        with closing(self._open_reader(EARLIEST if before is None else before.next(), MESSAGES_MAX)) as reader:
+        messages_max = 1 if self._is_silent else MESSAGES_MAX
+        with closing(self._open_reader(EARLIEST if before is None else before.next(), messages_max)) as reader:
             is_first = True
             while is_first or (until is not None and before is not None and before < min(until, last)):
                 for each in self._taken(reader, before):
@@ -260,7 +294,9 @@ class ObservedFacts:
             self._unheard, self._is_read = None, False
 
     def _taken(self, reader: Consumer, after: Position | None) -> list[Position]:
-        if came := reader.take(READ_S_MAX):
+        came = reader.take(READ_S_MAX)
+        self._is_silent = not came
+        if came:
             return [each.position for each in came]
         raise StoreUnavailableError(
             f"{self._topic}: the broker has later entries, and delivered nothing after {after or 'the beginning'} for "

@@ -528,11 +528,11 @@ def test_readers_that_cannot_be_opened_take_no_place_in_the_pool() -> None:
     clock = SystemClock()
     workers = Workers(1, clock)
 
-    def refuse(topic: str, start: Position) -> Consumer:
+    def refuse(topic: str, start: Position, _: int) -> Consumer:
         raise StoreUnavailableError(f"{topic}: no broker has it at {start}")
 
     pool = ReaderPool(refuse, workers=workers, clock=clock)
-    ledgers: Any = SimpleNamespace(topic=TOPIC)
+    ledgers: Any = SimpleNamespace(topic=TOPIC, were_skipped=lambda _: False)
     try:
         for _ in range(READERS_MAX + 1):
             with pytest.raises(StoreUnavailableError, match="no broker has it"):

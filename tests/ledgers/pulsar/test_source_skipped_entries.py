@@ -10,6 +10,7 @@ import pytest
 from formats.entries import EntryBatch, Position
 from formats.pulsar.commands import CommandType, position_of
 from offloader.errors import StoreUnavailableError
+from offloader.ledgers.pulsar import tail_reader
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.ledgers.pulsar.topics import fate_of
 from tests.ledgers.pulsar_bench import PulsarBench, entries_of, message
@@ -172,6 +173,53 @@ def test_entries_skipped_together_with_a_lost_one_are_delivered(bench: PulsarBen
     given = [each for each in bench.stored() if each[0] not in bench.topic.lost]
     eventually(lambda: heard == given[-9:])
     assert runs(source)[1] == ((), ((13, 13),))
+
+
+@pytest.mark.slow
+def test_entries_before_and_after_a_lost_one_in_the_same_read_are_delivered(bench: PulsarBench) -> None:
+    bench.topic.read_batch = 100
+    source = bench.open()
+    heard = told_to(source)
+    bench.topic.append_all([message(number) for number in range(3)])
+    eventually(lambda: len(heard) == 3)
+    bench.topic.lost = {Position(1, 5), Position(2, 0), Position(2, 4)}
+    bench.topic.append_all([message(number) for number in range(7)])
+    bench.topic.roll()
+    bench.topic.append_all([message(number) for number in range(9)])
+    bench.fill(1)
+    given = [each for each in bench.stored() if each[0] not in bench.topic.lost]
+    eventually(lambda: heard == given)
+    assert runs(source) == [((), ((5, 5),)), ((), ((0, 0), (4, 4)))]
+    assert read_again_and_again(bench.open()) == given
+
+
+@pytest.mark.slow
+def test_reader_goes_on_after_a_delivered_entry_that_was_lost_since(bench: PulsarBench) -> None:
+    bench.topic.read_batch = 5
+    source = bench.open()
+    heard = told_to(source)
+    bench.fill(4)
+    eventually(lambda: len(heard) == 4)
+    given = list(bench.stored())
+    bench.topic.lost = {Position(1, 3)}
+    bench.broker.cut()
+    bench.fill(10)
+    given += [each for each in bench.stored() if each not in given]
+    eventually(lambda: heard == given)
+    assert runs(source) == [((), ())]
+
+
+@pytest.mark.slow
+def test_last_entries_that_were_skipped_with_a_lost_one_are_read(
+    bench: PulsarBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later entry comes that would tell a reader that it missed some."""
+    monkeypatch.setattr(tail_reader, "READ_S_MAX", 0.2)
+    bench.topic.read_batch = 100
+    bench.fill(10)
+    bench.topic.lost = {Position(1, 4)}
+    given = [each for each in bench.stored() if each[0] not in bench.topic.lost]
+    assert read_again_and_again(bench.open()) == given
 
 
 @pytest.mark.slow

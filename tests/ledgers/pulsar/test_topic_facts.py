@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 
@@ -15,7 +16,7 @@ from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.ledgers.pulsar.topic_facts import ObservedFacts
 from offloader.ledgers.pulsar.topics import EntryFate
-from tests.ledgers.pulsar_bench import PulsarBench, entries_of
+from tests.ledgers.pulsar_bench import NAME, PulsarBench, entries_of
 from tests.support.waiting import eventually
 
 TOPIC = "segment://public/default/orders/0000-ffff-0"
@@ -100,6 +101,7 @@ def test_ledgers_whose_end_was_received_remain_listed(bench: PulsarBench) -> Non
 
 def test_nothing_is_read_while_a_reader_receives_entries(bench: PulsarBench) -> None:
     facts = ObservedFacts(TOPIC, ask_last=lambda: Position(1, 9), open_reader=lambda *_: pytest.fail("reads"))
+    facts.known(known(Position(1, 0)))
     for entry_id in range(3):
         facts.heard(None, Position(1, entry_id))
         assert listed(facts) == [(1, 10)]
@@ -110,7 +112,6 @@ def test_received_entries_count_though_the_broker_names_an_earlier_one(bench: Pu
     fill(bench, 10, 1)
     facts.heard(Position(1, 9), Position(2, 0))
     assert facts.internals().last_confirmed == Position(2, 0)
-    assert facts.received() == Position(2, 0)
     assert listed(facts) == [(1, 10), (2, 1)]
 
 
@@ -155,6 +156,7 @@ def test_silent_broker_is_asked_again(bench: PulsarBench, monkeypatch: pytest.Mo
 def test_oldest_ledgers_are_forgotten(bench: PulsarBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_facts, "LEDGERS_MAX", 2)
     facts = ObservedFacts(TOPIC, ask_last=lambda: None, open_reader=lambda *_: pytest.fail("nothing to read"))
+    facts.known(known(Position(1, 4)))
     for ledger_id in (1, 2, 3):
         facts.heard(None, Position(ledger_id, 4))
     assert listed(facts) == [(2, 5), (3, 5)]
@@ -208,7 +210,7 @@ def test_end_of_a_segment_is_the_entry_that_no_other_follows(bench: PulsarBench)
     assert source.sealed_end() == Position(2, 3)
     for named in (Position(-1, -1), Position(1, 2), Position(2, 2)):
         bench.topic.named_last = named
-        with pytest.raises(StoreUnavailableError, match=r"as the last one, but has \d:\d after it"):
+        with pytest.raises(StoreUnavailableError, match=r"is the last known one, but the broker has \d:\d after"):
             source.sealed_end()
     receive_newest(source, bench)
     assert source.sealed_end() == Position(2, 3)
@@ -217,3 +219,56 @@ def test_end_of_a_segment_is_the_entry_that_no_other_follows(bench: PulsarBench)
 def test_end_of_a_segment_without_entries_is_none(bench: PulsarBench) -> None:
     bench.topic.state = "Terminated"
     assert bench.open().sealed_end() is None
+
+
+def test_ledger_is_acknowledged_after_all_earlier_ones_were_released_also_after_a_restart(bench: PulsarBench) -> None:
+    """An acknowledgement covers earlier entries: also those of a ledger with a gap, whose hot copy must be kept."""
+    fill(bench, 3, 4, 5)
+    source = bench.open()
+    held = {1: KnownLedger(2, 2), 2: KnownLedger(3, 3)}
+    source.require_same(
+        lambda ids: KnownLedgers(
+            newest=Position(3, 4),
+            settled=Position(3, 4),
+            ledgers={each: held[each] for each in (held if ids is None else ids) if each in held},
+        )
+    )
+    source.sealed(Position(3, 4))
+    eventually(lambda: [info.closed for info in source.ledgers()] == [True] * 3)
+    source.delete(3)
+    source.delete(2)
+    assert bench.topic.mark_delete(NAME) is None
+    source.delete(1)
+    assert bench.topic.mark_delete(NAME) == Position(3, 4)
+
+
+def test_recorded_end_counts_though_the_broker_names_an_earlier_entry(bench: PulsarBench) -> None:
+    """Else the last ledger would be closed before its end."""
+    fill(bench, 10)
+    facts = ObservedFacts(TOPIC, ask_last=lambda: Position(1, 4), open_reader=facts_of(bench)._open_reader)
+    facts.known(known(Position(1, 4)))
+    facts.end = Position(1, 9)
+    assert listed(facts) == [(1, 10)]
+    assert facts.internals().is_terminated
+
+
+@pytest.mark.parametrize("lost", [Position(1, 0), Position(2, 0)])
+def test_ledger_that_a_reader_passed_over_with_its_first_entry_is_listed(bench: PulsarBench, lost: Position) -> None:
+    """Else its other entries, which the broker has, would be recorded as deleted."""
+    fill(bench, 3, 4, 5)
+    bench.topic.lost, bench.topic.read_batch = {lost}, 100
+    source = bench.open()
+    found = list[Position]()
+    every = {position for position, _, _ in bench.topic.entries}
+    at = Position(0, 0)
+
+    def has_read_all() -> bool:
+        nonlocal at
+        with suppress(StoreUnavailableError):  # it names an entry to read again from
+            if (batch := source.read(at, 10_000)) is not None:
+                found.extend(entry.position for entry in batch.entries())
+                at = batch.last.next()
+        return {*found} == every - {lost}
+
+    eventually(has_read_all)
+    assert [info.ledger_id for info in source.ledgers()] == [1, 2, 3]
