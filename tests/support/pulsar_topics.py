@@ -53,16 +53,23 @@ class _Subscription:
     consumers: list[_Consumer] = field(default_factory=list)
 
 
-class _Switchboard:
-    """Which topic of a broker a command is about; ``elsewhere`` are those that another broker has."""
+class Switchboard:
+    """Which topic of a broker a command is about; ``elsewhere`` are those that another broker has.
+
+    Attributes:
+        epochs: of the scalable topics.
+        watches: clients that want to be told about a scalable topic or a namespace, and the number of the watch.
+    """
 
     def __init__(self) -> None:
         self.topics: dict[str, FakeTopic] = {}
         self.elsewhere: dict[str, FakeBroker] = {}
         self.consumers: dict[tuple[BrokerClient, int], FakeTopic] = {}
+        self.epochs: dict[str, int] = {}
+        self.watches: list[tuple[BrokerClient, str, int]] = []
 
     @classmethod
-    def of(cls, broker: FakeBroker) -> _Switchboard:
+    def of(cls, broker: FakeBroker) -> Switchboard:
         """The one that the broker's first topic made."""
         found = getattr(broker.answer, "__self__", None)
         if not isinstance(found, cls):
@@ -87,9 +94,33 @@ class _Switchboard:
             named: dict[str, Any] = {"broker_url": owner.url, "response": _REDIRECT, "authoritative": True}
             client.send(CommandType.LOOKUP_RESPONSE, request_id=command.body.request_id, **named)
             return True
+        elif command.type is CommandType.SCALABLE_TOPIC_LOOKUP:
+            name, number = command.body.topic, command.body.session_id
+            if name not in self.epochs:
+                client.send(CommandType.SCALABLE_TOPIC_UPDATE, session_id=number, error=_TOPIC_NOT_FOUND, message=name)
+                return True
+            self.watches.append((client, name, number))
+            client.send(CommandType.SCALABLE_TOPIC_UPDATE, session_id=number, dag={"epoch": self.epochs[name]})
+            return True
+        elif command.type is CommandType.SCALABLE_TOPICS_WATCH:
+            namespace, number = command.body.namespace, command.body.watch_id
+            self.watches.append((client, namespace, number))
+            topics = [name for name in self.epochs if name.startswith(f"topic://{namespace}/")]
+            client.send(CommandType.SCALABLE_TOPICS_UPDATE, watch_id=number, snapshot={"topics": topics})
+            return True
         else:
             return False
         return topic is not None and topic.answer(client, command)
+
+    def change_layout(self, name: str, epoch: int) -> None:
+        """Tells who watches that a scalable topic has another epoch, or is new."""
+        is_new = name not in self.epochs
+        self.epochs[name] = epoch
+        for client, watched, number in list(self.watches):
+            if watched == name:
+                client.send(CommandType.SCALABLE_TOPIC_UPDATE, session_id=number, dag={"epoch": epoch})
+            elif is_new and name.startswith(f"topic://{watched}/"):
+                client.send(CommandType.SCALABLE_TOPICS_UPDATE, watch_id=number, diff={"added": [name]})
 
     def left(self, client: BrokerClient) -> None:
         """The connection is gone, and with it its consumers: others work from now on."""
@@ -132,7 +163,7 @@ class FakeTopic:
         self._lock = threading.RLock()
         self._next = Position(1, 0)
         self._subscriptions: dict[str, _Subscription] = {}
-        _Switchboard.of(broker).topics[name] = self
+        Switchboard.of(broker).topics[name] = self
 
     def append(self, entry: bytes, messages: int = 1) -> Position:
         """Stores an entry and sends it on."""
@@ -330,7 +361,7 @@ class FakeTopic:
         """Another broker has it from now on, and the one before names that one."""
         with self._lock:
             self.unload()
-            here, there = _Switchboard.of(self._broker), _Switchboard.of(to)
+            here, there = Switchboard.of(self._broker), Switchboard.of(to)
             del here.topics[self.name]
             here.elsewhere[self.name] = to
             there.elsewhere.pop(self.name, None)

@@ -8,7 +8,7 @@ from typing import Any
 from formats.entries import Position
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.support.pulsar_broker import FakeBroker
-from tests.support.pulsar_topics import FakeTopic
+from tests.support.pulsar_topics import FakeTopic, Switchboard
 
 HASHES = 65536
 
@@ -32,6 +32,7 @@ class FakeScalable:
         self.subscriptions: set[str] = set()
         self.sent: dict[int, list[str]] = {}
         self.create(0, HASHES)
+        self._tell()
 
     def create(self, start: int, stop: int, *parents: int) -> int:
         """A new active segment; its id."""
@@ -60,13 +61,20 @@ class FakeScalable:
         bounds = self.rows[str(number)]["hashRange"]
         middle = (bounds["start"] + bounds["end"] + 1) // 2
         self._seal(number)
-        return self.create(bounds["start"], middle, number), self.create(middle, bounds["end"] + 1, number)
+        children = self.create(bounds["start"], middle, number), self.create(middle, bounds["end"] + 1, number)
+        self._tell()
+        return children
 
     def merge(self, one: int, other: int) -> int:
         """Seals two neighbours, and creates one with the keys of both."""
         first, last = (self.rows[str(number)]["hashRange"] for number in (one, other))
         self._seal(one, other)
-        return self.create(first["start"], last["end"] + 1, one, other)
+        merged = self.create(first["start"], last["end"] + 1, one, other)
+        self._tell()
+        return merged
+
+    def _tell(self) -> None:
+        Switchboard.of(self._broker).change_layout(self.name, self.epoch)
 
     def _seal(self, *numbers: int) -> None:
         self.epoch += 1
@@ -85,6 +93,7 @@ class FakeScalable:
         for row in self.rows.values():
             row["parentIds"] = [each for each in row["parentIds"] if each != number]
         self.segments[number].entries.clear()
+        self._tell()
 
     def send(self, key: int, count: int = 1) -> None:
         """Messages of a key, which is a hash value here, to the active segment that has it."""

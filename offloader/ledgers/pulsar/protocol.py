@@ -129,7 +129,7 @@ UNASKED_REQUEST = 2**63 - 1
 #: Number of the login, which has none in the protocol.
 _LOGIN = 0
 
-#: Commands to one consumer or producer -> the field with its id.
+#: Commands to one consumer, producer or watch -> the field with its id.
 _ADDRESSED_BY = {
     CommandType.MESSAGE: "consumer_id",
     CommandType.CLOSE_CONSUMER: "consumer_id",
@@ -138,6 +138,8 @@ _ADDRESSED_BY = {
     CommandType.SEND_RECEIPT: "producer_id",
     CommandType.SEND_ERROR: "producer_id",
     CommandType.CLOSE_PRODUCER: "producer_id",
+    CommandType.SCALABLE_TOPIC_UPDATE: "session_id",
+    CommandType.SCALABLE_TOPICS_UPDATE: "watch_id",
 }
 
 
@@ -164,14 +166,14 @@ class ClientLimits:
 
 
 class ConsumerListener(Protocol):
-    """Receives one consumer's or producer's commands, on the receiving thread.
+    """Receives the commands of one consumer, producer or watch, on the receiving thread.
 
     Return quickly, and don't wait for a response on the same connection.
     """
 
     def received(self, command: Command) -> None:
         """``MESSAGE``, ``CLOSE_CONSUMER``, ``ACTIVE_CONSUMER_CHANGE`` or ``REACHED_END_OF_TOPIC``; of a producer
-        ``SEND_RECEIPT``, ``SEND_ERROR`` or ``CLOSE_PRODUCER``."""
+        ``SEND_RECEIPT``, ``SEND_ERROR`` or ``CLOSE_PRODUCER``; of a watch its updates."""
 
     def lost(self, error: OffloaderError) -> None:
         """The connection is lost; called once, as the last call."""
@@ -526,11 +528,15 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
 
     def greet(self) -> str:
         """Connects and authenticates to a broker or proxy; returns its name. Raises as ``connection``."""
-        return self._retrying(self._service_connection).name
+        return self.any_connection().name
+
+    def any_connection(self) -> Connection:
+        """A connection to any broker or proxy. Raises as ``connection``."""
+        return self._retrying(self._service_connection)
 
     def has_scalable_topics(self) -> bool:
         """Whether the broker or proxy announces scalable topics (Pulsar 5). Raises as ``connection``."""
-        return self._retrying(self._service_connection).has_scalable_topics
+        return self.any_connection().has_scalable_topics
 
     def ping(self) -> None:
         """Waits for a sign of life of a broker or proxy, connected and authenticated to. Raises as ``connection``."""

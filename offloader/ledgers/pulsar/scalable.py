@@ -1,4 +1,4 @@
-"""Scalable topics of Pulsar 5, as the broker describes them. Pure; no other module knows their JSON and frames.
+"""Scalable topics of Pulsar 5, as the broker describes them. Pure; no other module knows their JSON.
 
 A scalable topic ``topic://tenant/namespace/name`` consists of range segments. Each is a topic of its own,
 ``segment://tenant/namespace/name/0000-7fff-1``: first and last hash value of its keys, and its id. A split or a merge
@@ -26,8 +26,6 @@ TOPIC_SCHEME, SEGMENT_SCHEME = "topic://", "segment://"
 _PLACE = "topic"
 
 _ACTIVE, _SEALED = "ACTIVE", "SEALED"
-#: The numbers of the binary protocol.
-_STATES = {0: _ACTIVE, 1: _SEALED}
 _INT64_MAX = 2**63 - 1
 
 
@@ -81,27 +79,6 @@ def layout_of_json(document: object, topic: str) -> TopicLayout:
         raise
     except (TypeError, KeyError, ValueError, AttributeError) as cause:
         raise CorruptError(f"{topic}: the broker's answer is no layout of a scalable topic: {cause!r}") from cause
-
-
-def layout_of_dag(dag: Any, topic: str) -> TopicLayout:
-    """Converts the field ``dag`` of a ``ScalableTopicUpdate``; raises as ``layout_of_json``."""
-    rows = [
-        _segment(
-            topic,
-            segment_id=each.id,
-            hash_start=each.hash_start,
-            hash_last=each.hash_end,
-            state=_STATES.get(each.state, each.state),
-            parents=each.parent_ids,
-            created_epoch=each.created_at_epoch,
-            created_ms=each.created_at_ms,
-            sealed_epoch=each.sealed_at_epoch,
-            sealed_ms=each.sealed_at_ms,
-            legacy=each.legacy_topic_name,
-        )
-        for each in dag.segments
-    ]
-    return _checked(topic, dag.epoch, rows)
 
 
 def _segment(

@@ -38,7 +38,7 @@ from offloader.retention.subscribers import (
     open_retention,
 )
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import Workers
+from offloader.runtime.workers import Alarm, SerialTask, Workers
 from offloader.service.health import ask_store
 from offloader.service.providers.scalable import ScalableTopics
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupervisor, error_of, stream_problems
@@ -313,6 +313,37 @@ def _tell(sources: list[PulsarSource], event: str, level: int, text: str) -> Non
 POLICIES_S = 600.0
 
 
+#: Wait after a change of the cluster: several at a time are seen by one poll.
+RING_S = 0.2
+
+
+class _Poll:
+    """Runs ``poll`` now, after each period, and soon after ``ring``; one at a time."""
+
+    def __init__(self, workers: Workers, poll: Callable[[], None], period_s: Callable[[], float]) -> None:
+        self._poll, self._period_s = poll, period_s
+        self._lock = threading.Lock()
+        self._has_rung = False
+        self._task = SerialTask(workers, self._run)
+        self._alarm = Alarm(workers, self._task.schedule)
+        self._task.schedule()
+
+    def ring(self) -> None:
+        """A poll that begins now would see something new."""
+        with self._lock:
+            if not self._has_rung:
+                self._has_rung = True
+                self._alarm.set(RING_S)
+
+    def _run(self) -> None:
+        with self._lock:
+            self._has_rung = False
+        self._poll()
+        with self._lock:
+            if not self._has_rung:  # else the alarm is set already
+                self._alarm.set(self._period_s())
+
+
 @dataclass(slots=True)
 class _Topic:
     """An open topic; ``is_ours``: whether this process leads it, ``None``: the broker hasn't chosen yet."""
@@ -359,7 +390,8 @@ class PulsarProvider:
         )
         self._has_plugin = settings.broker_plugin
         self._unwatch = recorder.watch(self._readings)
-        self._scalable = ScalableTopics(self._cluster, store, recorder)
+        self._survey: _Poll | None = None
+        self._scalable = ScalableTopics(self._cluster, store, recorder, changed=self._layout_changed)
         self._turns = StoreOutageFailover(store, self._cluster.admin, settings.subscription, clock)
         self._subscribers = PulsarSubscribers(
             self._cluster.admin,
@@ -380,7 +412,9 @@ class PulsarProvider:
         self._fenced_s: dict[str, float] = {}
 
     def start(self, streams: ServedStreams) -> None:
-        self._every(lambda: streams.settings_of("").pulsar.discovery_interval, lambda: self.look(streams), "topics")
+        self._survey = self._every(
+            lambda: streams.settings_of("").pulsar.discovery_interval, lambda: self.look(streams), "topics"
+        )
         self._every(
             lambda: streams.settings_of("").pulsar.subscribers_interval, lambda: self.tell(streams), "subscriptions"
         )
@@ -460,6 +494,10 @@ class PulsarProvider:
         self._take_back()
         if error is not None:
             raise error
+
+    def _layout_changed(self) -> None:
+        if self._survey is not None:
+            self._survey.ring()
 
     def _open(self, streams: ServedStreams, topic: str, *, is_new: bool) -> None:
         try:
@@ -626,13 +664,11 @@ class PulsarProvider:
         with self._lock:
             return next((each.source for each in self._topics.values() if each.source.stream == stream), None)
 
-    def _every(self, period_s: Callable[[], float], run: Callable[[], None], what: str) -> None:
-        def again() -> None:
+    def _every(self, period_s: Callable[[], float], run: Callable[[], None], what: str) -> _Poll:
+        def poll() -> None:
             self._say(what, error_of(run, f"feed {self.name}: looking at {what}"))
-            if not self._stopped.is_set():
-                self._workers.call_after(period_s(), again)
 
-        self._workers.call_after(0.0, again)
+        return _Poll(self._workers, poll, period_s)
 
     def _say(self, what: str, error: OffloaderError | None) -> None:
         with self._lock:

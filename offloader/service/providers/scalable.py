@@ -14,6 +14,8 @@ continues it. Children take entries as soon as they exist.
 4. The last entry of a sealed segment is asked from its broker, and recorded when a reader has received nothing after
    it but the end. A seal is final, and the broker closes a segment before its layout says so.
 
+A survey is made every ``pulsar.discovery_interval``, and when a broker tells that something changed (``LayoutWatch``).
+
 A process that dies between two steps repeats them. Several processes do the same for one topic: every step leaves what
 is there. A topic with a damaged layout, or one that contradicts the record, is reported; its segments that are open
 already remain so, and other topics aren't affected.
@@ -29,6 +31,7 @@ from formats.topic_layout import RangeSegment, TopicLayout
 from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import newest_listed
 from offloader.ledgers.pulsar.discovery import FAILURES_MAX, Look, TopicPatterns, namespace_of
+from offloader.ledgers.pulsar.layout_watch import LayoutWatch
 from offloader.ledgers.pulsar.scalable import place_of_topic
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.ledgers.pulsar.topics import topic_of_stream
@@ -49,10 +52,19 @@ class ScalableTopics:
 
     Args:
         store: where layouts are recorded.
+        changed: called when another survey would see something new; returns quickly.
     """
 
-    def __init__(self, cluster: PulsarCluster, store: ObjectStore, recorder: Recorder = NO_TELEMETRY) -> None:
+    def __init__(
+        self,
+        cluster: PulsarCluster,
+        store: ObjectStore,
+        recorder: Recorder = NO_TELEMETRY,
+        *,
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
         self._cluster, self._store, self._recorder = cluster, store, recorder
+        self._watch, self._changed = LayoutWatch(cluster.client, cluster.clock, changed), changed
         self._lock = threading.Lock()
         self._problems: dict[str, ProviderProblem] = {}
         #: Topic -> what the broker told last, and the record after that.
@@ -81,6 +93,7 @@ class ScalableTopics:
             source_of: the open source of a topic or segment.
         """
         if settings.scalable_topics == "off":
+            self._watch.follow({})
             return Look({}), None
         if (error := self._absence()) is not None or not self._has_feature:
             return Look({}, is_whole=not self._layouts), error
@@ -89,22 +102,27 @@ class ScalableTopics:
         failed = set(survey.failed)
         first: OffloaderError | None = None
         problems: dict[str, ProviderProblem] = {}
+        seen: dict[str, frozenset[str] | int] = {}
         in_a_row = 0
         for namespace in sorted(survey.topics):
             if is_stopped() or in_a_row >= FAILURES_MAX:
                 failed.add(namespace)
                 continue
             try:
-                listed = [each for each in self._listed(namespace) if patterns.have_scalable(each)]
+                listed = self._listed(namespace)
             except OffloaderError as cause:
                 first = first or cause
                 failed.add(namespace)
                 in_a_row += 1
                 continue
             in_a_row = 0
+            seen[namespace] = frozenset(listed)
+            selected = [each for each in listed if patterns.have_scalable(each)]
             topics[namespace] = frozenset(
-                segment for topic in listed for segment in self._segments(topic, settings, source_of, problems)
+                segment for topic in selected for segment in self._segments(topic, settings, source_of, problems)
             )
+            seen |= {topic: self._layouts[topic][0].epoch for topic in selected if topic in self._layouts}
+        self._watch.follow(seen)
         with self._lock:
             unknown = {topic: each for topic, each in self._problems.items() if namespace_of(topic) in failed}
             self._problems = unknown | problems
@@ -193,6 +211,8 @@ class ScalableTopics:
         for row in recorded.segments:
             source = source_of(topic_of_stream(row.stream) or "")
             if source is None or not row.is_sealed:
+                if told != seen and row.is_sealed and row.end is None:
+                    self._changed()  # it is opened after this survey
                 continue
             if row.end is None and row.id in there:
                 try:

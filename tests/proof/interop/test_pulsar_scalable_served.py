@@ -191,6 +191,19 @@ def test_regular_topic_is_migrated_while_it_is_offloaded(world: World) -> None:
         eventually(lambda: world.has_all(name, sent))
 
 
+def test_segments_are_offloaded_as_soon_as_the_broker_tells_of_them(world: World) -> None:
+    name, sent = "told", _Sent()
+    config = world.config.with_name("told.toml")
+    config.write_text(world.config.read_text().replace('"500ms"', '"1h"', 1))
+    with Serving(config):
+        world.admin.do("PUT", f"scalable/{NAMESPACE}/{name}?numInitialSegments=1")
+        for change in ("split/0", "merge/1/2", "split/3"):
+            added(sent, world.client.produce(f"topic://{NAMESPACE}/{name}", count=100, keys=KEYS, prefix=change))
+            world.change(name, change)
+            added(sent, world.client.produce(f"topic://{NAMESPACE}/{name}", count=100, keys=KEYS, prefix=f"{change}+"))
+            eventually(lambda: world.has_all(name, sent))
+
+
 def is_there(stream: offloader.Stream) -> bool:
     try:
         stream.segments()

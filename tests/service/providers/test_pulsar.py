@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from threading import Semaphore
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
+from offloader.runtime.workers import Workers
 from offloader.service.bootstrap import Assembled
+from offloader.service.providers import pulsar
 from offloader.service.providers.pulsar import PulsarProvider
 from offloader.service.streams import StreamSupervisor
 from offloader.write.stream import Mode
@@ -332,3 +335,29 @@ def test_no_subscriber_is_registered_without_a_policy(cluster: Cluster) -> None:
         assert cluster.admin.of("GET", "/stats") == []
         assert whats(assembled) == ""
     assert open_retention(cluster.store, f"{S}one").registry().subscribers == {}
+
+
+def test_poll_runs_again_soon_after_a_ring_also_in_the_middle_of_one() -> None:
+    workers = Workers(2, SystemClock())
+    began, may_end = Semaphore(0), Semaphore(0)
+
+    def poll() -> None:
+        began.release()
+        may_end.acquire()
+
+    try:
+        polls = pulsar._Poll(workers, poll, lambda: 3600.0)
+        began.acquire()
+        for _ in range(3):
+            polls.ring()
+        may_end.release()
+        began.acquire()
+        may_end.release()
+        eventually(lambda: not polls._task._running)
+        polls.ring()
+        began.acquire()
+        may_end.release()
+        eventually(lambda: not polls._task._running)
+        assert not began.acquire(blocking=False)
+    finally:
+        workers.close()

@@ -98,6 +98,20 @@ def test_splits_and_merges_keep_every_message_and_the_order_of_each_key(cluster:
     )
 
 
+def test_changes_are_seen_long_before_the_next_survey(cluster: Cluster) -> None:
+    first = cluster.make_scalable("orders")
+    with cluster.serve(offload=SOON, discovery_interval=3600):
+        send(first)
+        first.split(first.split(0)[0])
+        send(first)
+        eventually(lambda: has_all(cluster, first))
+        second = cluster.make_scalable("later")
+        send(second)
+        second.split(second.split(0)[0])
+        send(second)
+        eventually(lambda: has_all(cluster, second))
+
+
 def test_history_of_several_ledgers_is_read_from_its_beginning(cluster: Cluster) -> None:
     topic = cluster.make_scalable("orders")
     for _ in range(4):
