@@ -235,6 +235,7 @@ class ScalableTopics:
         except OffloaderError as error:
             raise StoreUnavailableError(
                 f"{source.topic}: the last entry of the sealed segment isn't known yet: {error.message}",
-                hint="the broker is asked again; its children can't be read before",
+                hint="the broker is asked again, and the children can't be read before; if it lasts, "
+                "docs/how-to/scalable-topics.md tells what to do",
             ) from error
         return record_end(self._store, place, row.id, last)
