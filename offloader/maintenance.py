@@ -15,9 +15,10 @@ from offloader.gc.orphans import Garbage, Outcome
 from offloader.gc.plan import AwaitedApproval, CleanupPlan
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import CleanupReport, LargeDeleteError, cleanup_all, cleanup_stream
-from offloader.manifest.catalog import list_streams, read_entry, release_topics_of
+from offloader.manifest.catalog import list_streams, read_entry, release_layout, release_topics_of, segment_streams
 from offloader.manifest.maintenance import expire_history
 from offloader.manifest.protection import DeletionClock, require_no_global_hold, time_for_deletion_ms
+from offloader.manifest.topic_layouts import read_layout
 from offloader.retention.cycle import MANY, HotStreams, RetentionCycle, RetentionService, phase, until_next_s
 from offloader.retention.scope import SourceOf, find_scope, home_of, no_source, record_partitions
 from offloader.retention.state import past_moves, read_decisions
@@ -26,6 +27,7 @@ from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
+from offloader.stream_names import is_place
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
 
 _log = logging.getLogger("offloader.maintenance")
@@ -443,7 +445,7 @@ def delete_streams(
     ignore_leases: bool = False,
     dry_run: bool = False,
 ) -> list[StreamRemoval]:
-    """Delete a stream, or all partitions of a topic and then the topic's subscribers, as far as safe now.
+    """Delete a stream, or all partitions or segments of a topic and then what is recorded of it, as far as safe now.
 
     Call it again after ``orphan_age_min`` to finish.
 
@@ -456,11 +458,15 @@ def delete_streams(
     """
     streams = [name]
     if read_entry(store, name) is None:
-        streams = [each.stream for each in find_scope(store, name).partitions.values()]
+        was_deleted = is_place(name) and read_layout(store, name) is None
+        unfinished = sorted(segment_streams(store, name)) if was_deleted else []
+        streams = unfinished or [each.stream for each in find_scope(store, name).partitions.values()]
     if dry_run:
         return [removal_of(store, each, now_ms=clock.now_ms()) for each in streams]
     record_partitions(store, streams)
     done = [remove_stream(store, each, clock=clock, settings=settings, ignore_leases=ignore_leases) for each in streams]
     now_ms = time_for_deletion_ms(store, clock, skew_ms_max=settings.clock_skew_max * 1000)
     release_topics_of(store, streams, clock=clock, now_ms=now_ms)
+    if is_place(name):
+        release_layout(store, name, streams, clock=clock, now_ms=now_ms)
     return done

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -425,6 +425,12 @@ def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None,
     return _read_document(store, key, TopicEntry.decode, f"{key} in {store.url}", hint)
 
 
+def _read_layout(store: ObjectStore, place: str) -> tuple[TopicLayout | None, ObjectInfo | None]:
+    """The record of a scalable topic's segments; as ``read_topic_entry``."""
+    key, hint = layout_key(place), "restore an earlier version of this object"
+    return _read_document(store, key, TopicLayout.decode, f"{key} in {store.url}", hint)
+
+
 def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, ObjectInfo | None]:
     """A topic's last truncation; as ``read_topic_entry``."""
     what = f"the truncation under way of {topic}, {intent_key(topic)},"
@@ -463,6 +469,37 @@ def release_topic(store: ObjectStore, topic: str) -> bool:
         return False
     forget_documents(store, topic, entry.incarnation)
     return True
+
+
+def release_layout(store: ObjectStore, place: str, deleted: Collection[str], *, clock: Clock, now_ms: int) -> bool:
+    """Deletes the record of a scalable topic's segments when all their streams were deleted; else returns False.
+
+    Only for an operator who deletes the topic: a process that still offloads it would not record it again in time.
+
+    Args:
+        deleted: streams that were deleted, and whose entries may still be there.
+        now_ms: the earlier of both clocks.
+
+    Raises:
+        CorruptError, UnsupportedError: it can't be read.
+        OutcomeUnknownError, StoreUnavailableError: call again.
+    """
+    layout, info = _read_layout(store, place)
+    if layout is None or info is None:
+        return True
+    streams = {*segment_streams(store, place), *(row.stream for row in layout.segments)} - {*deleted}
+    if not all(_answers(store, [partial(_is_deleted, store, each) for each in sorted(streams)])):
+        return False
+    key = layout_key(place)
+    return let_go(store, key, info.etag) and remove_void(store, key, clock=clock, now_ms=now_ms, is_unused=lambda: True)
+
+
+def _is_deleted(store: ObjectStore, stream: str) -> bool:
+    """Whether neither a catalogue entry is left nor a manifest that could restore one."""
+    entry, tombstone = _read(store, stream)
+    if entry is not None or tombstone is not None:
+        return entry is None
+    return not store.list(f"{stream_prefix(stream)}manifest/", limit=1).objects
 
 
 def release_intent(store: ObjectStore, topic: str) -> bool:
@@ -571,8 +608,7 @@ def doubtful_rows(store: ObjectStore, entry: TopicEntry) -> tuple[PartitionRow, 
     """
     named: dict[int, str] = {}
     if is_place(entry.topic):
-        key, hint = layout_key(entry.topic), "restore an earlier version of this object"
-        layout, _ = _read_document(store, key, TopicLayout.decode, f"{key} in {store.url}", hint)
+        layout, _ = _read_layout(store, entry.topic)
         if layout is None and any(True for _ in segment_streams(store, entry.topic)):
             return entry.partitions  # the layout was lost, and may be restored
         named = {} if layout is None else {row.id: row.stream for row in layout.segments}

@@ -56,7 +56,8 @@ def merged(recorded: TopicLayout, seen: TopicLayout) -> TopicLayout:
             raise SourceMismatchError(
                 f"{seen.topic}: segment {row.id} isn't the one that is recorded: {why}; the topic was created again, "
                 "or its cluster was restored from an older copy. Nothing was deleted",
-                hint="offload it into another store or prefix, which keeps the existing entries readable",
+                hint="offload it into another store or prefix, which keeps the existing entries readable; or delete "
+                f"them with `offloader stream delete {seen.topic}`",
             )
     if is_older:
         raise StoreUnavailableError(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from formats.documents import topic_key
 from formats.keys import catalog_key
-from formats.topic_layout import layout_key
+from formats.topic_layout import TopicLayout, layout_key
+from offloader.errors import NotFoundError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.sweep import cleanup_stream
+from offloader.maintenance import delete_streams
+from offloader.manifest.topic_layouts import read_layout, record_layout
 from offloader.retention.subscribers import open_retention
 from offloader.settings import Settings
 from tests.gc.test_delete_stream_retention_documents import DAY_S, kinds, reconcile, rounds
@@ -92,3 +96,36 @@ def test_topic_is_truncated_further_after_its_first_segment_was_purged() -> None
     assert {number: at for number, at in bench.heads().items() if number} == {
         number: bench.newest[number].next() for number in (1, 2)
     }
+
+
+def test_deleted_topic_may_be_created_again() -> None:
+    bench = lived()
+    delete_streams(bench.memory, PLACE, clock=bench.clock, settings=Settings().manifest)
+    assert read_layout(bench.memory, PLACE) is None
+    again = ScalableBench()
+    row = replace(again.rows[0], created_ms=1_800_000_000_000)
+    record_layout(bench.memory, PLACE, TopicLayout(topic=NAME, epoch=0, segments=(row,)))
+    bench.clock.advance(DAY_S + 1)
+    rounds(bench)
+    assert "subscribers" not in kinds(bench, PLACE)
+    recorded = read_layout(bench.memory, PLACE)
+    assert recorded is not None
+    assert recorded.segments == (row,)
+
+
+def test_deletion_of_a_topic_is_finished_by_the_same_command_a_day_later() -> None:
+    bench = lived()
+    for _ in range(2):
+        done = delete_streams(bench.memory, PLACE, clock=bench.clock, settings=Settings().manifest)
+        bench.clock.advance(DAY_S + 1)
+    assert [each.deletion and each.deletion.is_finished for each in done] == [True] * 3
+    assert not [key for key in bench.objects() if "orders" in key and "/retention/" not in key]
+    with pytest.raises(NotFoundError):
+        delete_streams(bench.memory, PLACE, clock=bench.clock, settings=Settings().manifest)
+
+
+def test_record_of_a_deleted_topic_is_kept_while_a_segment_may_be_restored() -> None:
+    bench = lived()
+    lose_catalogue_entry(bench)
+    delete_streams(bench.memory, PLACE, clock=bench.clock, settings=Settings().manifest)
+    assert read_layout(bench.memory, PLACE) is not None
