@@ -386,14 +386,15 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignmentRow:
-    """A partition of one of a group's streams, and the reader that reads it.
+    """A partition or segment of one of a group's streams, and the reader that reads it.
 
     Attributes:
-        partition: its number; 0 for a stream without partitions.
+        partition: its number, or the segment's id; 0 for a stream without partitions.
         incarnation: of the partition's stream, to which ``position`` refers.
         reader: its name; empty: the partition has no reader.
         epoch: the group's epoch in which that reader got it.
         position: everything before it is consumed; ``None``: nothing is.
+        is_finished: all of a sealed segment is consumed; it has no reader any more.
     """
 
     stream: str
@@ -402,6 +403,7 @@ class AssignmentRow:
     reader: str
     epoch: int
     position: Position | None
+    is_finished: bool = field(default=False, metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,11 @@ consumed. ``checkpoints`` are those of ``reader_groups``: each waits for the rea
   passed with them, and partitions above its share are released.
 * ``left``: releases everything.
 
-Each of them then removes members that were silent for too long and assigns free partitions to the members with the
+**Segments of a scalable topic** succeed each other. One is assigned when all segments that it continues are finished: a
+reader persisted that it consumed everything up to the recorded end. A finished segment has no reader, doesn't count as
+a share, and its position remains in the cuts of checkpoints.
+
+Each step then removes members that were silent for too long and assigns free partitions to the members with the
 fewest. Other changes (a new checkpoint, another configuration) may come between any two steps.
 
 **When a reader may give positions.** Only for entries that the application has consumed. The application shows that by
@@ -33,6 +37,7 @@ positions: the holder emits an event, waits for the application, and releases wi
   after a crash, an expiry or an interrupted session.
 * G5. A checkpoint waits for live readers only: a reader that leaves or expires is taken out of it, with the positions
   that it had persisted.
+* G6. An entry of a segment is delivered only after all entries of the segments that it continues are consumed.
 
 **Time** is the store's, because readers' clocks may differ by hours. A version's time is the time of the version before
 it plus the difference of the store's modification times, at most half the expiry time (``group_time``). So a period in
@@ -48,7 +53,7 @@ again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
@@ -84,6 +89,8 @@ class Held(NamedTuple):
 
 #: Positions of a reader: everything before them is consumed.
 Positions: TypeAlias = Mapping[Held, Position]
+#: Scalable topic -> segment -> the segments that must be finished before it is assigned; of other streams nothing.
+Parents: TypeAlias = Mapping[str, Mapping[int, frozenset[int]]]
 
 
 def require_reader_name(name: str) -> None:
@@ -108,7 +115,7 @@ def waiting(group: GroupState, reader: str) -> tuple[str, ...]:
 def has_surplus(group: GroupState, reader: str) -> bool:
     """Whether a reader has more partitions than its share."""
     counts = _counts(group)
-    return counts.get(reader, 0) > _quotas(counts, len(group.assignments)).get(reader, 0)
+    return counts.get(reader, 0) > _quotas(counts, group).get(reader, 0)
 
 
 def group_time(group: GroupState, modified_ms: int) -> int:
@@ -125,16 +132,18 @@ def timed(group: GroupState, modified_ms: int) -> GroupState:
     return replace(group, members=rows, clock_ms=now_ms, store_ms=modified_ms)
 
 
-def partitioned(group: GroupState, homes: Homes) -> GroupState:
-    """The group with one row for each partition of its streams.
+def partitioned(group: GroupState, homes: Homes, parents: Parents) -> GroupState:
+    """The group with one row for each partition of its streams, and for each segment that may be read.
 
     A partition of a stream that was created again starts at its beginning, in a new epoch. A new partition starts where
     the group published last, else at the group's start, else at the beginning.
 
     Args:
         homes: the current partitions of some or all of the group's streams.
+        parents: of the segments among them.
     """
     epoch = group.epoch + 1
+    finished = {(row.stream, row.partition) for row in group.assignments if row.is_finished}
     before = {(row.stream, row.partition): row for row in group.assignments}
     rows = [row for row in group.assignments if row.stream in group.streams and row.stream not in homes]
     for stream in homes.keys() & set(group.streams):
@@ -142,6 +151,8 @@ def partitioned(group: GroupState, homes: Homes) -> GroupState:
         for number, incarnation in ((row.number, row.incarnation) for row in homes[stream]):
             row = before.get((stream, number))
             if row is None:
+                if any((stream, each) not in finished for each in parents.get(stream, {}).get(number, ())):
+                    continue
                 row = AssignmentRow(
                     stream=stream,
                     partition=number,
@@ -151,24 +162,26 @@ def partitioned(group: GroupState, homes: Homes) -> GroupState:
                     position=first.get(number),
                 )
             elif row.incarnation != incarnation:
-                row = replace(row, incarnation=incarnation, epoch=epoch, position=None)
+                row = replace(row, incarnation=incarnation, epoch=epoch, position=None, is_finished=False)
             rows.append(row)
     found = tuple(sorted(rows, key=lambda row: (row.stream, row.partition)))
     return group if found == group.assignments else replace(group, assignments=found, epoch=epoch)
 
 
-def repartitioned(group: GroupState, homes: Homes) -> GroupState:
+def repartitioned(group: GroupState, homes: Homes, parents: Parents) -> GroupState:
     """The group with the current partitions, each new one assigned; see ``partitioned``."""
-    return _assigned(partitioned(group, homes))
+    return _assigned(partitioned(group, homes, parents))
 
 
-def reconfigured(group: GroupState, from_generation: int, config: GroupConfig, homes: Homes) -> GroupState:
+def reconfigured(
+    group: GroupState, from_generation: int, config: GroupConfig, homes: Homes, parents: Parents
+) -> GroupState:
     """The group with another configuration, which also changes the assignments of one that is read; as ``updated``."""
     made = updated(group, from_generation, config, homes)
-    return repartitioned(made, homes) if made.members or made.assignments else made
+    return repartitioned(made, homes, parents) if made.members or made.assignments else made
 
 
-def joined(group: GroupState, reader: str, session: str, homes: Homes) -> GroupState:
+def joined(group: GroupState, reader: str, session: str, homes: Homes, parents: Parents) -> GroupState:
     """The group with a new session of a reader. Here and below the group is a ``timed`` one.
 
     Raises:
@@ -181,16 +194,23 @@ def joined(group: GroupState, reader: str, session: str, homes: Homes) -> GroupS
     group = reader_added(_expired(_gone(group, [reader]), reader), reader)
     own = MemberRow(name=reader, session=session, beat=group.version.revision + 1, seen_ms=group.clock_ms)
     members = tuple(sorted((*group.members, own), key=lambda row: row.name))
-    return _assigned(partitioned(replace(group, members=members), homes))
+    return _assigned(partitioned(replace(group, members=members), homes, parents))
 
 
 def stepped(
-    group: GroupState, reader: str, session: str, positions: Positions | None, *, has_news: bool = False
+    group: GroupState,
+    reader: str,
+    session: str,
+    positions: Positions | None,
+    finished: Collection[Held] = (),
+    *,
+    has_news: bool = False,
 ) -> GroupState:
     """The group after a sign of life.
 
     Args:
         positions: of everything that was delivered, all of it consumed; ``None``: some of it may not be.
+        finished: sealed segments among them of which nothing more will come; used only with ``positions``.
         has_news: the reader delivered entries since it persisted positions: an automatic checkpoint may be due.
 
     Raises:
@@ -205,7 +225,7 @@ def stepped(
         with suppress(LimitReachedError):  # the readers lag: a later checkpoint covers this one
             group = started_checkpoint(group, f"automatic-{beat}", kept=False, now_ms=group.store_ms, automatic=True)
     if positions is not None:
-        group = _released(_passed(_persisted(group, reader, positions), reader), reader)
+        group = _released(_passed(_persisted(group, reader, positions, finished), reader), reader)
     return _assigned(renewed(group, now_ms=group.store_ms, renew_ms=group.renew_ms))
 
 
@@ -243,12 +263,16 @@ def is_checkpoint_due(group: GroupState) -> bool:
     return period_ms > 0 and abs(group.store_ms - group.checkpoint_ms) >= period_ms
 
 
-def _persisted(group: GroupState, reader: str, positions: Positions) -> GroupState:
+def _persisted(group: GroupState, reader: str, positions: Positions, finished: Collection[Held] = ()) -> GroupState:
     rows = []
     for row in group.assignments:
-        given = positions.get(Held(row.stream, row.partition, row.epoch)) if row.reader == reader else None
-        is_ahead = given is not None and (row.position is None or given > row.position)
-        rows.append(replace(row, position=given) if is_ahead else row)
+        key = Held(row.stream, row.partition, row.epoch)
+        given = positions.get(key) if row.reader == reader else None
+        if given is not None and (row.position is None or given > row.position):
+            row = replace(row, position=given)
+        if row.reader == reader and key in finished:
+            row = replace(row, reader="", is_finished=True)
+        rows.append(row)
     return replace(group, assignments=tuple(rows))
 
 
@@ -257,17 +281,17 @@ def _passed(group: GroupState, reader: str) -> GroupState:
     names = waiting(group, reader)
     if not names:
         return group
-    cuts = _cuts(row for row in group.assignments if row.reader == reader)
+    cuts = _cuts(group, reader)
     for name in names:
         group = reached(group, name, reader, cuts)
     return passed(group, names[-1], reader)
 
 
-def _cuts(rows: Iterable[AssignmentRow]) -> tuple[StreamCutRow, ...]:
-    """Positions in the form of a checkpoint, by stream."""
+def _cuts(group: GroupState, reader: str) -> tuple[StreamCutRow, ...]:
+    """Positions of a reader and of finished segments in the form of a checkpoint, by stream."""
     found: dict[str, list[AssignmentRow]] = {}
-    for row in rows:
-        if row.position is not None:
+    for row in group.assignments:
+        if row.position is not None and (row.reader == reader or row.is_finished):
             found.setdefault(row.stream, []).append(row)
     return tuple(
         StreamCutRow(
@@ -288,8 +312,7 @@ def _expired(group: GroupState, but: str) -> GroupState:
 def _gone(group: GroupState, readers: Iterable[str]) -> GroupState:
     """The group without some readers; their persisted positions count for the checkpoints that waited for them."""
     for reader in readers:
-        cuts = _cuts(row for row in group.assignments if row.reader == reader)
-        group = reader_removed(group, reader, cuts)
+        group = reader_removed(group, reader, _cuts(group, reader))
         group = replace(group, members=tuple(row for row in group.members if row.name != reader))
         group = _freed(group, lambda row, reader=reader: row.reader == reader)  # type: ignore[misc]
     return group
@@ -303,7 +326,7 @@ def _freed(group: GroupState, is_freed: Callable[[AssignmentRow], bool]) -> Grou
 def _released(group: GroupState, reader: str) -> GroupState:
     """The group in which a reader has no more than its share; its last partitions go."""
     counts = _counts(group)
-    surplus = counts.get(reader, 0) - _quotas(counts, len(group.assignments)).get(reader, 0)
+    surplus = counts.get(reader, 0) - _quotas(counts, group).get(reader, 0)
     if surplus <= 0:
         return group
     going = {(row.stream, row.partition) for row in list(held(group, reader).values())[-surplus:]}
@@ -313,13 +336,14 @@ def _released(group: GroupState, reader: str) -> GroupState:
 def _assigned(group: GroupState) -> GroupState:
     """The group with each free partition given to the member that misses most."""
     counts = _counts(group)
-    if not counts or all(row.reader in counts for row in group.assignments):
+    if not counts or all(row.reader in counts or row.is_finished for row in group.assignments):
         return group
     epoch = group.epoch + 1
-    quotas = _quotas(counts, len(group.assignments))
+    quotas = _quotas(counts, group)
     takers = (name for name in sorted(counts) for _ in range(quotas[name] - counts[name]))
     rows = tuple(
-        row if row.reader in counts else replace(row, reader=next(takers), epoch=epoch) for row in group.assignments
+        row if row.reader in counts or row.is_finished else replace(row, reader=next(takers), epoch=epoch)
+        for row in group.assignments
     )
     return replace(group, assignments=rows, epoch=epoch)
 
@@ -330,11 +354,11 @@ def _counts(group: GroupState) -> dict[str, int]:
     return {row.name: counts[row.name] for row in group.members}
 
 
-def _quotas(counts: Mapping[str, int], partitions: int) -> dict[str, int]:
+def _quotas(counts: Mapping[str, int], group: GroupState) -> dict[str, int]:
     """Share of each member: the numbers differ by one at most, and those that have more keep more."""
     if not counts:
         return {}
-    each, more = divmod(partitions, len(counts))
+    each, more = divmod(sum(not row.is_finished for row in group.assignments), len(counts))
     ranked = sorted(counts, key=lambda name: (-counts[name], name))
     return {name: each + (rank < more) for rank, name in enumerate(ranked)}
 

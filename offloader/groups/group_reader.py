@@ -7,6 +7,8 @@ batch, wait. ``assignment`` decides the changes of a step; this module decides w
   So a reader that was suspended learns that it expired before it delivers anything else.
 * A step gives positions only when everything delivered is consumed: after the application asked for more behind a
   ``Checkpoint`` event, or when nothing was delivered since.
+* A sealed segment of a scalable topic is finished when everything up to its recorded end was delivered. The reader asks
+  for a confirmation then, and tells it with its next step, so that the segments that continue it are assigned.
 * An entry counts as delivered when ``__next__`` returns it, not when it is read from the store.
 
 Requests: one read of the group's document each ``refresh_ms``, one conditional write each ``heartbeat_ms``, and one
@@ -24,18 +26,31 @@ from uuid import UUID
 
 from formats.documents import AssignmentRow, GroupState
 from formats.entries import EntryBatch, Position
+from formats.topic_layout import RangeSegment
 from offloader.errors import ClosedError, NotFoundError, ReaderExpiredError, TrimmedError
-from offloader.groups.assignment import Held, has_surplus, held, left, repartitioned, require_session, stepped, waiting
+from offloader.groups.assignment import (
+    Held,
+    Parents,
+    has_surplus,
+    held,
+    left,
+    repartitioned,
+    require_session,
+    stepped,
+    waiting,
+)
 from offloader.groups.reader_groups import CHECKPOINTS_MAX, Homes
 from offloader.ledgers.base import HotTierLostError
-from offloader.read.partitions import HOT_WAIT_S_MAX, WAIT_S_MAX, WAIT_S_MIN, kept_begin, next_begin
+from offloader.manifest.topic_layouts import in_order
+from offloader.read.partitions import HOT_WAIT_S_MAX, WAIT_S_MAX, WAIT_S_MIN, has_until, kept_begin, next_begin
 from offloader.read.reader import Reader
 from offloader.retention.scope import Scope
 from offloader.runtime.clock import Clock
 
 #: Payload bytes of one partition before another one is read.
 TURN_BYTES = 64 * 1024 * 1024
-#: Heartbeats between two looks for new and deleted partitions, by the group's first reader.
+#: Heartbeats between two looks for new and deleted partitions, by the group's first reader. Segments of scalable topics
+#: change more often: all readers look for them at each heartbeat.
 PARTITIONS_HEARTBEATS = 6
 
 
@@ -112,6 +127,7 @@ class GroupReader:
         self._is_unconfirmed = self._has_news = False
         self._asks_confirmation = self._steps_now = False
         self._seeks_partitions = False
+        self._finished = set[Held]()
         self._heartbeats = 0
         self._wait_s, self._poll_s = WAIT_S_MIN, joined_s
         self._ended: ReaderExpiredError | ClosedError | None = None
@@ -208,6 +224,10 @@ class GroupReader:
         if batch is not None:
             self._pending = key, batch
             return
+        if partition is not None and partition.is_finished and key not in self._finished:
+            self._finished.add(key)
+            self._seeks_partitions = True
+            self._report()
         self._ready.popleft()
         self._turn_bytes = 0
 
@@ -247,18 +267,22 @@ class GroupReader:
         """Show that this reader is alive, with positions if everything delivered is consumed."""
         self._heartbeats += 1
         is_first = self._group.members and self._group.members[0].name == self.reader
-        homes = None
-        if self._seeks_partitions or (is_first and self._heartbeats % PARTITIONS_HEARTBEATS == 0):
-            self._scopes = dict(self._access.scopes(self._group.streams))
-            homes = homes_of(self._scopes, self._group.streams)
+        is_due = self._seeks_partitions or (is_first and self._heartbeats % PARTITIONS_HEARTBEATS == 0)
+        scalable = [stream for stream, each in self._scopes.items() if each.layout is not None]
+        sought = self._group.streams if is_due else scalable
+        found = self._access.scopes(sought) if sought else {}
+        homes, parents = homes_of(found, sought), parents_of(found)
+        self._scopes = (dict[str, Scope]() if is_due else self._scopes) | dict(found)
+        self._learn_ends()
         positions = None if self._is_unconfirmed else self._positions()
+        finished = frozenset(self._finished)
         has_news, passed = self._has_news, tuple[str, ...]()
 
         def change(group: GroupState) -> GroupState:
             nonlocal passed
-            after = stepped(group, self.reader, self._session, positions, has_news=has_news)
+            after = stepped(group, self.reader, self._session, positions, finished, has_news=has_news)
             passed = () if positions is None else waiting(group, self.reader)
-            return after if homes is None else repartitioned(after, homes)
+            return repartitioned(after, homes, parents) if homes else after
 
         group = self._access.change(change)
         if passed or len(group.checkpoints) >= CHECKPOINTS_MAX:
@@ -266,6 +290,7 @@ class GroupReader:
         self._steps_now = self._seeks_partitions = False
         if positions is not None:
             self._has_news = False
+            self._finished -= finished
             self._events.extend(Checkpoint(name) for name in passed if name not in self._announced)
             self._announced = frozenset()
         self._note(group, now_s)
@@ -286,11 +311,15 @@ class GroupReader:
         self._look_s = now_s + min(group.refresh_ms, group.heartbeat_ms) / 1000
         self._assign(held(group, self.reader).keys())
         names = waiting(group, self.reader)
-        is_asked = bool(names) or has_surplus(group, self.reader)
-        if is_asked and self._is_unconfirmed:
-            self._ask([Checkpoint(name) for name in names] or [Checkpoint("")])
-        elif is_asked:
+        if names or has_surplus(group, self.reader):
+            self._report(names)
+
+    def _report(self, checkpoints: Sequence[str] = ()) -> None:
+        """Give positions with the next step, after the application has confirmed that they are consumed."""
+        if not self._is_unconfirmed:
             self._steps_now = True
+        elif not self._asks_confirmation:
+            self._ask([Checkpoint(name) for name in checkpoints] or [Checkpoint("")])
 
     def _ask(self, events: Sequence[Checkpoint]) -> None:
         """Deliver events; once the application asks for more, everything before them is consumed."""
@@ -319,6 +348,14 @@ class GroupReader:
             end = ends.get((key.stream, key.partition))
             self._partitions[key] = _Partition(self._access, name, row.incarnation, row.position, end)
             self._ready.append(key)
+        self._learn_ends()
+
+    def _learn_ends(self) -> None:
+        """Tell partitions that are sealed segments which entry is their last one."""
+        for key, each in self._partitions.items():
+            layout = None if (scope := self._scopes.get(key.stream)) is None else scope.layout
+            row = None if layout is None else layout.by_id.get(key.partition)
+            each.learn_end(None if row is None else row.end)
 
     def _name_of(self, row: AssignmentRow) -> str | None:
         """The stream of an assigned partition, if it is known."""
@@ -347,6 +384,7 @@ class _Partition:
     Attributes:
         stream: the stream's name.
         position: of the next entry to deliver; ``None``: the first one.
+        is_finished: whether all of a sealed segment was delivered.
     """
 
     def __init__(
@@ -358,6 +396,8 @@ class _Partition:
         self._scan: Generator[EntryBatch, None, None] | None = None
         self._last = Position(0, 0)
         self._is_stale = False
+        self._sealed_end: Position | None = None
+        self.is_finished = False
 
     @property
     def is_at_end(self) -> bool:
@@ -416,25 +456,62 @@ class _Partition:
             raise _OtherIncarnation
         return self._reader
 
+    def learn_end(self, end: Position | None) -> None:
+        """Learns the recorded end of a sealed segment; ``None``: there is none."""
+        if end != self._sealed_end:
+            self._sealed_end = end
+            self.pause()  # the manifest that is read next has what was committed before the end was recorded
+
     def _begin(self, reader: Reader) -> bool:
         """Start a scan up to the newest entry; false: there is nothing to scan."""
-        last, self._is_stale = reader.last_position, True
-        begin = kept_begin(reader, self.position) or reader.first_position
+        self._is_stale = True
+        span = self._span(reader)
+        if span is not None:
+            self._is_stale = False
+            self._last = span[1]
+            self._scan = reader.scan(*span)
+            return True
+        end = self._sealed_end
+        self.is_finished = end is not None and (end.entry_id < 0 or has_until(reader, end))
+        if self.is_finished and self.position is None and (committed := reader.state.committed_end()) is not None:
+            self.position = committed.next()  # retention deleted all of it
+        return False
+
+    def _span(self, reader: Reader) -> tuple[Position, Position] | None:
+        """The first and the last entry to read; ``None``: there are none."""
+        last, begin = reader.last_position, kept_begin(reader, self.position) or reader.first_position
         if last is None or begin is None:
-            return False
+            return None
         if self._end is not None and self._end <= last:
             last = self._end.previous()
             if begin >= self._end:
                 self.position = self._end
-        if begin > last:
-            return False
-        self._last, self._is_stale = last, False
-        self._scan = reader.scan(begin, last)
-        return True
+        return None if begin > last else (begin, last)
 
 
 def _ends(group: GroupState) -> dict[tuple[str, int], Position]:
     return {(each.stream, row.partition): row.position for each in group.ends for row in each.cut}
+
+
+def parents_of(scopes: Mapping[str, Scope]) -> Parents:
+    """Of the segments of scalable topics: which others must be finished before they are read."""
+    return {stream: _parents_in(scope) for stream, scope in scopes.items() if scope.layout is not None}
+
+
+def _parents_in(scope: Scope) -> dict[int, frozenset[int]]:
+    found: dict[int, frozenset[int]] = {}
+    layout = scope.layout
+    for row in (row for group in in_order(layout) for row in group) if layout is not None else ():
+        parents = (layout.by_id[each] for each in row.parents)  # type: ignore[union-attr]
+        found[row.id] = frozenset[int]().union(
+            *(found[each.id] if _is_empty(each, scope) else {each.id} for each in parents)
+        )
+    return found
+
+
+def _is_empty(row: RangeSegment, scope: Scope) -> bool:
+    """Whether a segment has nothing to read: no entries were or will be offloaded."""
+    return row.id not in scope.partitions and row.end is not None and row.end.entry_id < 0
 
 
 def homes_of(scopes: Mapping[str, Scope], streams: Sequence[str]) -> Homes:

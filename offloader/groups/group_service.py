@@ -23,11 +23,10 @@ from offloader.errors import (
 )
 from offloader.groups import reader_groups
 from offloader.groups.assignment import joined, reconfigured, require_reader_name, timed
-from offloader.groups.group_reader import GroupAccess, GroupReader, homes_of
+from offloader.groups.group_reader import GroupAccess, GroupReader, homes_of, parents_of
 from offloader.groups.reader_groups import (
     GROUP_STREAMS_MAX,
     GroupConfig,
-    Homes,
     RetentionType,
     absent_group,
     config_of,
@@ -163,7 +162,7 @@ class ReaderGroups:
             InvalidCallError: not a name, or a start that is no cut of its stream.
             NotFoundError: a stream doesn't exist.
         """
-        homes = self._checked(config)
+        homes = homes_of(self._checked(config), config.streams)
         return self._change(name, lambda group: reader_groups.created(group, config, homes))
 
     def update(self, name: str, from_generation: int, config: GroupConfig) -> GroupOutcome:
@@ -172,8 +171,9 @@ class ReaderGroups:
         Raises:
             InvalidCallError: the group changed since ``from_generation``; and as ``create``.
         """
-        homes = self._checked(config)
-        return self._change(name, lambda group: reconfigured(group, from_generation, config, homes))
+        scopes = self._checked(config)
+        homes, parents = homes_of(scopes, config.streams), parents_of(scopes)
+        return self._change(name, lambda group: reconfigured(group, from_generation, config, homes, parents))
 
     def configure(
         self, name: str, streams: Sequence[str], retention: RetentionType, automatic_checkpoint_ms: int | None = None
@@ -266,7 +266,7 @@ class ReaderGroups:
         documents = self._documents
         streams = self.get(name).streams
         scopes = self._scopes(streams)
-        homes = homes_of(scopes, streams)
+        homes, parents = homes_of(scopes, streams), parents_of(scopes)
         session = documents.entropy(8).hex()
 
         access = GroupAccess(
@@ -285,7 +285,7 @@ class ReaderGroups:
             clock=documents.clock,
         )
         now_s = documents.clock.monotonic_s()
-        group = access.change(lambda group: joined(group, reader_id, session, homes))
+        group = access.change(lambda group: joined(group, reader_id, session, homes, parents))
         return GroupReader(access, group, reader_id, session, scopes, stop or threading.Event(), now_s)
 
     def _scopes(self, streams: Sequence[str]) -> dict[str, Scope]:
@@ -385,21 +385,20 @@ class ReaderGroups:
                 homes[stream] = self._stream(stream).scope().rows
         return stream_rows(named, homes)
 
-    def _checked(self, config: GroupConfig) -> Homes:
-        """The incarnations of a valid configuration's streams."""
-        homes = {}
+    def _checked(self, config: GroupConfig) -> Mapping[str, Scope]:
+        """The streams of a valid configuration."""
+        scopes = {}
         for stream in config.streams:
-            scope = self._stream(stream).scope()
-            if scope.layout is not None:
-                raise InvalidCallError(
-                    f"{scope.layout.topic} is a scalable topic: reader groups don't read its segments in their order",
-                    hint="read it with one reader, or with Spark",
-                )
-            homes[stream] = scope.rows
+            scopes[stream] = scope = self._stream(stream).scope()
             start = config.starts.get(stream, StreamCut())
+            if scope.layout is not None and (start.offsets or stream in config.ends):
+                raise InvalidCallError(
+                    f"{scope.layout.topic} is a scalable topic: a reader group begins at its beginning and has no end",
+                    hint="leave its start and end out",
+                )
             if start.offsets and (problem := self._stream(stream).cuts(scope).problem(start)):
                 raise InvalidCallError(f"a reader group can't start at {start} in stream {stream}: {problem}")
-        return homes
+        return scopes
 
     def _without_expired(self, outcome: GroupOutcome) -> GroupOutcome:
         """Drop checkpoints behind the streams' start positions, once one is complete, as the proposal specifies."""

@@ -154,12 +154,12 @@ def readable_after(layout: TopicLayout | None, readers: Mapping[int, Reader]) ->
         reader = readers.get(row.id)
         if reader is not None:
             found[row.id] = tuple(parent for parent in row.parents if parent in found)
-        if row.end is not None and (row.end.entry_id < 0 or (reader is not None and _has(reader, row.end))):
+        if row.end is not None and (row.end.entry_id < 0 or (reader is not None and has_until(reader, row.end))):
             complete.add(row.id)
     return found
 
 
-def _has(reader: Reader, end: Position) -> bool:
+def has_until(reader: Reader, end: Position) -> bool:
     """Whether the entries of a stream up to ``end`` can be read, or were deleted by retention."""
     ends = (reader.last_position, reader.state.committed_end())
     return any(each is not None and each >= end for each in ends)

@@ -271,6 +271,7 @@ def retention() -> dict[str, bytes]:
         clock_ms=MS,
         store_ms=MS + 9,
     )
+    finished = replace(assigned, partition=2, reader="", is_finished=True)
     return {
         "subscribers": Subscribers(
             name=STREAM, partitions=PARTITIONS, subscribers=(never, reader), version=VERSION
@@ -283,6 +284,7 @@ def retention() -> dict[str, bytes]:
         "group": full.encode(),
         "group-new": group.encode(),
         "group-read": read.encode(),
+        "group-segments": replace(read, assignments=(*read.assignments, finished)).encode(),
         "topic": TopicEntry(STREAM, INCARNATION, PARTITIONS).encode(),
     }
 

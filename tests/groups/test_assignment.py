@@ -57,7 +57,7 @@ class Versions:
         self.store_ms += after_ms  # when it was written
 
     def join(self, name: str) -> None:
-        self.write(joined(self.now(), name, f"{name}'s", HOMES))
+        self.write(joined(self.now(), name, f"{name}'s", HOMES, {}))
 
     def step(self, name: str, entry: int | None = None, *, after_ms: int = SECOND_MS) -> None:
         positions = None if entry is None else {key: Position(1, entry) for key in held(self.group, name)}
@@ -148,7 +148,7 @@ def test_new_session_of_a_name_takes_its_partitions_at_the_persisted_positions()
     group.join("a")
     group.step("a", 4)
     old = set(held(group.group, "a"))
-    group.write(joined(group.now(), "a", "second", HOMES))
+    group.write(joined(group.now(), "a", "second", HOMES, {}))
     assert len(held(group.group, "a")) == 5
     assert not old & set(held(group.group, "a"))
     assert {row.position for row in group.group.assignments} == {Position(1, 4)}
@@ -176,20 +176,20 @@ def test_recreated_partition_starts_at_its_beginning_and_a_new_one_at_the_groups
     group.join("a")
     group.step("a", 8)
     recreated = (replace(HOMES["t"][0], incarnation=UUID(int=99)), *HOMES["t"][1:], PartitionRow(5, UUID(int=6)))
-    group.write(repartitioned(group.now(), {"t": recreated}))
+    group.write(repartitioned(group.now(), {"t": recreated}, {}))
     rows = {row.partition: row for row in group.group.assignments}
     assert (rows[0].position, rows[1].position, rows[5].position) == (None, Position(1, 8), Position(1, 3))
     assert rows[0].epoch > rows[1].epoch
     assert {row.reader for row in rows.values()} == {"a"}
-    group.write(repartitioned(group.now(), {"t": HOMES["t"][1:]}))
+    group.write(repartitioned(group.now(), {"t": HOMES["t"][1:]}, {}))
     assert [row.partition for row in group.group.assignments] == [1, 2, 3, 4]
 
 
 def test_streams_without_a_known_partition_set_keep_their_rows() -> None:
     group = Versions()
     group.join("a")
-    assert partitioned(group.group, {}) == group.group
-    assert partitioned(group.group, {"other": HOMES["t"]}) == group.group
+    assert partitioned(group.group, {}, {}) == group.group
+    assert partitioned(group.group, {"other": HOMES["t"]}, {}) == group.group
 
 
 def test_reader_without_a_row_of_a_member_blocks_no_checkpoint() -> None:

@@ -7,17 +7,19 @@ behind an event. A write is one step, as each replaces the version that it read;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
 from formats.documents import NO_VERSION, GroupState, PartitionRow
 from formats.entries import Position
 from offloader.errors import LimitReachedError, ReaderExpiredError
-from offloader.groups.assignment import Held, held, joined, left, require_session, stepped
+from offloader.groups.assignment import Held, Parents, held, joined, left, repartitioned, require_session, stepped
 from offloader.groups.reader_groups import (
     GroupConfig,
+    Homes,
     RetentionType,
     absent_group,
     created,
@@ -35,6 +37,7 @@ RULES = {
     "together": "a partition is released only together with the positions of everything that was delivered",
     "epoch": "each change of a holder raises the epoch, and positions name the epoch they are of",
     "repeat": "a reader whose answer was lost writes again before it delivers anything",
+    "succession": "a segment is assigned only when those that it continues are finished",
 }
 STREAM = "t"
 EXPIRED_MS = -(10**9)
@@ -91,10 +94,18 @@ class GroupModel:
         names: of readers.
         entries: in each partition.
         off: rules that don't hold.
+        parents: partition -> those that it continues, which are sealed segments.
     """
 
-    def __init__(self, names: str, entries: int, off: frozenset[str] = frozenset()) -> None:
-        self._names, self._entries, self._off = names, entries, off
+    def __init__(
+        self,
+        names: str,
+        entries: int,
+        off: frozenset[str] = frozenset(),
+        parents: Mapping[int, frozenset[int]] = MappingProxyType({}),
+    ) -> None:
+        self._names, self._entries, self._off, self._parents = names, entries, off, parents
+        self._sealed = frozenset[int]().union(*parents.values())
 
     def successors(self, world: GroupWorld) -> Iterator[tuple[str, GroupWorld]]:
         """Each next step and the world after it; raises ``Broken``."""
@@ -116,11 +127,15 @@ class GroupModel:
         if (after := _spent(world, "join")) is None:
             return
         session = f"{name}{dict(after.left)['join']}"
-        group = joined(world.group, name, session, {STREAM: _partitions(len(world.consumed))})
+        group = joined(world.group, name, session, *self._homes(world))
         again = any(row.name == name for row in world.group.members)
         process = self._adopted(Process(name, session, ()), group)
         after = after._replace(group=group, processes=(*world.processes, process))
         yield f"{session} joins", self._checked(world, after, disturbs=again)
+
+    def _homes(self, world: GroupWorld) -> tuple[Homes, Parents]:
+        parents = {} if "succession" in self._off else {STREAM: self._parents}
+        return {STREAM: _partitions(len(world.consumed))}, parents
 
     # -- reading
 
@@ -132,6 +147,8 @@ class GroupModel:
                 continue
             number = key.partition
             is_new = entry >= world.consumed[number] and not any((number, entry) in p.kept for p in world.processes)
+            if any(world.consumed[each] < self._entries for each in self._parents.get(number, ())):
+                raise Broken("G6", f"{process.session} delivers {number}:{entry} before what it continues")
             if not is_new and not world.is_disturbed:
                 raise Broken("once", f"{process.session} delivers {number}:{entry} again")
             view = tuple((each, entry + 1 if each == key else at) for each, at in process.view)
@@ -156,7 +173,7 @@ class GroupModel:
                 continue
             label = f"{process.session} writes" + (f", {late} is late" if late else "")
             try:
-                group = self._stepped(_late(world.group, late), process)
+                group = self._stepped(world, _late(world.group, late), process)
             except ReaderExpiredError:
                 yield f"{process.session} is fenced", _with(world, process, None)._replace(is_disturbed=True)
                 return
@@ -175,11 +192,13 @@ class GroupModel:
             if seen != process:
                 yield f"{process.session} looks", _with(world, process, seen)
 
-    def _stepped(self, group: GroupState, process: Process) -> GroupState:
+    def _stepped(self, world: GroupWorld, group: GroupState, process: Process) -> GroupState:
         is_consumed = not process.kept or "confirm" in self._off
         unconsumed: dict[Held, Position] | None = {} if "together" in self._off else None
         positions = self._positions(group, process) if is_consumed else unconsumed
-        return stepped(group, process.name, process.session, positions)
+        read = {key for key, entry in process.view if key.partition in self._sealed and entry == self._entries}
+        group = stepped(group, process.name, process.session, positions, read)
+        return repartitioned(group, *self._homes(world)) if read else group
 
     def _positions(self, group: GroupState, process: Process) -> dict[Held, Position]:
         found = {key: Position(1, entry) for key, entry in process.view}
@@ -233,7 +252,7 @@ class GroupModel:
                 if cut.position.entry_id > consumed[cut.partition]:
                     raise Broken("G3", f"checkpoint {checkpoint.name} has {cut}, which isn't consumed")
         counts = [sum(1 for row in group.assignments if row.reader == name) for name in sessions]
-        if counts and sum(counts) != len(group.assignments):
+        if counts and sum(counts) != sum(not row.is_finished for row in group.assignments):
             raise Broken("assigned", "a partition has no reader although there are members")
         return _plain(after._replace(group=group, is_disturbed=before.is_disturbed or after.is_disturbed or disturbs))
 

@@ -15,19 +15,25 @@ SCENARIOS = {
     "expiries": ("ab", 1, 2, {"join": 3, "checkpoint": 1, "expire": 1}),
     "answers": ("ab", 2, 1, {"join": 2, "leave": 1, "lost": 1}),
     "restarts": ("a", 1, 2, {"join": 3, "crash": 1, "checkpoint": 1}),
+    "segments": ("ab", 3, 1, {"join": 2, "crash": 1, "expire": 1}),
+    "segments left": ("ab", 3, 1, {"join": 2, "leave": 1, "lost": 1, "checkpoint": 1}),
 }
+#: Of the scenarios with segments: segment -> those that it continues.
+PARENTS = {1: frozenset({0}), 2: frozenset({0, 1})}
 #: Rule -> scenario that needs it, and the invariant that breaks without it.
 NEEDED = {
     "confirm": ("checkpoints", "G3"),
     "together": ("checkpoints", "once"),
     "epoch": ("answers", "once"),
     "repeat": ("answers", "once"),
+    "succession": ("segments", "G6"),
 }
 
 
 def explored(scenario: str, off: str = "") -> Found:
     names, partitions, entries, events = SCENARIOS[scenario]
-    model = GroupModel(names, entries, frozenset(off.split()))
+    parents = PARENTS if scenario.startswith("segments") else {}
+    model = GroupModel(names, entries, frozenset(off.split()), parents)
     return search(first_world(partitions, **events), model.successors)
 
 
