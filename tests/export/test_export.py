@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import offloader
 from formats.entries import Position
 from offloader import iceberg
 from offloader.errors import InvalidCallError, NotFoundError
+from offloader.manifest.topic_layouts import record_layout
 from offloader.read.reader import read_offloaded
 from tests.cli.reading_verbs import Offloader
 from tests.cli.test_export_v1 import STREAM as EXPORTED
 from tests.cli.test_export_v1 import Export
+from tests.read.test_partitions_segments import ORDER, PLACE, TIMES, TOPIC, end, layout_of, stream_of, write
 from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_producers import FakeProducers
 from tests.support.pulsar_topics import FakeTopic
@@ -81,3 +84,25 @@ def test_v1_objects_are_written_and_a_ledger_that_is_missing_is_named(
         export.v1(made.target_url, absent)
     with pytest.raises(InvalidCallError, match="needs one record"):
         export.v1(made.target_url, {0: absent})
+
+
+def test_scalable_topic_is_exported_with_all_its_segments(tmp_path: Path) -> None:
+    store = offloader.open_store(f"file://{tmp_path}/store")
+    record_layout(store.objects, PLACE, layout_of(3))
+    for number in TIMES:
+        write(store.objects, number)
+        end(store.objects, *({number} - {3}))
+    topic = store.stream(TOPIC)
+    topic.retention().add("lake")
+    catalog = f"sqlite:///{tmp_path}/catalog.db"
+    done = topic.export.iceberg(
+        "lake.entries", catalog=catalog, warehouse=f"file://{tmp_path}/warehouse", subscriber="lake"
+    )
+    rows = iceberg.open_table("lake.entries", catalog=catalog).scan().to_arrow()
+    files = topic.export.parquet(f"file://{tmp_path}/parquet")
+    assert [each.stream for each in done] == [each.stream for each in files] == [stream_of(each) for each in TIMES]
+    assert sorted(payload.decode() for payload in rows["payload"].to_pylist()) == sorted(ORDER)
+    assert pq.read_table(tmp_path / "parquet").num_rows == len(ORDER)
+    cut = topic.retention().registry().subscribers["lake"].cut
+    assert cut is not None
+    assert cut.as_json() == {f"{each}.0": f"{each}:2" for each in TIMES}
