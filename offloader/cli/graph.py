@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from formats.topic_layout import HASHES, RangeSegment, TopicLayout
 from offloader.cli.output import Column, print_rows
 from offloader.errors import InvalidCallError
 from offloader.manifest.load import load_manifest
 from offloader.manifest.names import named_streams
-from offloader.manifest.topic_layouts import in_order
+from offloader.manifest.topic_layouts import in_order, without_overlap
 from offloader.read.ranges import readable_segments
 from offloader.store.base import ObjectStore
 
@@ -79,22 +79,11 @@ def picture(layout: TopicLayout) -> list[str]:
     """
     lines = [f"{'0000':<{WIDTH // 2}}{HASHES // 2:04x}{'ffff':>{WIDTH // 2 - 3}}"]
     for group in in_order(layout):
-        for line in _without_overlap(group):
+        for line in without_overlap(group):
             cells = [" "] * (WIDTH + 1)
             for row in line:
                 _draw(cells, row)
             lines.append("".join(cells).rstrip())
-    return lines
-
-
-def _without_overlap(group: Sequence[RangeSegment]) -> list[list[RangeSegment]]:
-    lines: list[list[RangeSegment]] = []
-    for row in group:
-        fitting = (line for line in lines if line[-1].hash_stop <= row.hash_start)
-        if (line := next(fitting, None)) is None:
-            lines.append([row])
-        else:
-            line.append(row)
     return lines
 
 

@@ -24,7 +24,7 @@ the same time, one is refused, reads the other's record, and adds to it: the uni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from heapq import heappop, heappush
@@ -146,6 +146,18 @@ def in_order(layout: TopicLayout) -> Iterator[tuple[RangeSegment, ...]]:
     while ready := sorter.get_ready():
         yield tuple(sorted((by_id[each] for each in ready), key=lambda row: (row.hash_start, row.id)))
         sorter.done(*ready)
+
+
+def without_overlap(group: Iterable[RangeSegment]) -> list[list[RangeSegment]]:
+    """The lines of a picture: segments side by side. The partitions of a migrated topic have the same hashes."""
+    lines: list[list[RangeSegment]] = []
+    for row in group:
+        fitting = (line for line in lines if line[-1].hash_stop <= row.hash_start)
+        if (line := next(fitting, None)) is None:
+            lines.append([row])
+        else:
+            line.append(row)
+    return lines
 
 
 def read_layout(store: ObjectStore, place: str) -> TopicLayout | None:

@@ -391,7 +391,7 @@ _STREAM = "/v1/streams/{stream}"
 _SUBSCRIBER = f"{_STREAM}/subscribers/{{subscriber}}"
 _GROUP = "/v1/groups/{group}"
 _LEDGER = f"{_STREAM}/ledgers/{{ledger}}"
-_OF_STREAM = ("segments", "ledgers", "timeline", "retention", "decisions", "subscribers", "cleanup", "orphans")
+_OF_STREAM = ("segments", "ledgers", "timeline", "graph", "retention", "decisions", "subscribers", "cleanup", "orphans")
 _OF_PROCESS = ("openapi.json", "overview", "status", "errors", "decisions", "orphans", "streams")
 
 OPERATIONS: Mapping[str, Operation] = {

@@ -48,8 +48,10 @@ from offloader.service.truncation import truncate
 from offloader.service.view_documents import (
     PARTITIONS_MAX,
     entry_page,
+    graph_of,
     joint_plan,
     numbered,
+    served_segments,
     timeline_document,
     topic_plan,
     topic_row,
@@ -337,7 +339,7 @@ class ServiceView:
         try:
             return self._one_stream(name, served.get(name), served_only=served_only)
         except OffloaderError as error:
-            partitions = dict(resolve_name(name, served).partitions)
+            partitions = served_segments(name, served) or dict(resolve_name(name, served).partitions)
             if isinstance(error, NotFoundError) and not served_only:
                 partitions |= self._named(name).partitions
             if not partitions:
@@ -449,6 +451,10 @@ class ServiceView:
         if named.partitions:
             return {"partitions": numbered(named.partitions, at_once(self._timeline_of, named.streams))}
         return self._timeline_of(name)
+
+    def graph(self, name: str) -> dict[str, Any]:
+        """As ``graph_of``."""
+        return graph_of(self._store, name)
 
     def _timeline_of(self, name: str) -> dict[str, Any]:
         state = load_stream(self._store, name)

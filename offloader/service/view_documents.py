@@ -15,15 +15,18 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
+from formats.topic_layout import HASHES, TopicLayout
 from offloader.errors import BeyondEndError, InvalidCallError
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.names import named_streams
+from offloader.manifest.topic_layouts import in_order, read_layout, without_overlap
 from offloader.parallel_map import IN_FLIGHT_MAX, at_once
 from offloader.plot import StreamTimeline, thinned
 from offloader.read.partitions import timed_batch
 from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import ReadSettings, Settings, Size
 from offloader.store.base import ObjectStore
+from offloader.stream_names import is_place, is_segment, place_of, require_stream_name
 
 #: Maximum number of bars of ledgers, and of segments; above it neighbours are merged.
 BARS_MAX = 400
@@ -53,6 +56,52 @@ def timeline_document(shape: StreamTimeline) -> dict[str, Any]:
         "segments_total": len(shape.segments),
         "is_thinned": len(ledgers) < len(shape.ledgers) or len(segments) < len(shape.segments),
     }
+
+
+def served_segments(place: str, served: Iterable[str]) -> dict[int, str]:
+    """Id -> stream of the segments of a scalable topic among some streams."""
+    found = (stream for stream in served if is_segment(stream) and place_of(stream) == place)
+    return {int(stream.rpartition("-")[2]): stream for stream in found}
+
+
+def graph_of(store: ObjectStore, name: str) -> dict[str, Any]:
+    """The segments of a scalable topic, by its name or one of theirs (``graph_document``); of any other stream none.
+
+    Raises:
+        InvalidCallError: not a stream's name. CorruptError, UnsupportedError: the layout can't be read.
+    """
+    require_stream_name(name)
+    place = name if is_place(name) else place_of(name)
+    layout = None if place is None else read_layout(store, place)
+    is_part = layout is not None and (name == place or any(row.stream == name for row in layout.segments))
+    return graph_document(layout if is_part else None)
+
+
+def graph_document(layout: TopicLayout | None) -> dict[str, Any]:
+    """``{"topic", "epoch", "hashes", "levels"}``: each level has segments that can be read at the same time, after
+    those of the levels above.
+
+    A segment is ``{"segment", "stream", "hash_start", "hash_stop", "after", "state"}``; ``state`` is ``active``,
+    ``sealed``, or ``ending`` while its end isn't recorded.
+    """
+    if layout is None:
+        return {"topic": None, "epoch": None, "hashes": HASHES, "levels": []}
+    levels = [
+        [
+            {
+                "segment": row.id,
+                "stream": row.stream,
+                "hash_start": row.hash_start,
+                "hash_stop": row.hash_stop,
+                "after": list(row.parents),
+                "state": "active" if not row.is_sealed else "ending" if row.end is None else "sealed",
+            }
+            for row in line
+        ]
+        for group in in_order(layout)
+        for line in without_overlap(group)
+    ]
+    return {"topic": layout.topic, "epoch": layout.epoch, "hashes": HASHES, "levels": levels}
 
 
 _Row = Mapping[str, Any]

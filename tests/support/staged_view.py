@@ -15,7 +15,7 @@ from offloader.errors import NotFoundError, StoreUnavailableError
 from offloader.monitor import idle_document
 from offloader.plot import StreamTimeline
 from offloader.service.queries import Page, StreamOrder, page_of
-from offloader.service.view_documents import timeline_document
+from offloader.service.view_documents import graph_document, timeline_document
 from tests.support.waiting import PATIENCE_S
 
 NOW_MS = 1_795_000_000_000
@@ -178,6 +178,10 @@ class StagedView:
     def timeline(self, name: str) -> dict[str, Any]:
         self._ask_the_store()
         return self.shapes.get(name) or timeline_document(StreamTimeline(name, [], [], []))
+
+    def graph(self, name: str) -> dict[str, Any]:
+        self._ask_the_store()
+        return graph_document(None)
 
     def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[Any]:
         self._ask_the_store()

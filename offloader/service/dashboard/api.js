@@ -47,6 +47,7 @@ export const routes = {
   orphans: "v1/orphans",
   stream: (name) => of(name),
   shape: (name) => of(name, "/timeline"),
+  graph: (name) => of(name, "/graph"),
   segments: (name) => of(name, "/segments"),
   retention: (name) => of(name, "/retention"),
   decisionsOf: (name) => of(name, "/decisions"),

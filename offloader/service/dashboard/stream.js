@@ -5,6 +5,7 @@
 import { Actions } from "./actions.js";
 import { ask, part, routes, Unreachable } from "./api.js";
 import { card, el, mark, row, say, show, table } from "./dom.js";
+import { drawGraph, graphLegend, graphSummary } from "./graph.js";
 import { draw, legend, summary } from "./picture.js";
 import { store } from "./store.js";
 import { errorList } from "./streams.js";
@@ -74,6 +75,8 @@ export class StreamView {
     this.tiles = el("div", { class: "tiles" });
     this.partitions = card("Partitions");
     this.partitions.section.hidden = true;
+    this.graph = card("Segments of the topic");
+    this.graph.section.hidden = true;
     this.picture = card("Ledgers, segments and time");
     this.facts = card("Positions");
     this.retention = card("Retention: next decision");
@@ -89,8 +92,10 @@ export class StreamView {
     this.fresh = el("p", { class: "fresh" });
     this.#makeSegments();
     const [space] = nameOf(name);
-    const topic = PARTITION.exec(name);
-    const whole = topic ? el("a", { class: "back", href: addressOf(topic[1]) }, "All partitions") : null;
+    const [topic, scalable] = [PARTITION.exec(name), topicOf(name)];
+    const whole = topic
+      ? el("a", { class: "back", href: addressOf(topic[1]) }, "All partitions")
+      : scalable && el("a", { class: "back", href: addressOf(scalable) }, "The whole topic");
     this.root = el(
       "div",
       { class: "stack" },
@@ -108,6 +113,7 @@ export class StreamView {
       this.actions.notice,
       this.tiles,
       this.fresh,
+      this.graph.section,
       this.partitions.section,
       this.picture.section,
       el("div", { class: "two" }, this.facts.section, this.subscribers.section),
@@ -173,19 +179,21 @@ export class StreamView {
   /** What only the store knows. Each part that hasn't come says why; what came before stays shown. */
   async #askSlow(committed, signal, away) {
     const name = this.#name;
+    const decided = topicOf(name) ?? name; // retention decides for all segments together
     const cursor = this.#places.at(-1);
     const answers = async () => {
       // The others are asked once the first one was answered: a store that is away is asked one thing at a time.
       const shape = await part(ask(routes.shape(name), {}, signal));
       if (shape.failed instanceof Unreachable) throw shape.failed;
-      const [segments, retention, decisions, subscribers, cleanup] = await Promise.all([
+      const [graph, segments, retention, decisions, subscribers, cleanup] = await Promise.all([
+        part(ask(routes.graph(name), {}, signal)),
         part(ask(routes.segments(name), { cursor, limit: PAGE_ROWS }, signal)),
-        part(ask(routes.retention(name), {}, signal)),
-        part(ask(routes.decisionsOf(name), {}, signal)),
-        part(ask(routes.subscribers(name), {}, signal)),
+        part(ask(routes.retention(decided), {}, signal)),
+        part(ask(routes.decisionsOf(decided), {}, signal)),
+        part(ask(routes.subscribers(decided), {}, signal)),
         part(ask(routes.cleanup(name), {}, signal)),
       ]);
-      this.#slow = { committed, shape, segments, retention, decisions, subscribers, cleanup };
+      this.#slow = { committed, shape, graph, segments, retention, decisions, subscribers, cleanup };
       this.#slowAt = Date.now();
       return this.#slow;
     };
@@ -194,11 +202,11 @@ export class StreamView {
     if (!failed) return;
     this.#askedAt = 0;
     if (this.#slowAt) return;
-    const parts = ["shape", "segments", "retention", "decisions", "subscribers", "cleanup"];
+    const parts = ["shape", "graph", "segments", "retention", "decisions", "subscribers", "cleanup"];
     this.#slow = Object.fromEntries(parts.map((each) => [each, { failed }]));
   }
 
-  render({ overview, stream, errors, shape, segments, retention, decisions, subscribers, cleanup }) {
+  render({ overview, stream, errors, shape, graph, segments, retention, decisions, subscribers, cleanup }) {
     if (!stream) return;
     this.#isShown = true;
     this.actions.show(overview, stream, cleanup);
@@ -210,7 +218,7 @@ export class StreamView {
     this.#showTiles(stream);
     this.#showFacts(stream, overview);
     this.#showPartitions(stream.partitions);
-    this.#drawn = { shape, waiting: stream.lag?.entries ?? 0 };
+    this.#drawn = { shape, graph, waiting: stream.lag?.entries ?? 0 };
     this.#draw();
     if (shape) {
       this.#showSegments(segments);
@@ -297,14 +305,16 @@ export class StreamView {
     this.partitions.section.hidden = !partitions;
     this.picture.section.hidden = Boolean(partitions);
     if (!partitions) return;
-    const made = table(PARTITIONS, "Partitions");
+    const isScalable = partitions.some((each) => topicOf(each.stream));
+    say(this.partitions.heading, isScalable ? "Streams of the segments" : "Partitions");
+    const made = table(isScalable ? [["Segment", ""], ...PARTITIONS.slice(1)] : PARTITIONS, "Partitions");
     const lines = partitions.map((each) => {
       const badge = el("span", { class: "badge" });
       const [word, state] = modeOf(each);
       say(badge, word);
       mark(badge, state);
       return row(PARTITIONS, [
-        el("a", { href: addressOf(each.stream) }, `partition ${each.partition}`),
+        el("a", { href: addressOf(each.stream) }, `${topicOf(each.stream) ? "segment" : "partition"} ${each.partition}`),
         badge,
         each.lag ? lagOf(each) : "–",
         bytes(each.bytes_offloaded),
@@ -316,7 +326,18 @@ export class StreamView {
     show(this.partitions.body, made.whole);
   }
 
+  /** Of a scalable topic, or of one of its segments. */
+  #drawGraph(graph) {
+    const isDrawn = Boolean(graph?.levels?.length);
+    this.graph.section.hidden = !isDrawn;
+    if (!isDrawn) return;
+    const width = Math.max(this.graph.section.clientWidth - 36, PICTURE_PX_MIN);
+    say(this.graph.heading, graphSummary(graph));
+    show(this.graph.body, el("div", { class: "picture" }, drawGraph(graph, this.#name, addressOf, width), graphLegend(graph)));
+  }
+
   #draw() {
+    this.#drawGraph(this.#drawn?.graph);
     if (!this.#drawn?.shape || this.#drawn.shape.partitions) return;
     const { shape, waiting } = this.#drawn;
     if (shape.failed) {
@@ -420,11 +441,19 @@ export class StreamView {
 }
 
 const PARTITION = /^(.+)-partition-\d+$/;
+/** The scalable topic of a segment. */
+const SEGMENT = /^([^/]+\/[^/]+)\/segment\/([^/]+)\/[^/]+$/;
+
+function topicOf(name) {
+  const segment = SEGMENT.exec(name);
+  return segment && `${segment[1]}/topic/${segment[2]}`;
+}
 
 const addressOf = (name) => `#/stream/${encodeURIComponent(name)}`;
 
-/** Of a topic's row: which partition it is of. */
-const partOf = ({ partition }) => (partition === undefined ? "" : `partition ${partition}, `);
+/** Of a topic's row: which partition or segment of the topic it is of. */
+const partOf = ({ partition, stream }) =>
+  partition === undefined ? "" : `${topicOf(stream ?? "") ? "segment" : "partition"} ${partition}, `;
 
 const note = (error) => el("p", { class: "empty" }, error.message, error.hint ? el("small", {}, ` ${error.hint}`) : null);
 

@@ -241,6 +241,10 @@ _OF_STREAM: Mapping[str, tuple[type[BaseModel] | None, str]] = {
         None,
         "Readable segments with their ledgers and publish times, for a plot. For a topic: `partitions`.",
     ),
+    "graph": (
+        None,
+        "Segments of the scalable topic of this name, or of this segment, parents first. For other streams: none.",
+    ),
     "retention": (None, "The next retention decision with its reasons, as facts and as text."),
     "decisions": (Items[_Row], "The recorded retention decisions, the newest first."),
     "subscribers": (

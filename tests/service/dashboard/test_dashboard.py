@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from formats.entries import Position
+from offloader.manifest.topic_layouts import record_end, record_layout
+from tests.read.test_partitions_segments import PLACE, layout_of, stream_of
 from tests.support.http_process import ORDERS, PAYMENTS, http_process
 from tests.support.page_looks import shown
 from tests.support.page_server import PageServer
@@ -111,3 +115,23 @@ def test_markup_in_names_and_messages_is_shown_as_text(serve: Serve, look: Look)
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator("img").count() == 1, "the brand's"
     assert page.locator("script").count() == 1
+
+
+def test_scalable_topic_is_drawn_with_the_segments_that_it_split_into(look: Look, tmp_path: Path) -> None:
+    with http_process(tmp_path, streams=(ORDERS, *map(stream_of, range(3)))) as (http, process):
+        record_layout(process.store, PLACE, layout_of(1, 2))
+        record_end(process.store, PLACE, 0, Position(1, 19))
+        page = shown(look(f"{http.url}/#/stream/{quote(PLACE, safe='')}", expected=("ERR_CONNECTION_REFUSED",)))
+        graph = page.get_by_role("group", name="3 segments of the topic, 2 active, epoch 2")
+        expect(graph.get_by_role("link")).to_have_count(3)
+        expect(page.get_by_role("region", name="Partitions")).to_contain_text("segment 2")
+        graph.get_by_role("link", name="Segment 1, hashes 0000 to 7fff, after 0: takes entries").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("0000-7fff-1")
+        expect(graph.locator("[aria-current]")).to_have_attribute("href", re.compile("0000-7fff-1$"))
+        page.get_by_role("link", name="The whole topic").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+        page.get_by_role("link", name="← All streams").click()
+        page.get_by_role("link", name=ORDERS.rpartition("/")[2], exact=True).click()
+        expect(page.get_by_role("table", name="Segments")).to_be_visible()
+        expect(page.get_by_role("link", name="Segment 1", exact=False)).to_have_count(0)
+        page.close()

@@ -104,7 +104,7 @@ def test_addresses_used_by_the_page_are_in_the_description(tmp_path: Path) -> No
     asked |= {
         f"v1/streams/{{stream}}{each}" for each in re.findall(r'of\(name(?:, "([^"]+)")?\)', text("/dashboard/api.js"))
     }
-    assert len(asked) == 15
+    assert len(asked) == 16
     with http_process(tmp_path, streams=()) as (http, _):
         described = ask(f"{http.url}/v1/openapi.json").json()["paths"]
     assert {f"/{each}" for each in asked} <= set(described)

@@ -103,6 +103,7 @@ def test_stream_resource_lists_its_segments_ledgers_and_source(served: Served) -
     assert ask(of(http, ORDERS, "/ledgers")).json()["items"][0]["entries"] == 21
     shape = ask(of(http, ORDERS, "/timeline")).json()
     assert [span["stop"] for span in shape["segments"]] == [20, 21]
+    assert ask(of(http, ORDERS, "/graph")).json() == {"topic": None, "epoch": None, "hashes": 65536, "levels": []}
     assert ask(of(http, ORDERS, "/cleanup")).json()["lines"] == []
     assert ask(of(http, ORDERS, "/orphans")).json() == {"items": []}
     assert ask(of(http, ORDERS, "/decisions")).json() == {"items": []}
