@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -122,11 +123,27 @@ class AwaitedApproval:
     since_ms: int | None
 
 
+class Beside(NamedTuple):
+    """The other segments of a scalable topic, which is one stream for the limit of large deletions.
+
+    Attributes:
+        doomed_bytes: of objects that rounds on them would retire or release.
+        stored_bytes: of all their objects.
+    """
+
+    doomed_bytes: int
+    stored_bytes: int
+
+
+NOTHING_BESIDE = Beside(0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupPlan:
     """Actions of one cycle on one stream.
 
     Attributes:
+        beside: of a segment of a scalable topic.
         waiting: retired and kept for now, why, and until when.
     """
 
@@ -134,6 +151,7 @@ class CleanupPlan:
     doomed: Sequence[Deletable]
     due: Sequence[Retired]
     waiting: Sequence[tuple[Retired, str, int | None]]
+    beside: Beside = NOTHING_BESIDE
 
     def doomed_bytes(self) -> int:
         """Bytes of the objects that would be retired or released."""
@@ -146,7 +164,7 @@ class CleanupPlan:
     @property
     def large(self) -> bool:
         """Whether these are more than half of the stream's bytes: needs the operator's approval."""
-        return 2 * self.doomed_bytes() > self.state.sums.object_bytes
+        return self._is_large(self.doomed_bytes())
 
     @property
     def identity(self) -> str:
@@ -173,7 +191,11 @@ class CleanupPlan:
         )
 
     def _is_over_half(self, head: Position) -> bool:
-        return 2 * self.state.offloaded_before(head).sums().object_bytes > self.state.sums.object_bytes
+        return self._is_large(self.state.offloaded_before(head).sums().object_bytes)
+
+    def _is_large(self, doomed_bytes: int) -> bool:
+        stored_bytes = self.state.sums.object_bytes + self.beside.stored_bytes
+        return 2 * (doomed_bytes + self.beside.doomed_bytes) > stored_bytes
 
     def size(self) -> tuple[int, int]:
         """Number of segments that a round retires, releases or purges now, and the bytes of their objects."""
@@ -271,6 +293,11 @@ _LEDGERS_GONE = "all its ledgers are gone from the stream"
 
 def _before(head: Position) -> str:
     return f"it lies before the stream's head {head}"
+
+
+def doomed_bytes_of(state: ManifestState) -> int:
+    """Bytes of the objects that a round would retire or release."""
+    return sum(each.segments.sums().object_bytes for each in _doomed(state))
 
 
 def _doomed(state: ManifestState) -> Iterator[Deletable]:

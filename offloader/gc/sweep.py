@@ -47,6 +47,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -56,13 +57,23 @@ from formats.entries import Position
 from formats.keys import data_key, fill_key, index_key
 from formats.manifest import Edit, GapFilled, Purged, Release, Restore, Retire, Truncate, UndoRetire
 from offloader.coverage import follows
-from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.plan import (
+    NOTHING_BESIDE,
     Action,
+    Beside,
     CleanupPlan,
     Deletable,
     Retired,
+    doomed_bytes_of,
     forget_readers,
     note_readers,
     plan_cleanup,
@@ -74,7 +85,7 @@ from offloader.gc.plan import (
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.boundary import decoded, delete_keys, listed
 from offloader.manifest.catalog import forget_name, list_streams, release_topics_of
-from offloader.manifest.load import kept_records
+from offloader.manifest.load import kept_records, load_manifest
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import (
     DeletionClock,
@@ -85,10 +96,13 @@ from offloader.manifest.protection import (
 )
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.state import EditRefusedError, ManifestState, SegmentStatus
+from offloader.manifest.topic_layouts import read_layout
+from offloader.parallel_map import at_once
 from offloader.runtime.clock import Clock
 from offloader.settings import CleanupSettings, Settings
 from offloader.store.base import MAY_NOT_DELETE, ObjectStore
 from offloader.store.rate_limit import Priority, working_at
+from offloader.stream_names import place_of
 
 #: Wait before failed deletions are retried; doubles up to ``retry_delay_max``.
 RETRY_FIRST_MS = 60_000
@@ -550,7 +564,10 @@ class _Round:
 
         grace_ms, now = int(settings.cleanup.grace_period * 1000), now_ms()
         facts = retired_facts(store, state, retired_groups(state), now_ms=now, grace_ms=grace_ms, notes=writes)
-        plan = report.plan = plan_cleanup(state, facts, now_ms=now, grace_ms=grace_ms)
+        plan = plan_cleanup(state, facts, now_ms=now, grace_ms=grace_ms)
+        if plan.large:
+            plan = replace(plan, beside=_beside(store, report.stream))
+        report.plan = plan
         self.on_plan(plan)
         if not writes:
             return
@@ -573,9 +590,35 @@ class _Round:
         if large:
             raise LargeDeleteError(
                 f"stream {report.stream}: {plan.doomed_bytes():,} of {state.sums.object_bytes:,} bytes would be "
-                "deleted, more than half: nothing new was retired",
+                f"deleted, more than half{_of_topic(plan.beside)}: nothing new was retired",
                 hint="check `offloader cleanup plan`, then use --allow-large, or set cleanup.allow_large_delete",
             )
+
+
+def _of_topic(beside: Beside) -> str:
+    if not beside.stored_bytes:
+        return ""
+    return f", and {beside.doomed_bytes:,} of {beside.stored_bytes:,} of the topic's other segments"
+
+
+def _beside(store: ObjectStore, stream: str) -> Beside:
+    """The other segments if a stream is one of a scalable topic; nothing if one of them can't be read."""
+    with suppress(CorruptError, UnsupportedError):
+        place = place_of(stream)
+        layout = None if place is None else read_layout(store, place)
+        streams = [] if layout is None else [row.stream for row in layout.segments]
+        if stream in streams:
+            found = at_once(partial(_sizes_of, store), [each for each in streams if each != stream])
+            return Beside(sum(each.doomed_bytes for each in found), sum(each.stored_bytes for each in found))
+    return NOTHING_BESIDE
+
+
+def _sizes_of(store: ObjectStore, stream: str) -> Beside:
+    with suppress(NotFoundError):
+        state = load_manifest(store, stream)
+        if not state.stream_deleted:
+            return Beside(doomed_bytes_of(state), state.sums.object_bytes)
+    return NOTHING_BESIDE
 
 
 _AGAIN = "`offloader cleanup plan` lists retired segments"

@@ -12,7 +12,7 @@ from formats.keys import catalog_key
 from formats.topic_layout import TopicLayout, layout_key
 from offloader.errors import NotFoundError
 from offloader.gc.delete_stream import remove_stream
-from offloader.gc.sweep import cleanup_stream
+from offloader.gc.sweep import LargeDeleteError, cleanup_stream
 from offloader.maintenance import delete_streams
 from offloader.manifest.topic_layouts import read_layout, record_layout
 from offloader.retention.subscribers import open_retention
@@ -129,3 +129,23 @@ def test_record_of_a_deleted_topic_is_kept_while_a_segment_may_be_restored() -> 
     lose_catalogue_entry(bench)
     delete_streams(bench.memory, PLACE, clock=bench.clock, settings=Settings().manifest)
     assert read_layout(bench.memory, PLACE) is not None
+
+
+def test_segment_goes_without_approval_while_the_topic_keeps_half() -> None:
+    bench = lived()
+    settings = Settings.of({"cleanup": {"grace_period": "0s"}})
+
+    def clean(number: int) -> int:
+        report = cleanup_stream(bench.memory, bench.stream(number), clock=bench.clock, settings=settings)
+        return report.swept.retired
+
+    assert clean(0) == 1  # all of the segment, a fifth of the topic
+    open_retention(bench.memory, NAME, clock=bench.clock).publish(
+        "billing", {number: bench.newest[number].next() for number in range(3)}
+    )
+    bench.run(PLACE)
+    with pytest.raises(LargeDeleteError, match=r"more than half, and [0-9,]+ of [0-9,]+ of the topic's"):
+        clean(1)
+    bench.memory.put(layout_key(PLACE), b"damaged")
+    with pytest.raises(LargeDeleteError, match="more than half: nothing new was retired"):
+        clean(2)  # the others are unknown
