@@ -68,6 +68,9 @@ class AdminScalable(Protocol):
     def register(self, subscription: str) -> None:
         """Registers a subscription."""
 
+    def backlog(self, descriptor: str, subscription: str) -> int | None:
+        """Entries of a segment that a subscription hasn't acknowledged; ``None``: it isn't there."""
+
 
 class FakeAdmin:
     """An admin interface on the loopback interface.
@@ -247,6 +250,9 @@ class FakeAdmin:
                 return self.policies.get(f"{tenant}/{name}", {})
             case "GET", ["persistent", tenant, name] if f"{tenant}/{name}" in namespaces:
                 return sorted(topic for topic in topics if topic.startswith(f"{_PERSISTENT}{tenant}/{name}/"))
+            case "GET", ["segments", tenant, name, topic, descriptor, "subscription", subscription, "backlog"]:
+                scalable = self.scalable.get(f"topic://{tenant}/{name}/{topic}")
+                return None if scalable is None else scalable.backlog(descriptor, subscription)
             case "GET", ["scalable", tenant, name]:
                 return [topic for topic in self.scalable if topic.startswith(f"topic://{tenant}/{name}/")] or None
             case "GET", ["scalable", tenant, name, topic, *verb]:

@@ -114,6 +114,17 @@ class FakeScalable:
     def stats(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "subscriptions": {name: {"consumerCount": 0} for name in self.subscriptions}}
 
+    def backlog(self, descriptor: str, subscription: str) -> int | None:
+        number = int(descriptor.rpartition("-")[2])
+        if str(number) not in self.rows:
+            return None
+        topic = self.segments[number]
+        try:
+            mark = topic.mark_delete(subscription)
+        except KeyError:
+            return None
+        return sum(mark is None or position > mark for position, _, _ in list(topic.entries))
+
     def register(self, subscription: str) -> None:
         """As the broker does it: at the beginning of all active segments, and of those that come."""
         self.subscriptions.add(subscription)

@@ -141,12 +141,22 @@ class AdminClient:
         """The segments of a scalable topic that the broker has; raises also as ``layout_of_json``."""
         return layout_of_json(self._json(_scalable_path(topic)), topic)
 
-    def scalable_subscriptions(self, topic: str) -> Collection[str]:
-        """The subscriptions that are registered at a scalable topic: for these, the broker keeps sealed segments."""
+    def scalable_subscriptions(self, topic: str) -> Mapping[str, int]:
+        """The subscriptions that are registered at a scalable topic, with the number of their consumers.
+
+        For these, the broker keeps sealed segments."""
         found = self._json(f"{_scalable_path(topic)}/stats")
         if not isinstance(found, dict) or not isinstance(found.get("subscriptions"), dict):
             raise CorruptError(f"{self.url}: scalable topic {topic} has no statistics")
-        return {str(name) for name in found["subscriptions"]}
+        return {str(name): _consumers_in(each) for name, each in found["subscriptions"].items()}
+
+    def backlog(self, segment: str, subscription: str) -> int:
+        """Entries of a segment that a subscription hasn't acknowledged. ``NotFoundError``: it isn't at the segment."""
+        name = segment.removeprefix(SEGMENT_SCHEME)
+        found = self._json(f"/admin/v2/segments/{quote(name)}/subscription/{quote(subscription, safe='')}/backlog")
+        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+            raise CorruptError(f"{self.url}: {segment} has no backlog of subscription {subscription}")
+        return found
 
     def register(self, topic: str, subscription: str) -> None:
         """Registers a subscription at a scalable topic, at the beginning of its active segments and of later ones.
@@ -379,6 +389,11 @@ def _without_brackets(host: str) -> str:
 
 def _properties_path(topic: str, subscription: str) -> str:
     return f"{_path(topic)}/subscription/{quote(subscription, safe='')}/properties"
+
+
+def _consumers_in(subscription: object) -> int:
+    found = subscription.get("consumerCount") if isinstance(subscription, dict) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
 
 
 def _scalable_path(topic: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from formats.entries import Position
+from formats.topic_layout import RangeSegment, TopicLayout
 from offloader.errors import (
     ClosedError,
     FencedError,
@@ -23,13 +25,19 @@ from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, survey
 from offloader.ledgers.pulsar.offload_triggers import OffloadTriggers, ServedTopic
-from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME
+from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME, place_of_topic
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
-from offloader.ledgers.pulsar.topics import TopicInternals, TopicStats, policy_warnings, stream_of_topic
+from offloader.ledgers.pulsar.topics import (
+    TopicInternals,
+    TopicStats,
+    policy_warnings,
+    stream_of_topic,
+    topic_of_stream,
+)
 from offloader.parallel_map import at_once
-from offloader.retention.cuts import StreamCut, partition_segment
+from offloader.retention.cuts import StreamCut, cut_at, partition_segment
 from offloader.retention.entries import StreamEntries
-from offloader.retention.scope import is_part_of_scalable
+from offloader.retention.scope import Scope, is_part_of_scalable
 from offloader.retention.subscribers import (
     SUBSCRIBER_NAME_CHARS_MAX,
     Followed,
@@ -125,7 +133,56 @@ class PulsarSubscribers:
             for each in subscriptions
             if (cut := _cut_of(each, seen, own)) is not None
         }
-        registry = retention.registry(found)
+        self._follow(retention, found, subscriptions, wanted, timeout_ms)
+
+    def tell_scalable(self, topic: str, seen: TopicLayout, *, timeout_ms: int | None) -> None:
+        """Copies the subscriptions that are registered at a scalable topic to its retention.
+
+        Brokers tell no position in a segment, only whether everything is acknowledged: a segment counts as read up to
+        its present end, or as unread. One that the broker deleted was read by all.
+
+        Args:
+            seen: the segments that the broker has.
+
+        Raises: as ``tell``.
+        """
+        retention = self._retention_of(place_of_topic(topic))
+        found = retention.scope()
+        if found.layout is None:
+            return
+        own = retention.cuts(found, ahead=found.partitions)
+        begin, tail = own.begin().offsets, own.tail().offsets  # before the broker is asked what was acknowledged
+        registered = self._admin.scalable_subscriptions(topic)
+        subscriptions = sorted(each for each in registered if each != self._own and not each.startswith(_BROKERS_OWN))
+        wanted = {}
+        for name in subscriptions:
+            positions = dict[int, Position]()
+            for number in found.partitions:
+                segment, row = partition_segment(number), seen.by_id.get(number)
+                is_read = _is_pruned(number, found.layout, seen) if row is None else self._is_drained(row, name)
+                if isinstance(at := (tail if is_read else begin).get(segment), Position):
+                    positions[number] = at
+            if positions:
+                wanted[subscriber_name(name)] = Followed(own.canonical(cut_at(positions)), registered[name] > 0)
+        self._follow(retention, found, subscriptions, wanted, timeout_ms)
+
+    def _is_drained(self, row: RangeSegment, subscription: str) -> bool:
+        topic = topic_of_stream(row.stream)
+        if row.is_legacy or topic is None:
+            return False  # a regular topic: its cursors were copied until it was migrated
+        with suppress(NotFoundError):  # it was registered after the segment was sealed
+            return self._admin.backlog(topic, subscription) == 0
+        return False
+
+    def _follow(
+        self,
+        retention: StreamRetention,
+        found: Scope,
+        subscriptions: Collection[str],
+        wanted: Mapping[str, Followed],
+        timeout_ms: int | None,
+    ) -> None:
+        place, registry = found.name, retention.registry(found)
         gone = self._gone(place, registry, {subscriber_name(each) for each in subscriptions})
         before = {name: registry.subscribers[name].cut for name in wanted if name in registry.subscribers}
         retention.follow(wanted, gone=gone, renew_ms=None if timeout_ms is None else timeout_ms // 3)
@@ -153,6 +210,11 @@ class PulsarSubscribers:
         gone = [name for name in missing if missed[name] >= MISSES_MAX]
         self._missed[place] = {name: times for name, times in missed.items() if name not in gone}
         return gone
+
+
+def _is_pruned(number: int, recorded: TopicLayout, seen: TopicLayout) -> bool:
+    """Whether the broker deleted a segment, rather than that it is new and ``seen`` is older."""
+    return seen.epoch >= recorded.epoch and recorded.by_id[number].is_sealed
 
 
 def _consumers(stats: TopicStats, subscription: str) -> int:
@@ -619,18 +681,23 @@ class PulsarProvider:
     def tell(self, streams: ServedStreams) -> None:
         """Copies the subscriptions of this process's topics to retention once, several topics at a time. Raises
         ``OffloaderError``: the first error of a topic; the others were copied."""
-        if errors := _errors_of(lambda topic: self._tell_one(streams, topic), self._bases()):
+        bases = [*self._bases(), *self._scalable_bases()]
+        if errors := _errors_of(lambda topic: self._tell_one(streams, topic), bases):
             raise errors[0]
 
     def _tell_one(self, streams: ServedStreams, topic: str) -> None:
-        retention = streams.settings_of(stream_of_topic(topic)).retention
+        layout = self._scalable.seen().get(topic)
+        retention = streams.settings_of(stream_of_topic(topic) if layout is None else place_of_topic(topic)).retention
         pulsar = streams.settings_of("").pulsar
         follows = pulsar.broker_plugin and pulsar.follow_broker_trim
         if not (retention.deletes or follows) or self._stopped.is_set():
             return
         timeout_ms = int(retention.subscriber_timeout * 1000) or None
         try:
-            self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
+            if layout is not None:
+                self._subscribers.tell_scalable(topic, layout, timeout_ms=timeout_ms)
+            else:
+                self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
         except NotFoundError as error:
             # Nothing is offloaded yet, or the topic is being deleted.
             _log.debug("subscriptions of %s: %s", topic, error)
@@ -649,6 +716,16 @@ class PulsarProvider:
                 if each.is_ours and not topic.startswith(SEGMENT_SCHEME)  # brokers don't tell cursors of segments
             ]
         return sorted({(partition_of(topic) or (topic, 0))[0] for topic in ours})
+
+    def _scalable_bases(self) -> Sequence[str]:
+        """Scalable topics whose first active segment this process leads."""
+        found = []
+        for topic, layout in self._scalable.seen().items():
+            active = (row for row in layout.segments if not row.is_sealed)
+            first = min(active, key=lambda row: (row.hash_start, row.id), default=None)
+            if first is not None and self._is_ours(topic_of_stream(first.stream) or ""):
+                found.append(topic)
+        return sorted(found)
 
     def _is_ours(self, topic: str) -> bool:
         with self._lock:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from formats.topic_layout import RangeSegment, TopicLayout
 from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
@@ -77,6 +77,10 @@ class ScalableTopics:
         """Topics that aren't offloaded completely, and why."""
         with self._lock:
             return list(self._problems.values())
+
+    def seen(self) -> Mapping[str, TopicLayout]:
+        """The topics, and what the broker told of each last."""
+        return {topic: seen for topic, (seen, _) in dict(self._layouts).items()}
 
     def look(
         self,

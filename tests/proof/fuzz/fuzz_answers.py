@@ -98,6 +98,7 @@ def check_answer(data: bytes) -> Outcome:
             lambda: admin.stats(TOPIC).deduplicates,
             lambda: _listed(admin),
             lambda: bool(admin.scalable_subscriptions(SCALABLE)),
+            lambda: bool(admin.backlog(f"{SCALABLE.replace('topic', 'segment', 1)}/0000-7fff-0", "offloader")),
             lambda: [
                 TopicPatterns.of(["public"]).have_scalable(name) for name in admin.scalable_topics("public/default")
             ],

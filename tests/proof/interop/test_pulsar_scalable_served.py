@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,40 @@ def test_segments_are_offloaded_as_soon_as_the_broker_tells_of_them(world: World
             world.change(name, change)
             added(sent, world.client.produce(f"topic://{NAMESPACE}/{name}", count=100, keys=KEYS, prefix=f"{change}+"))
             eventually(lambda: world.has_all(name, sent))
+
+
+def test_registered_subscription_holds_entries_until_it_has_read_a_segment(world: World) -> None:
+    name = "billed"
+    topic = f"topic://{NAMESPACE}/{name}"
+    config = world.config.with_name("billed.toml")
+    config.write_text(
+        world.config.read_text().replace("[offload]", 'subscribers_interval = "500ms"\n[offload]')
+        + '[retention]\npolicy = "consumption"\n'
+    )
+    world.admin.do("PUT", f"scalable/{NAMESPACE}/{name}?numInitialSegments=1")
+    world.admin.do("PUT", f"scalable/{NAMESPACE}/{name}/subscriptions/billing?type=QUEUE")
+    world.client.produce(topic, count=200, keys=KEYS, prefix="before")
+    world.change(name, "split/0")
+    world.client.produce(topic, count=200, keys=KEYS, prefix="after")
+
+    def cut() -> Mapping[str, Any]:
+        found = None
+        with suppress(NotFoundError):
+            found = (
+                offloader.open_store(world.url).stream(topic).retention().registry().subscribers.get("pulsar:billing")
+            )
+        return {} if found is None or found.cut is None else found.cut.as_json()
+
+    with Serving(config):
+        eventually(lambda: cut().keys() == {"0.0", "1.0", "2.0"})
+        unread = cut()
+        world.admin.do("POST", f"scalable/{NAMESPACE}/{name}/subscriptions/billing/skip-all")
+        eventually(lambda: all(cut()[each] != unread[each] for each in unread))
+        recorded = read_layout(world.store(), f"{NAMESPACE}/topic/{name}")
+        assert recorded is not None
+        end = recorded.by_id[0].end
+        assert end is not None
+        assert cut()["0.0"] == str(end.next())
 
 
 def is_there(stream: offloader.Stream) -> bool:

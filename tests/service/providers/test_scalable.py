@@ -21,6 +21,8 @@ from offloader.read.partitions import open_reader
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
+from offloader.service.providers.pulsar import _is_pruned
+from tests.read.test_partitions_segments import layout_of
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster, streams_of, whats
 from tests.support.scalable_topic import FakeScalable
 from tests.support.served import settings_file
@@ -419,3 +421,42 @@ def test_segment_whose_end_cannot_be_asked_holds_no_other_end_back(
         eventually(lambda: "temporarily unavailable" in whats(assembled))
         monkeypatch.undo()
         eventually(lambda: has_all(cluster, topic))
+
+
+def test_registered_subscriptions_are_subscribers_of_retention(cluster: Cluster) -> None:
+    """A broker tells only whether everything in a segment is acknowledged: it counts as read to its end, or unread."""
+    topic = cluster.make_scalable("orders")
+    topic.register("billing")
+    send(topic)
+    offload = SOON | {"retention__policy": "consumption"}
+
+    def cut() -> dict[str, object]:
+        found = None
+        with suppress(NotFoundError):  # nothing is offloaded yet
+            found = open_retention(cluster.store, NAME).registry().subscribers.get("pulsar:billing")
+        return {} if found is None or found.cut is None else dict(found.cut.as_json())
+
+    with cluster.serve(offload=offload):
+        eventually(lambda: cut() == {"0.0": "1000:0"})
+        topic.segments[0].acknowledge("billing", Position(1000, 18))
+        one, other = topic.split(0)
+        send(topic)
+        eventually(lambda: cut().keys() == {"0.0", f"{one}.0", f"{other}.0"})
+        assert cut()["0.0"] == "1000:0"
+        for number in (0, one):
+            topic.segments[number].acknowledge("billing", topic.newest(number))
+        read = {"0.0": "1000:20", f"{one}.0": str(topic.newest(one).next()), f"{other}.0": "3000:0"}
+        eventually(lambda: cut() == read)
+        topic.prune(0)
+        topic.segments[other].acknowledge("billing", topic.newest(other))
+        eventually(lambda: cut() == read | {f"{other}.0": str(topic.newest(other).next())})
+        topic.subscriptions.discard("billing")
+        eventually(lambda: not cut())
+    assert "pulsar:offloader" not in open_retention(cluster.store, NAME).registry().subscribers
+
+
+def test_new_segment_of_which_the_broker_told_nothing_yet_is_unread() -> None:
+    recorded = layout_of(3)
+    assert all(_is_pruned(number, recorded, layout_of(3)) for number in (0, 1, 2))
+    assert not _is_pruned(3, recorded, layout_of(3))
+    assert not any(_is_pruned(number, recorded, layout_of(1, 2)) for number in range(4))
