@@ -37,7 +37,7 @@ from tests.test_architecture import ROOT
 ARCHITECTURE = ROOT / "docs" / "explanation" / "architecture.md"
 
 #: Way -> how many files it may cross.
-CROSSED_MAX = {"entry in": 20, "range out": 14, "deletion": 12, "Spark row": 14}
+CROSSED_MAX = {"entry in": 13, "range out": 8, "deletion": 12, "Spark row": 8}
 STREAM = "public/default/persistent/orders"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,26 +126,32 @@ def added(sent: _Sent, more: Mapping[str, Sequence[str]]) -> None:
         sent.setdefault(key, []).extend(values)
 
 
+@pytest.mark.timeout(900)
 def test_every_message_is_kept_in_order_through_splits_merges_and_kills(world: World) -> None:
+    """100,000 messages, three splits and two merges while they are sent; of two sidecars one is killed, 20 times."""
     name, sent = "orders", _Sent()
     topic = f"topic://{NAMESPACE}/{name}"
     world.admin.do("PUT", f"scalable/{NAMESPACE}/{name}?numInitialSegments=2")
     changes = ["split/0", "split/1", "merge", "split", "merge"]
-    with ThreadPoolExecutor(1) as producer, Serving(world.config):
+    with ThreadPoolExecutor(1) as producer, ExitStack() as stack:
+        sidecars = deque([stack.enter_context(Serving(world.config))])
         for part, change in enumerate(changes):
             produced: Future[Mapping[str, Sequence[str]]] = producer.submit(
-                world.client.produce, topic, count=1500, keys=KEYS, prefix=f"part{part}", rate=500
+                world.client.produce, topic, count=20_000, keys=KEYS, prefix=f"part{part}", rate=4000
             )
-            with Serving(world.config):  # beside the other one; killed at the end of the block
-                active = world.active(name)
-                if change == "merge":
-                    change = f"merge/{active[0]}/{active[1]}"
-                elif change == "split":
-                    change = f"split/{active[-1]}"
-                world.change(name, change)
-                added(sent, produced.result())
-    with Serving(world.config):
-        eventually(lambda: world.has_all(name, sent))
+            for kill in range(4):
+                sidecars.append(stack.enter_context(Serving(world.config)))
+                if kill == 1:
+                    active = world.active(name)
+                    if change == "merge":
+                        change = f"merge/{active[0]}/{active[1]}"
+                    elif change == "split":
+                        change = f"split/{active[-1]}"
+                    world.change(name, change)
+                sidecars.popleft().process.kill()
+            added(sent, produced.result())
+        eventually(lambda: world.has_all(name, sent), within_s=300)
+    assert sum(map(len, sent.values())) == 100_000
     recorded = read_layout(world.store(), f"{NAMESPACE}/topic/{name}")
     assert recorded is not None
     assert len(recorded.segments) == 10
