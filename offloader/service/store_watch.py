@@ -2,6 +2,8 @@
 reads.
 
 The identity is compared with the first one that the process read, and with the one recorded by each stream's hot tier.
+A hot tier records the identity of a new store just after that was created, so a store that had none when it was read
+before isn't another one: the identity is read once more.
 Differences are only reported; the manifests decide whether writing is allowed (``offloader.manifest.noted``).
 """
 
@@ -34,34 +36,40 @@ class StoreWatch:
     def __init__(self, url: str, sources: Callable[[], Iterable[tuple[str, LedgerSource]]], clock: Clock) -> None:
         self._url, self._sources, self._clock = url, sources, clock
         self._lock = threading.Lock()
-        self._is_seen = False
+        #: How often the store's identity was read.
+        self._sights = 0
         self._first: UUID | None = None
         self._newest: UUID | None = None
-        #: Stream -> store identity recorded by its hot tier.
-        self._noted: dict[str, UUID] = {}
+        #: Stream -> store identity recorded by its hot tier, and after which sight that was read.
+        self._noted: dict[str, tuple[UUID, int]] = {}
         self._problems: dict[str, ProviderProblem] = {}
 
     def see(self, identity: UUID | None) -> None:
         """Records the current identity of the store; ``None``: it has none."""
         with self._lock:
-            self._is_seen, self._newest = True, identity
+            self._sights, self._newest = self._sights + 1, identity
             self._first = self._first or identity
 
     def look(self) -> None:
         """Compares the identities and logs each difference once. Queries only hot tiers that are new or differed
         before."""
         with self._lock:
-            is_seen, first, newest, noted = self._is_seen, self._first, self._newest, self._noted
-        if not is_seen:
+            sight, first, newest, noted = self._sights, self._first, self._newest, self._noted
+        if not sight:
             return
-        asked: dict[str, UUID] = {}
+        asked: dict[str, tuple[UUID, int]] = {}
         for name, source in self._sources():
             found = noted.get(name)
-            if found is None or found != newest:
-                found = _noted_by(source, name)
-            if found is not None:
-                asked[name] = found
-        self._report(first, newest, asked)
+            if found is None or found[0] != newest:
+                identity = _noted_by(source, name)
+                if identity is None:
+                    continue
+                found = found if found is not None and found[0] == identity else (identity, sight)
+            asked[name] = found
+        with self._lock:
+            self._noted = asked
+        known = {name: each for name, (each, since) in asked.items() if newest is not None or since < sight}
+        self._report(first, newest, known)
 
     def _report(self, first: UUID | None, newest: UUID | None, noted: dict[str, UUID]) -> None:
         whys = {"": other_identity(newest, first)}
@@ -70,7 +78,6 @@ class StoreWatch:
             whys[why] = f"{named(names)}: {why} to the hot tier"
         with self._lock:
             before, now_ms = self._problems, self._clock.now_ms()
-            self._noted = noted
             self._problems = {
                 key: ProviderProblem(
                     where=f"store {self._url}",
@@ -96,8 +103,8 @@ class StoreWatch:
     def readings(self) -> Iterator[Reading]:
         """The gauge of differences; empty before the first identity is read."""
         with self._lock:
-            is_seen, differs = self._is_seen, bool(self._problems)
-        if is_seen:
+            sights, differs = self._sights, bool(self._problems)
+        if sights:
             yield Reading("store_identity_differs", float(differs))
 
 

@@ -95,6 +95,19 @@ def test_emptied_store_is_named() -> None:
     assert told(watch) == [(f"its identity is gone, and {ONE} is known", False)]
 
 
+def test_identity_of_a_new_store_that_was_noted_before_it_was_seen_is_no_difference() -> None:
+    watch = watch_of(a=Hot(ONE))
+    watch.see(None)
+    assert told(watch) == told(watch) == []
+    watch.see(ONE)
+    assert told(watch) == []
+    emptied = watch_of(a=Hot(ONE))
+    emptied.see(None)
+    assert told(emptied) == []
+    emptied.see(None)
+    assert told(emptied) == [(f"stream a: its identity is gone, and {ONE} is known to the hot tier", False)]
+
+
 def test_streams_of_another_store_are_named_together_until_it_is_accepted() -> None:
     hot: dict[str, Hot] = {"a": Hot(ONE), "b": Hot(ONE), "c": Hot(OTHER), "d": Hot(None), "e": Hot(ONE, answers=False)}
     watch = watch_of(**hot)

@@ -67,7 +67,8 @@ def test_page_shows_the_state_of_a_process_whose_store_is_frozen(
         with Serving(file, keys) as serving:
             url = serving.logged("http_started")["url"]
             offload = f"{url}/v1/streams/{quoted(ORDERS)}/offload"
-            assert ask(offload, method="POST").json()["committed"] == "1:19"
+            # HTTP answers before the database is looked at.
+            eventually(lambda: ask(offload, method="POST").json().get("committed") == "1:19")
             status = f"{url}/v1/streams?served=true"
             eventually(lambda: ask(status).json()["items"][0]["bytes_per_second"] > 0)
             page = shown(look(f"{url}/", expected=("503", "Failed to load resource")))
