@@ -702,7 +702,7 @@ class PulsarProvider:
             # Nothing is offloaded yet, or the topic is being deleted.
             _log.debug("subscriptions of %s: %s", topic, error)
         except InvalidCallError as error:
-            if not is_part_of_scalable(self._store, stream_of_topic(topic)):
+            if layout is not None or not is_part_of_scalable(self._store, stream_of_topic(topic)):
                 raise
             # It was migrated. Its subscribers remain as they were until they are removed.
             _log.debug("subscriptions of %s: %s", topic, error)
