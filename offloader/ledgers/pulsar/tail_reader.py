@@ -18,7 +18,7 @@ from offloader.errors import (
     StoreUnavailableError,
     ThrottledError,
 )
-from offloader.ledgers.base import LedgerInfo, newest_listed
+from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer, batches_of
 from offloader.ledgers.pulsar.ledger_list import InconsistentReadError, LedgerList, first_from
 from offloader.ledgers.tail_buffer import Listeners, part_to_read
@@ -274,6 +274,8 @@ READERS_MAX = 64
 IDLE_S_MAX = 10.0
 #: Longest wait for an entry that the broker lists.
 READ_S_MAX = 15.0
+#: Entries that are read one by one after a reader received none in that time. Brokers read 100 at once by default.
+SINGLE_ENTRIES = 1000
 
 
 @dataclass(eq=False)
@@ -332,7 +334,7 @@ class ReaderPool:
             while reader.kept and reader.kept[0].last < target:
                 reader.kept.popleft()
             if not reader.kept:
-                self._bring(reader, target, newest_listed(infos) or target)
+                self._bring(reader, target)
             answer = part_to_read(_consecutive(reader.kept, max_bytes), target, max_bytes)
             reader.next_start = answer.last.next()
             reader.is_spent |= reader.is_single and not ledgers.were_skipped(answer.last)
@@ -388,14 +390,15 @@ class ReaderPool:
             raise
         return _Reader(ledgers, opened, last=target.previous(), next_start=target, is_single=is_single)
 
-    def _bring(self, reader: _Reader, target: Position, newest: Position) -> None:
+    def _bring(self, reader: _Reader, target: Position) -> None:
         deadline_s = self._clock.monotonic_s() + READ_S_MAX
         while True:
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0:
                 reader.ledgers.doubt()
-                if not reader.is_single:  # it may have skipped everything up to the newest entry
-                    reader.ledgers.skipped(target.previous(), newest)
+                if not reader.is_single:  # the broker may have skipped everything up to the newest entry
+                    until = Position(target.ledger_id, target.entry_id + SINGLE_ENTRIES)
+                    reader.ledgers.skipped(target.previous(), until)
                 raise StoreUnavailableError(
                     f"{reader.ledgers.topic}: the broker sent nothing from {target} on for {READ_S_MAX:g} s",
                     hint="the read will be retried",
