@@ -132,6 +132,8 @@ def _pieces(first: int, last: int, fates: Sequence[EntryFate]) -> list[NotGiven]
 
 #: Cache time of a response, except for the newest entry, which is always queried.
 AGE_S_MAX = 10.0
+#: Entries that are read one by one after a reader received none. Brokers read 100 at once by default.
+SINGLE_ENTRIES = 1000
 #: Ranges of a topic in which readers ask for single entries; the oldest are forgotten first.
 SKIPPED_MAX = 16
 #: Runs of undelivered entries kept per topic and fate; evicts the oldest ledgers' first, which the manifest records by

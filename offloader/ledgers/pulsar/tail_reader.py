@@ -20,7 +20,7 @@ from offloader.errors import (
 )
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer, batches_of
-from offloader.ledgers.pulsar.ledger_list import InconsistentReadError, LedgerList, first_from
+from offloader.ledgers.pulsar.ledger_list import SINGLE_ENTRIES, InconsistentReadError, LedgerList, first_from
 from offloader.ledgers.tail_buffer import Listeners, part_to_read
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Alarm, Backoff, SerialTask, Workers
@@ -274,8 +274,6 @@ READERS_MAX = 64
 IDLE_S_MAX = 10.0
 #: Longest wait for an entry that the broker lists.
 READ_S_MAX = 15.0
-#: Entries that are read one by one after a reader received none in that time. Brokers read 100 at once by default.
-SINGLE_ENTRIES = 1000
 
 
 @dataclass(eq=False)

@@ -37,6 +37,7 @@ from offloader.errors import StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import AskKnown, BrokerLedgers, KnownLedger, KnownLedgers, newest
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer
+from offloader.ledgers.pulsar.ledger_list import SINGLE_ENTRIES
 from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals, TopicLedger, TopicLedgers
 from offloader.settings import PulsarSettings
 
@@ -283,15 +284,16 @@ class ObservedFacts:
             before = heard or self._settled
         if (before is not None and before >= last) or (heard is not None and is_read and until is None):
             return
-        messages_max = 1 if self._is_silent else MESSAGES_MAX
+        messages_max, entries_max = (1, SINGLE_ENTRIES) if self._is_silent else (MESSAGES_MAX, 2**63)
         with closing(self._open_reader(EARLIEST if before is None else before.next(), messages_max)) as reader:
-            is_first = True
-            while is_first or (until is not None and before is not None and before < min(until, last)):
+            entries, is_reached = 0, False
+            while not entries or (not is_reached and entries < entries_max):
                 for each in self._taken(reader, before):
                     self.heard(before, each)
-                    before, is_first = each, False
+                    before, entries = each, entries + 1
+                    is_reached = until is None or each >= min(until, last)
         with self._lock:
-            self._unheard, self._is_read = None, False
+            self._unheard, self._is_read = None if is_reached else until, False
 
     def _taken(self, reader: Consumer, after: Position | None) -> list[Position]:
         came = reader.take(READ_S_MAX)
