@@ -16,8 +16,6 @@ from formats.topic_layout import HASHES, RangeSegment, layout_key
 from offloader.cli.main import main
 from offloader.errors import CorruptError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.gc.delete_stream import remove_stream
-from offloader.groups.group_service import open_reader_groups
-from offloader.groups.reader_groups import RetentionType
 from offloader.manifest.catalog import read_topic_entry, release_topics_of
 from offloader.manifest.log import load_manifest
 from offloader.manifest.topic_layouts import read_layout
@@ -414,14 +412,6 @@ def test_subscribers_of_single_segments_remain_those_of_the_topic() -> None:
     bench.publish("billing", {0: Position(1, ENTRIES), one: Position(3, 0)}, NAME)
     bench.run(PLACE)
     assert bench.heads() == {0: Position(1, ENTRIES), one: Position(3, 0), other: None}
-
-
-def test_reader_groups_refuse_scalable_topics() -> None:
-    bench = ScalableBench()
-    split_once(bench, 1, 1, 1)
-    bench.record()
-    with pytest.raises(InvalidCallError, match="reader groups don't read its segments in their order"):
-        open_reader_groups(bench.memory).configure("group", [PLACE], RetentionType.NONE, None)
 
 
 @pytest.mark.slow
