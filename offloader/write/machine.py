@@ -561,8 +561,7 @@ class StreamOffload:
         """Fenced: stop without deletions, and poll until the successor is inactive."""
         # Before waking waiters: a caller that learns of the loss may reopen the stream immediately.
         self._ownership.lose()
-        if self._halt(error, Event.FENCED):
-            self._next_look.set(self._tools.settings.takeover_after)
+        self._halt(error, Event.FENCED)
 
     def _look_at_owner(self) -> None:
         if self._shared.phase is not Phase.FENCED:
@@ -579,15 +578,17 @@ class StreamOffload:
             _log.warning("stream %s: its owner is inactive with a backlog; taking over", self.stream)
             self.reopen()
 
-    def _halt(self, error: OffloaderError, event: Event) -> bool:
-        """End for ``error``; False if it had ended before, perhaps for the successor that fenced it."""
+    def _halt(self, error: OffloaderError, event: Event) -> None:
+        """End for ``error``, unless it had ended before, perhaps for the successor that fenced it."""
         with self._shared.changed:
             was_ended = self._shared.is_ended
             self._shared.happen(event)
             if was_ended:
-                return False
+                return
             self._shared.error = error
             segments = self._shared.queue.clear(self._shared.queue.offered)
+            if event is Event.FENCED:
+                self._next_look.set(self._tools.settings.takeover_after)
             self._shared.changed.notify_all()
         if not isinstance(error, ClosedError):
             if isinstance(error, FencedError):
@@ -598,4 +599,3 @@ class StreamOffload:
             # The new owner settles the objects of a stream that it took.
             segment.handle.abandon(error, abort=event is not Event.FENCED)
         self._shared.buffer.stop_waiting()
-        return True
