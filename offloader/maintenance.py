@@ -445,7 +445,7 @@ def delete_streams(
     ignore_leases: bool = False,
     dry_run: bool = False,
 ) -> list[StreamRemoval]:
-    """Delete a stream, or all partitions or segments of a topic and then what is recorded of it, as far as safe now.
+    """Delete a stream, or all partitions or segments of a topic and then the records of the topic, as far as safe now.
 
     Call it again after ``orphan_age_min`` to finish.
 
@@ -458,9 +458,13 @@ def delete_streams(
     """
     streams = [name]
     if read_entry(store, name) is None:
-        was_deleted = is_place(name) and read_layout(store, name) is None
-        unfinished = sorted(segment_streams(store, name)) if was_deleted else []
-        streams = unfinished or [each.stream for each in find_scope(store, name).partitions.values()]
+        try:
+            streams = [each.stream for each in find_scope(store, name).partitions.values()]
+        except NotFoundError:
+            # Of a scalable topic the record may be deleted before the streams, and the streams before the record.
+            streams = sorted(segment_streams(store, name)) if is_place(name) else []
+            if not streams and (not is_place(name) or read_layout(store, name) is None):
+                raise
     if dry_run:
         return [removal_of(store, each, now_ms=clock.now_ms()) for each in streams]
     record_partitions(store, streams)

@@ -484,14 +484,17 @@ def release_layout(store: ObjectStore, place: str, deleted: Collection[str], *, 
         CorruptError, UnsupportedError: it can't be read.
         OutcomeUnknownError, StoreUnavailableError: call again.
     """
-    layout, info = _read_layout(store, place)
-    if layout is None or info is None:
-        return True
-    streams = {*segment_streams(store, place), *(row.stream for row in layout.segments)} - {*deleted}
-    if not all(_answers(store, [partial(_is_deleted, store, each) for each in sorted(streams)])):
-        return False
     key = layout_key(place)
-    return let_go(store, key, info.etag) and remove_void(store, key, clock=clock, now_ms=now_ms, is_unused=lambda: True)
+    layout, info = _read_layout(store, place)
+    if info is None:
+        return True
+    if layout is not None:
+        streams = {*segment_streams(store, place), *(row.stream for row in layout.segments)} - {*deleted}
+        if not all(_answers(store, [partial(_is_deleted, store, each) for each in sorted(streams)])):
+            return False
+        if not let_go(store, key, info.etag):
+            return False
+    return remove_void(store, key, clock=clock, now_ms=now_ms, is_unused=lambda: True)
 
 
 def _is_deleted(store: ObjectStore, stream: str) -> bool:

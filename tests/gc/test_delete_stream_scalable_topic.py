@@ -149,3 +149,15 @@ def test_segment_goes_without_approval_while_the_topic_keeps_half() -> None:
     bench.memory.put(layout_key(PLACE), b"damaged")
     with pytest.raises(LargeDeleteError, match="more than half: nothing new was retired"):
         clean(2)  # the others are unknown
+
+
+def test_record_of_a_topic_whose_segments_were_deleted_alone_is_deleted_by_name() -> None:
+    """As after a deletion of the topic that was interrupted before its last step."""
+    bench = lived()
+    for number in range(3):
+        delete(bench, number)
+    assert read_layout(bench.memory, PLACE) is not None
+    assert delete_streams(bench.memory, PLACE, clock=bench.clock, settings=Settings().manifest) == []
+    assert read_layout(bench.memory, PLACE) is None
+    with pytest.raises(NotFoundError):
+        delete_streams(bench.memory, PLACE, clock=bench.clock, settings=Settings().manifest)
