@@ -12,7 +12,8 @@ batch, wait. ``assignment`` decides the changes of a step; this module decides w
 * An entry counts as delivered when ``__next__`` returns it, not when it is read from the store.
 
 Requests: one read of the group's document each ``refresh_ms``, one conditional write each ``heartbeat_ms``, and one
-for each checkpoint or rebalance after an event.
+for each checkpoint or rebalance after an event. Of a group with a scalable topic, each reader also reads its layout and
+lists its streams each ``heartbeat_ms``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from uuid import UUID
 
 from formats.documents import AssignmentRow, GroupState
 from formats.entries import EntryBatch, Position
-from formats.topic_layout import RangeSegment
+from formats.topic_layout import TopicLayout
 from offloader.errors import ClosedError, NotFoundError, ReaderExpiredError, TrimmedError
 from offloader.groups.assignment import (
     Held,
@@ -495,23 +496,19 @@ def _ends(group: GroupState) -> dict[tuple[str, int], Position]:
 
 def parents_of(scopes: Mapping[str, Scope]) -> Parents:
     """Of the segments of scalable topics: which others must be finished before they are read."""
-    return {stream: _parents_in(scope) for stream, scope in scopes.items() if scope.layout is not None}
+    layouts = {stream: (scope.layout, scope.partitions) for stream, scope in scopes.items()}
+    return {stream: _parents_in(layout, there) for stream, (layout, there) in layouts.items() if layout is not None}
 
 
-def _parents_in(scope: Scope) -> dict[int, frozenset[int]]:
+def _parents_in(layout: TopicLayout, there: Collection[int]) -> dict[int, frozenset[int]]:
+    """Args: ``there``: the segments of which something was offloaded."""
     found: dict[int, frozenset[int]] = {}
-    layout = scope.layout
-    for row in (row for group in in_order(layout) for row in group) if layout is not None else ():
-        parents = (layout.by_id[each] for each in row.parents)  # type: ignore[union-attr]
-        found[row.id] = frozenset[int]().union(
-            *(found[each.id] if _is_empty(each, scope) else {each.id} for each in parents)
-        )
+    for row in (row for group in in_order(layout) for row in group):
+        found[row.id] = frozenset[int]()
+        for parent in (layout.by_id[each] for each in row.parents):
+            has_nothing = parent.id not in there and parent.end is not None and parent.end.entry_id < 0
+            found[row.id] |= found[parent.id] if has_nothing else {parent.id}
     return found
-
-
-def _is_empty(row: RangeSegment, scope: Scope) -> bool:
-    """Whether a segment has nothing to read: no entries were or will be offloaded."""
-    return row.id not in scope.partitions and row.end is not None and row.end.entry_id < 0
 
 
 def homes_of(scopes: Mapping[str, Scope], streams: Sequence[str]) -> Homes:

@@ -60,8 +60,8 @@ def timeline_document(shape: StreamTimeline) -> dict[str, Any]:
 
 def served_segments(place: str, served: Iterable[str]) -> dict[int, str]:
     """Id -> stream of the segments of a scalable topic among some streams."""
-    found = (stream for stream in served if is_segment(stream) and place_of(stream) == place)
-    return {int(stream.rpartition("-")[2]): stream for stream in found}
+    found = {stream.rpartition("-")[2]: stream for stream in served if is_segment(stream) and place_of(stream) == place}
+    return {int(number): stream for number, stream in found.items() if number.isdecimal()}
 
 
 def graph_of(store: ObjectStore, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Any broker answers for all topics, and sends an update at once. An update only b
 asks the admin interface for the layouts. So a watch that is refused, lost, late or repeated delays the first entries of
 a new segment by at most ``pulsar.discovery_interval``; the broker keeps them meanwhile.
 
-A survey calls ``LayoutWatch.follow`` with what it saw. Updates that say the same, or an earlier epoch, are ignored; the
+A survey calls ``LayoutWatch.follow`` with its result. Updates that say the same, or an earlier epoch, are ignored; the
 first update of each watch describes the present state.
 """
 
@@ -28,7 +28,7 @@ REFUSED_S = 600.0
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
-#: What a survey saw: namespace -> its scalable topics; topic -> the epoch of its layout.
+#: Result of a survey: namespace -> its scalable topics; topic -> the epoch of its layout.
 Seen = Mapping[str, frozenset[str] | int]
 
 
@@ -45,11 +45,11 @@ class LayoutWatch:
         self._not_before_s = 0.0
 
     def follow(self, seen: Seen) -> None:
-        """Watches exactly these, as far as brokers permit it: what can't be watched is tried again by the next call."""
-        for name in self._watches.keys() - seen.keys():
+        """Watches exactly these, as far as brokers permit it; the next call retries the others."""
+        is_refused = any(watch.is_refused for watch in self._watches.values())
+        for name in self._watches.keys() - (set() if is_refused else seen.keys()):
             self._watches.pop(name).end()
-        if any(watch.is_refused for watch in self._watches.values()):
-            self._watches.clear()
+        if is_refused:
             self._not_before_s = self._clock.monotonic_s() + REFUSED_S
             _log.warning(
                 "brokers or proxies close connections that watch scalable topics: new segments are found at intervals "
@@ -71,7 +71,7 @@ class _Watch:
     """One watch of a namespace or topic: a ``ConsumerListener``.
 
     Attributes:
-        seen: what the last survey saw.
+        seen: the result of the last survey.
         is_ended: the broker refused it, or the connection is lost.
         is_refused: the connection was lost before anything was answered.
     """

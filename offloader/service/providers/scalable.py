@@ -79,7 +79,7 @@ class ScalableTopics:
             return list(self._problems.values())
 
     def seen(self) -> Mapping[str, TopicLayout]:
-        """The topics, and what the broker told of each last."""
+        """The latest layout that the broker told, by topic."""
         return {topic: seen for topic, (seen, _) in dict(self._layouts).items()}
 
     def look(
@@ -240,6 +240,6 @@ class ScalableTopics:
             raise StoreUnavailableError(
                 f"{source.topic}: the last entry of the sealed segment isn't known yet: {error.message}",
                 hint="the broker is asked again, and the children can't be read before; if it lasts, "
-                "docs/how-to/scalable-topics.md tells what to do",
+                "see docs/how-to/scalable-topics.md",
             ) from error
         return record_end(self._store, place, row.id, last)

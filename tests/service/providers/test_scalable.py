@@ -22,6 +22,7 @@ from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.service.providers.pulsar import _is_pruned
+from offloader.service.view_documents import served_segments
 from tests.read.test_partitions_segments import layout_of
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster, streams_of, whats
 from tests.support.scalable_topic import FakeScalable
@@ -460,3 +461,8 @@ def test_new_segment_of_which_the_broker_told_nothing_yet_is_unread() -> None:
     assert all(_is_pruned(number, recorded, layout_of(3)) for number in (0, 1, 2))
     assert not _is_pruned(3, recorded, layout_of(3))
     assert not any(_is_pruned(number, recorded, layout_of(1, 2)) for number in range(4))
+
+
+def test_segments_of_a_topic_are_told_from_other_streams_by_their_names() -> None:
+    names = ["t/n/segment/orders/0000-7fff-1", "t/n/segment/orders/other", "t/n/segment/more/0000-7fff-2", "t/n/x"]
+    assert served_segments(PLACE, names) == {1: names[0]}
