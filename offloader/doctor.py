@@ -227,7 +227,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """One line of a doctor's report.
 
     Attributes:
@@ -244,24 +244,24 @@ class Finding:
     kind: ErrorKind | None = None
 
 
-def fine(check: str, what: str) -> Finding:
+def fine(check: str, what: str) -> CheckResult:
     """A finding without a problem."""
-    return Finding(check=check, outcome=Outcome.OK, what=what)
+    return CheckResult(check=check, outcome=Outcome.OK, what=what)
 
 
-def warning(check: str, what: str, hint: str) -> Finding:
+def warning(check: str, what: str, hint: str) -> CheckResult:
     """A finding that works, but needs the operator's attention."""
-    return Finding(check=check, outcome=Outcome.WARNING, what=what, hint=hint)
+    return CheckResult(check=check, outcome=Outcome.WARNING, what=what, hint=hint)
 
 
-def fine_unless(check: str, what: str, hint: str) -> Finding:
+def fine_unless(check: str, what: str, hint: str) -> CheckResult:
     """A warning with a hint; without a hint, a finding without a problem."""
     return warning(check, what, hint) if hint else fine(check, what)
 
 
-def problem(check: str, error: OffloaderError, hint: str = "") -> Finding:
+def problem(check: str, error: OffloaderError, hint: str = "") -> CheckResult:
     """A failed check; ``hint`` replaces the hint of ``error`` or of its kind."""
-    return Finding(
+    return CheckResult(
         check=check,
         outcome=Outcome.PROBLEM,
         what=error.message,
@@ -270,7 +270,7 @@ def problem(check: str, error: OffloaderError, hint: str = "") -> Finding:
     )
 
 
-def run_checks(checks: Iterable[tuple[str, Iterable[Finding]]]) -> Iterator[Finding]:
+def run_checks(checks: Iterable[tuple[str, Iterable[CheckResult]]]) -> Iterator[CheckResult]:
     """The findings of all checks, in order.
 
     Args:
@@ -292,7 +292,7 @@ MEMORY_SHARE_MAX = 0.5
 FILES_BESIDE = 256
 
 
-def check_machine(settings: Settings) -> Iterator[Finding]:
+def check_machine(settings: Settings) -> Iterator[CheckResult]:
     """Checks what this machine provides: disk, folders, memory, open files."""
     if settings.serve.ledgers:
         yield from _ledgers(settings.serve.ledgers)
@@ -316,7 +316,7 @@ def check_machine(settings: Settings) -> Iterator[Finding]:
     yield fine_unless("open files", text, "" if is_enough else f"ulimit -n {max(wanted, 4096)}")
 
 
-def _ledgers(ledgers: str) -> Iterator[Finding]:
+def _ledgers(ledgers: str) -> Iterator[CheckResult]:
     path = Path(database_path(ledgers))
     if str(path) == ":memory:":
         return
@@ -345,7 +345,7 @@ def _ledgers(ledgers: str) -> Iterator[Finding]:
 TOPICS_LOOKED_AT_MAX = 100
 
 
-def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
+def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[CheckResult]:
     """Checks a Pulsar cluster: brokers, admin interface, topics, subscriptions and namespace policies.
 
     Args:
@@ -382,7 +382,7 @@ def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
             yield from run_checks([("pulsar broker plugin", _plugin(cluster))])
 
 
-def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
+def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Iterator[CheckResult]:
     name, without = cluster.settings.subscription, []
     for topic in topics:
         try:
@@ -402,7 +402,7 @@ def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Iterator[Findin
     )
 
 
-def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
+def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[CheckResult]:
     """Checks that the admin interface can examine single entries, as needed for undelivered ones."""
     check, asked = "pulsar entries", 0
     without = "until then, undelivered entries count as unconfirmed (pulsar.on_gap), and their ledgers are kept"
@@ -429,7 +429,7 @@ def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
         yield fine(check, f"{cluster.admin.url} can examine single entries of {asked} topics")
 
 
-def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
+def _plugin(cluster: PulsarCluster) -> Iterator[CheckResult]:
     """Checks the settings of a broker that uses the plugin."""
     check, admin = "pulsar broker plugin", cluster.admin
     with suppress(OffloaderError):  # the next request reports the cause
@@ -447,13 +447,13 @@ def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
         yield _told(check, each, f"{admin.url}: ")
 
 
-def _told(check: str, found: BrokerFinding | BucketFinding, where: str = "") -> Finding:
+def _told(check: str, found: BrokerFinding | BucketFinding, where: str = "") -> CheckResult:
     if found.is_problem and found.hint:
         return problem(check, InvalidCallError(f"{where}{found.what}"), found.hint)
     return fine_unless(check, f"{where}{found.what}", found.hint)
 
 
-def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:
+def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[CheckResult]:
     check, has_plugin = f"pulsar namespace {namespace}", cluster.settings.broker_plugin
     try:
         policies = cluster.admin.policies(namespace)
@@ -483,7 +483,7 @@ _PERMISSIONS = {
 }
 
 
-def store_answers(store: ObjectStore) -> Finding:
+def store_answers(store: ObjectStore) -> CheckResult:
     """Whether the store responds; without a response, all its other checks would fail the same way."""
     try:
         store.list("", limit=1)
@@ -492,7 +492,7 @@ def store_answers(store: ObjectStore) -> Finding:
     return fine("store reachable", f"{store.url} answers")
 
 
-def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterator[Finding]:
+def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterator[CheckResult]:
     """Checks a responding store: permissions, conditional puts, time, and whether deletion is stopped.
 
     Args:
@@ -521,7 +521,7 @@ def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterato
         )
 
 
-def check_bucket(bucket: Bucket) -> Iterator[Finding]:
+def check_bucket(bucket: Bucket) -> Iterator[CheckResult]:
     """Checks the effect of the bucket's rules on the data. An unreadable rule is a warning, not a problem."""
     answers: dict[str, Mapping[str, Any] | None] = {}
     for what in (LIFECYCLE, VERSIONING, OBJECT_LOCK):
@@ -543,7 +543,7 @@ def check_bucket(bucket: Bucket) -> Iterator[Finding]:
     yield from (_told(each.check, each) for each in found)
 
 
-def _verbs(store: ObjectStore, *, deletes: bool) -> Iterator[Finding]:
+def _verbs(store: ObjectStore, *, deletes: bool) -> Iterator[CheckResult]:
     key = f"{PROBE_PREFIX}{uuid.uuid4().hex}-doctor"
     begun: list[str] = []
 
@@ -610,7 +610,7 @@ COMPRESSION_STREAMS_MAX, SAMPLES_MAX = 50, 3
 _NEWEST_SEGMENTS = 32
 
 
-def check_compression(store: ObjectStore, clock: Clock) -> Iterator[Finding]:
+def check_compression(store: ObjectStore, clock: Clock) -> Iterator[CheckResult]:
     """Estimates the saving by compression, on a sample of the streams with the most uncompressed data. Streams that
     can't be read are skipped: ``check_streams`` and ``verify`` report them."""
     largest: list[tuple[int, str, SegmentRecord]] = []
@@ -628,7 +628,7 @@ def check_compression(store: ObjectStore, clock: Clock) -> Iterator[Finding]:
                 yield _compression(name, found)
 
 
-def check_compression_ahead(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
+def check_compression_ahead(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[CheckResult]:
     """Estimates the same for streams of the ledger database without offloaded entries, on a sample of their entries, so
     that you can choose the codec before the first segment."""
     with ExitStack() as stack:
@@ -655,7 +655,7 @@ def check_compression_ahead(store: ObjectStore, file: SettingsFile, clock: Clock
 SAMPLE_WAIT_S_MAX = 5.0
 
 
-def check_compression_of_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
+def check_compression_of_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[CheckResult]:
     """Estimates the same for the largest Pulsar topics without offloaded entries, on their oldest entries.
 
     Topics that can't be read are skipped: ``check_pulsar`` reports their problems.
@@ -685,7 +685,7 @@ def check_compression_of_topics(store: ObjectStore, file: SettingsFile, clock: C
                     yield _compression(streams[topic], saving)
 
 
-def _compression(stream: str, found: Saving) -> Finding:
+def _compression(stream: str, found: Saving) -> CheckResult:
     return replace(fine(f"compression of {stream}", str(found)), hint=found.advice)
 
 
@@ -693,7 +693,7 @@ def _compression(stream: str, found: Saving) -> Finding:
 STREAMS_MAX = 200
 
 
-def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers: str = "") -> Iterator[Finding]:
+def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers: str = "") -> Iterator[CheckResult]:
     """Checks the streams of the store and of the hot tier for causes that prevent their offload.
 
     Args:
@@ -733,7 +733,7 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock, ledgers:
         yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` shows their progress")
 
 
-def check_identity(identity: UUID | None, noted: Mapping[str, UUID | None]) -> Iterator[Finding]:
+def check_identity(identity: UUID | None, noted: Mapping[str, UUID | None]) -> Iterator[CheckResult]:
     """Compares the store's identity with the one recorded by each hot tier; reports differences only."""
     whys = {name: why for name, each in sorted(noted.items()) if (why := other_identity(identity, each))}
     for name, why in list(whys.items())[:1]:
@@ -748,7 +748,7 @@ def _stream(
     settings: Settings,
     clock: Clock,
     lost: tuple[LostRange, OffloaderError] | None,
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     check = f"stream {name}"
     try:
         state = load_of_source(store, name, source)
@@ -769,7 +769,7 @@ def _stream(
         yield warning(check, "on hold: nothing is deleted from it", f"`offloader cleanup hold {name} --off` ends it")
 
 
-def _late(check: str, state: ManifestState, settings: Settings, now_ms: int, waiting: int) -> Iterator[Finding]:
+def _late(check: str, state: ManifestState, settings: Settings, now_ms: int, waiting: int) -> Iterator[CheckResult]:
     offload = settings.offload
     patience_s = offload.takeover_after + segment_age_s_max(offload)
     if not state.record_id:

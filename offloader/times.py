@@ -1,4 +1,4 @@
-"""Text forms of times and milliseconds since 1970: one parser for every option that takes a time."""
+"""Text forms of times, of milliseconds since 1970 and of durations: one parser for every option that takes a time."""
 
 from __future__ import annotations
 
@@ -73,3 +73,11 @@ def time_text(time_ms: int) -> str:
     except OverflowError:
         return str(time_ms)
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def duration_text(seconds: float) -> str:
+    """``7200`` -> ``"2.0 h"``; up to two of a unit in the next smaller one."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -43,6 +43,7 @@ LAYERS = [
     {
         "offloader.doctor",
         "offloader.export",
+        "offloader.follow",
         "offloader.groups",
         "offloader.iceberg",
         "offloader.maintenance",
@@ -50,8 +51,9 @@ LAYERS = [
         "offloader.owner_client",
         "offloader.partitioned_ledger",
         "offloader.replay",
+        "offloader.stream_manifest",
     },
-    {"offloader.library", "offloader.spark", "pyspark_offloader", "offloader.service"},
+    {"offloader.library", "offloader.stored_stream", "offloader.spark", "pyspark_offloader", "offloader.service"},
     {"offloader.demo"},
     {"offloader.cli", "offloader.__main__"},
 ]

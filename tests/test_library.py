@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from contextlib import closing
 from pathlib import Path
+from typing import cast
+from uuid import uuid4
 
 import pytest
 
@@ -12,9 +15,11 @@ import offloader
 from formats.entries import Position
 from formats.keys import data_key
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, UnsupportedError
+from offloader.gc.orphans import Outcome
 from offloader.inspect.verify import Damage
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
+from offloader.manifest.protection import DeletionStoppedError
 from offloader.runtime.clock import SystemClock
 from offloader.store.memory import MemoryStore
 from tests.cli.test_doctor import Overwriting
@@ -165,3 +170,136 @@ def test_deleted_stream_leaves_no_segment(store: offloader.Store) -> None:
         orders.scan()
     with pytest.raises(NotFoundError):
         store.stream("nothing").delete()
+
+
+@pytest.mark.slow
+def test_follow_yields_present_and_later_entries_until_it_is_stopped(store: offloader.Store, tmp_path: Path) -> None:
+    orders, url, stopping = store.stream("orders"), f"sqlite:///{tmp_path}/ledgers.db", threading.Event()
+    with orders.open_ledger(url) as ledger:
+        sent = [b"pen", b"ink", b"paper"]
+        ledger.append(sent[0])
+        ledger.offload()
+        found: list[bytes] = []
+        for name, batch in orders.follow(ledgers=url, stopping=stopping):
+            assert name == "orders"
+            found += batch.payloads.to_pylist()
+            if len(found) < len(sent):
+                ledger.append(sent[len(found)])
+            else:
+                stopping.set()
+        assert found == sent
+    with pytest.raises(NotFoundError):
+        next(store.stream("nothing").follow())
+
+
+@pytest.mark.slow
+def test_retention_is_planned_explained_and_run(store: offloader.Store, tmp_path: Path) -> None:
+    orders, url = store.stream("orders"), f"sqlite:///{tmp_path}/ledgers.db"
+    small = offloader.Settings.of({"ledgers": {"ledger_entries_max": 10}})
+    with orders.open_ledger(url, settings=small) as ledger:
+        positions = [ledger.append(b"0123456789") for _ in range(30)]
+        ledger.offload()
+    keep = offloader.Settings.of({"retention": {"policy": "size", "min_size": "100B"}})
+    planned = orders.plan_retention(settings=keep, ledgers=url)
+    assert planned.decision is not None
+    assert (planned.truncations, orders.scan().count()) == ({}, 30)
+    assert "orders" in orders.explain_retention(settings=keep, ledgers=url)
+    done = orders.run_retention(settings=keep, ledgers=url)
+    assert done.is_recorded
+    assert positions[-1] == orders.segments()[-1].end
+    with pytest.raises(NotFoundError):
+        store.stream("nothing").run_retention()
+
+
+def test_deletions_and_orphans_are_listed(store: offloader.Store) -> None:
+    writer = StreamWriter(store.objects, "orders")
+    for ledger in (1, 2, 3):
+        writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+    orders = store.stream("orders")
+    orders.truncate(Position(2, 0))
+    now = offloader.Settings.of({"cleanup": {"grace_period": "0h"}})
+    orders.cleanup(settings=now)
+    orders.cleanup(settings=now)
+    assert [segment.uuid for batch in orders.deletions() for segment in batch.segments] == [writer.uuids[0]]
+    key = data_key("orders", uuid4())
+    store.objects.put(key, b"left behind")
+    assert [each.key for each in orders.orphans()] == [key]
+    assert key in [each.key for each in store.orphans()]
+    assert [each.outcome for each in orders.orphans(delete=True) if each.key == key] == [Outcome.KEPT]  # too young
+
+
+def test_holds_on_the_store_stop_cleanup(store: offloader.Store) -> None:
+    assert (store.hold("a test"), store.hold()) == (True, False)
+    writer = StreamWriter(store.objects, "orders")
+    writer.add([batch_of(1, 0, 10)])
+    with pytest.raises(DeletionStoppedError):
+        store.stream("orders").cleanup()
+    assert (store.release_hold(), store.release_hold()) == (True, False)
+    assert [each.swept.retired for each in store.stream("orders").cleanup()] == [0]
+
+
+def test_manifest_is_shown_checkpointed_expired_and_rebuilt(store: offloader.Store) -> None:
+    writer = StreamWriter(store.objects, "orders")
+    for ledger in (1, 2):
+        writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+    orders = store.stream("orders")
+    [facts] = orders.manifest.show()
+    assert (facts["segments"], facts["entries"], facts["checkpoint"]) == (2, 20, None)
+    [status] = orders.status()
+    assert (status["stream"], status["segments"]["offloaded"]) == ("orders", 2)
+    assert [each.record_id for each in orders.manifest.records(2)] == [
+        facts["record"],
+        cast("int", facts["record"]) - 1,
+    ]
+    assert str(orders.manifest.context(1).segments[0].uuid) == str(writer.uuids[0])
+    with pytest.raises(NotFoundError, match="no segment has entries of ledger 7"):
+        orders.manifest.context(7)
+    orders.manifest.checkpoint()
+    assert orders.manifest.show()[0]["checkpoint"] == facts["record"]
+    assert [each.objects for each in orders.manifest.expire(dry_run=True)] == [0]
+    with pytest.raises(InvalidCallError):
+        orders.manifest.rebuild(start=None, dry_run=True)  # it is readable
+    manifest = [each.key for each in store.objects.list("orders/manifest/").objects]
+    found = store.inspect(data_key("orders", writer.uuids[0]))
+    assert (found.kind, manifest != []) == ("data object", True)
+
+
+def test_rebuild_restores_a_stream_without_records(store: offloader.Store) -> None:
+    writer = StreamWriter(store.objects, "orders")
+    writer.add([batch_of(1, 0, 10)], closes=[1])
+    lost = [each.key for each in store.objects.list("").objects if "manifest" in each.key]
+    store.objects.delete(lost)
+    orders = store.stream("orders")
+    with pytest.raises(OffloaderError):
+        orders.scan()
+    assert orders.manifest.rebuild(start=None, dry_run=True).state is None
+    rebuilt = orders.manifest.rebuild(start=None)
+    assert (len(rebuilt.chosen.recorded), orders.scan().count()) == (1, 10)
+
+
+@pytest.mark.slow
+def test_another_database_and_a_loss_are_accepted(store: offloader.Store, tmp_path: Path) -> None:
+    orders = store.stream("orders")
+    with orders.open_ledger(f"sqlite:///{tmp_path}/first.db") as ledger:
+        ledger.append(b"pen")
+        ledger.offload()
+    other = f"sqlite:///{tmp_path}/other.db"
+    with pytest.raises(NotFoundError):
+        orders.set_source(other, dry_run=True)
+    done = orders.set_source(other)
+    assert (bool(done.why), done.record_id is not None) == (True, True)
+    assert orders.set_source(other).why == ""
+    accepted = orders.accept_loss(other, dry_run=True)
+    assert (list(accepted.lost), accepted.recorded) == ([], None)
+    assert orders.accept_loss(other).recorded is not None
+
+
+def test_check_reports_the_store_and_imports_find_nothing(store: offloader.Store) -> None:
+    StreamWriter(store.objects, "orders").add([batch_of(1, 0, 10)])
+    found = list(store.check())
+    assert {"store", "streams"} <= {each.check.split()[0] for each in found} or found
+    assert not [each for each in found if each.kind is not None]
+    before = {each.key for each in store.objects.list("").objects}
+    done = store.import_ledgers(dry_run=True)
+    assert (done.streams, done.problems_count, {e.key for e in store.objects.list("").objects}) == ([], 0, before)
+    assert store.stream("orders").undo_import(dry_run=True) == 0

@@ -61,7 +61,7 @@ def test_entries_of_a_key_are_in_one_partition_and_in_order(stream: offloader.St
     assert stream.partitions() == [f"shop/eu/persistent/orders-partition-{number}" for number in range(3)]
     found = defaultdict[str, list[tuple[int, int]]](list)
     for number, name in enumerate(stream.partitions()):
-        for payload in stream.store.stream(name).scan().to_table()["payload"].to_pylist():
+        for payload in offloader.Stream(stream.objects, name).scan().to_table()["payload"].to_pylist():
             key, _, turn = payload.decode().partition(" ")
             found[key].append((number, int(turn)))
     assert sorted(found) == sorted(KEYS)
@@ -78,7 +78,7 @@ def test_murmur3_is_a_choice_and_more_partitions_may_follow(stream: offloader.St
     with stream.open_partitions(database, 4, hashing="murmur3") as topic:
         assert topic.append(b"two", "hello")[0] == 0x248BFA47 % 4
         topic.offload()
-    assert sum(stream.store.stream(name).scan().count() for name in stream.partitions()) == 2
+    assert sum(offloader.Stream(stream.objects, name).scan().count() for name in stream.partitions()) == 2
 
 
 @pytest.mark.slow

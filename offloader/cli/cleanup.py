@@ -28,7 +28,6 @@ from offloader.cli.output import (
     Column,
     bytes_text,
     counted,
-    duration_text,
     print_result,
     print_rows,
     yes_or_no,
@@ -53,7 +52,7 @@ from offloader.manifest.protection import (
 from offloader.read.reader import existing_streams
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
-from offloader.times import time_text
+from offloader.times import duration_text, time_text
 
 _AUDIT_COLUMNS = [
     Column("stream", "STREAM"),
@@ -460,9 +459,9 @@ def undo(
         list[str] | None,
         option("--segment", "Only this segment. May be repeated.", metavar="UUID", shown="all retired"),
     ] = None,
-    to: Annotated[
+    head: Annotated[
         str,
-        option("--to", "New start position.", metavar="LEDGER:ENTRY", shown="the start before the truncation"),
+        option("--head", "New start position.", metavar="LEDGER:ENTRY", shown="the start before the truncation"),
     ] = "",
     dry_run: DryRun = False,
     json: Json = False,
@@ -471,11 +470,11 @@ def undo(
 
     The stream starts at its earlier position again. Purged segments can't be restored, nor can entries before them. A
     retention policy that truncated the stream will truncate it again: put a hold on the stream first. For a partitioned
-    topic, the command restores each partition; --segment and --to need one partition.
+    topic, the command restores each partition; --segment and --head need one partition.
 
     Examples:
         offloader cleanup undo orders --dry-run
-        offloader cleanup undo orders --to 3:0
+        offloader cleanup undo orders --head 3:0
     """
     try:
         uuids = [UUID(text) for text in segment or []]
@@ -483,15 +482,15 @@ def undo(
         raise InvalidCallError(
             f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists the segments"
         ) from cause
-    head = position_of(to, option="--to") if to else None
+    start = position_of(head, option="--head") if head else None
     named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)
-    if uuids or head is not None:
+    if uuids or start is not None:
         named.require_one("a segment belongs to one stream" if uuids else "a position belongs to one stream")
 
     def one(name: str) -> None:
         log = ManifestLog(opened, name, clock=SystemClock(), settings=settings.manifest)
-        done = undo_retirements(log, segments=uuids, head=head, dry_run=dry_run)
+        done = undo_retirements(log, segments=uuids, head=start, dry_run=dry_run)
         facts = {
             "stream": name,
             "dry_run": dry_run,

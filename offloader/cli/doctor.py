@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,34 +16,15 @@ import typer
 from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.options import Json, open_chosen_store
 from offloader.cli.output import print_result
-from offloader.doctor import (
-    Finding,
-    Outcome,
-    check_bucket,
-    check_compression,
-    check_compression_ahead,
-    check_compression_of_topics,
-    check_machine,
-    check_pulsar,
-    check_store,
-    check_streams,
-    run_checks,
-    store_answers,
-)
-from offloader.runtime.clock import SystemClock
-from offloader.service.bootstrap import check_access
-from offloader.service.broker_doctor import check_broker_routes
-from offloader.service.small_topics import check_small_topics
-from offloader.service.topic_doctor import check_topics
-from offloader.settings.layered import SettingsFile
-from offloader.store.wrappers import bucket_of
+from offloader.doctor import CheckResult, Outcome
+from offloader.service.checks import check_everything
 
 #: Longest line of the report.
 WIDTH_MAX = 100
 _OUTCOME_WIDTH = 9
 
 
-def report_lines(found: Finding, width: int = WIDTH_MAX) -> list[str]:
+def report_lines(found: CheckResult, width: int = WIDTH_MAX) -> list[str]:
     """A finding as text lines of at most ``width`` characters: the problem, then the remedy."""
 
     def wrapped(text: str, first: str, indent: int) -> list[str]:
@@ -73,9 +53,20 @@ def run(
         offloader doctor --store s3://bucket --read-only
     """
     file = given.file()
+    settings = file.settings_of("")
+    opened = open_chosen_store(
+        given.store or settings.serve.store,
+        given.endpoint_url or settings.serve.endpoint_url,
+        given.region or settings.serve.region,
+        # Short deadlines: an unresponsive store is reported soon.
+        settings=replace(settings.store, retries_max=min(settings.store.retries_max, 1)),
+        limits=settings.limits,
+        read_only=read_only,
+        create=True,
+    )
     failed: list[int] = []
     width = min(WIDTH_MAX, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH_MAX
-    for each in run_checks(_checks(file, given, read_only=read_only)):
+    for each in check_everything(opened, file, ledgers=given.ledgers, read_only=read_only):
         if each.outcome is Outcome.PROBLEM:
             failed.append(each.kind.value if each.kind else 1)
         facts: dict[str, object] = {
@@ -89,42 +80,3 @@ def run(
     if failed and not json:
         print(f"{len(failed)} problems", file=sys.stderr)
     return failed[0] if failed else 0
-
-
-def _checks(file: SettingsFile, given: LedgerArguments, *, read_only: bool) -> Iterator[tuple[str, Iterable[Finding]]]:
-    clock, settings = SystemClock(), file.settings_of("")
-    serve = settings.serve
-    # Short deadlines: an unresponsive store is reported soon.
-    patience = replace(settings.store, retries_max=min(settings.store.retries_max, 1))
-    opened = open_chosen_store(
-        given.store or serve.store,
-        given.endpoint_url or serve.endpoint_url,
-        given.region or serve.region,
-        settings=patience,
-        limits=settings.limits,
-        read_only=read_only,
-        create=True,
-    )
-    answer = store_answers(opened)
-    yield "store", [answer]
-    if answer.outcome is Outcome.OK and not read_only:
-        yield "store", check_store(opened, settings, clock)
-    bucket = bucket_of(opened)
-    if answer.outcome is Outcome.OK and bucket is not None:
-        yield "bucket", check_bucket(bucket)
-    yield "machine", check_machine(settings)
-    yield "access", check_access(settings)
-    if settings.pulsar.topics:
-        yield "pulsar", check_pulsar(settings.pulsar, clock)
-        if settings.pulsar.broker_plugin:
-            yield "plugin's way here", check_broker_routes(settings, clock)
-    if answer.outcome is Outcome.OK:
-        yield "streams", check_streams(opened, file, clock, given.ledgers)
-        if settings.pulsar.topics:
-            yield "topics", check_topics(opened, settings.pulsar, clock)
-        yield "small topics", check_small_topics(opened, file, clock)
-        yield "compression", check_compression(opened, clock)
-        if serve.ledgers:
-            yield "compression", check_compression_ahead(opened, file, clock)
-        if settings.pulsar.topics:
-            yield "compression", check_compression_of_topics(opened, file, clock)

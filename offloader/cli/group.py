@@ -15,8 +15,9 @@ from formats.entries import Entry, EntryBatch
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import Apply, Json, StoreArguments, amount, argument, option
 from offloader.cli.output import Column, json_line, print_each, print_result
-from offloader.cli.reading import OwnersHotTiers, entry_facts, entry_line, watch_output
+from offloader.cli.reading import entry_facts, entry_line, watch_output
 from offloader.errors import InvalidCallError
+from offloader.follow import OwnersHotTiers
 from offloader.groups.assignment import require_reader_name
 from offloader.groups.group_reader import Checkpoint, GroupReader
 from offloader.groups.group_service import GroupOutcome, group_facts, open_reader_groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -89,10 +89,7 @@ class HotTiers:
 
     def __call__(self, stream: str) -> LedgerSource | None:
         """The stream's hot tier; ``None``: the database doesn't have the stream."""
-        if self.database is not None:
-            with suppress(NotFoundError):
-                return self.database.view_stream(stream)
-        return None
+        return None if self.database is None else self.database.source_of(stream)
 
     def require_whole(self, stream: str, committed: Position | None, last: Position | None = None) -> None:
         """Requires that the database has every acknowledged entry that isn't committed.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -20,20 +21,17 @@ from offloader.cli.options import Apply, Json, StoreArguments, Stream, StreamOrT
 from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows, yes_or_no
 from offloader.cli.retention import opening_lists
 from offloader.coverage import Range, unheld
-from offloader.errors import ErrorKind, InvalidCallError, NotFoundError
-from offloader.manifest.catalog import is_released, read_entry, require_entry
+from offloader.errors import ErrorKind, InvalidCallError
 from offloader.manifest.compaction import plan_checkpoint
-from offloader.manifest.load import LoadedManifest, kept_records, load_manifest_view
+from offloader.manifest.load import LoadedManifest, kept_records
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.maintenance import expire_records, sweep_dead_incarnations
 from offloader.manifest.names import named_streams
-from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
-from offloader.manifest.state import offload_context
 from offloader.read.reader import existing_streams
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
+from offloader.stream_manifest import StreamManifest, expire_manifest, load_view, manifest_facts
 from offloader.times import time_text
 
 HEAD_FIRST = "first"
@@ -92,8 +90,6 @@ def context(
             hint="redirect it to a file or a program: > context.bin",
         )
     opened = given.open()
-    existing_streams(opened, stream).require_one("a ledger belongs to one stream")
-    state = _load(opened, stream).state
     pulsar = given.file().settings_of("").pulsar
     with (
         opening_sources(given.ledgers_url() if given.has_ledgers() else "") as source_of,
@@ -102,12 +98,7 @@ def context(
         source, listed = source_of(stream), listed_of(stream)
         hot = None if source is None else [each.ledger_id for each in source.ledgers()]
         hot = [ledger_id for ledger_id, _ in listed.stored] if listed is not None else hot
-    found = offload_context(state, ledger, hot=hot)
-    if found.uuid is None:
-        raise NotFoundError(
-            f"stream {stream}: no segment has entries of ledger {ledger}",
-            hint="`offloader ls` lists the segments",
-        )
+    found = StreamManifest(opened, stream).context(ledger, hot=hot)
     if proto is not None:
         sys.stdout.buffer.write(found.encode(proposed=proto == "pip-76"))
         return
@@ -197,7 +188,7 @@ def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = Fal
 
     def one(each: str) -> None:
         if dry_run:
-            _print_plan(_load(opened, each), as_json=json)
+            _print_plan(load_view(opened, each), as_json=json)
             return
         log = ManifestLog(opened, each, clock=SystemClock(), settings=settings.manifest)
         log.load()
@@ -230,43 +221,21 @@ def expire(stream: StreamOrTopic, given: StoreArguments, apply: Apply = False, j
 
 def _expire(store: ObjectStore, stream: str, *, settings: ManifestSettings, dry_run: bool, as_json: bool) -> int:
     """Prints and returns the number of deleted objects, or of those that would be."""
-    clock, entry = SystemClock(), read_entry(store, stream)
-    if entry is None and not is_released(store, stream):
-        require_entry(store, stream)
-    if not dry_run:
-        require_no_global_hold(store)
-    expired = None
-    if entry is not None:
-        # Load first: nothing is deleted from an unreadable manifest.
-        state = _load(store, stream).state
-        expired = expire_records(store, state, clock=clock, settings=settings, dry_run=dry_run)
-    swept = sweep_dead_incarnations(store, stream, clock=clock, settings=settings, dry_run=dry_run)
-    unknown = [*(() if expired is None else expired.unknown), *(key for dead in swept.values() for key in dead.unknown)]
-    of_dead = sum(dead.objects for dead in swept.values())
-    facts: dict[str, object] = {
-        "stream": stream,
-        "dry_run": dry_run,
-        "records": 0 if expired is None else expired.records,
-        "checkpoints": 0 if expired is None else expired.checkpoints,
-        "runs": 0 if expired is None else expired.runs,
-        "first_kept_record": None if expired is None else expired.first_kept_id,
-        "dead_incarnations": len(swept),
-        "objects_of_dead_incarnations": of_dead,
-        "unknown": unknown,
-    }
+    found = expire_manifest(store, stream, settings=settings, dry_run=dry_run)
     verb = "would delete" if dry_run else "deleted"
-    counts = [f"{facts[what]:,} {what}" for what in ("records", "checkpoints", "runs")]
-    done = f"{stream}: {verb} {counts[0]}, {counts[1]} and {counts[2]}"
-    lines = [f"{done}, and {of_dead:,} objects of {len(swept):,} dead incarnations"]
-    lines += [] if expired is None else [f"records from {expired.first_kept_id:,} on are kept"]
-    lines += [f"unknown object, not deleted: {key}" for key in unknown]
-    print_result(facts, lines, as_json=as_json)
-    return of_dead + (0 if expired is None else expired.records + expired.checkpoints + expired.runs)
+    counts = f"{found.records:,} records, {found.checkpoints:,} checkpoints and {found.runs:,} runs"
+    of_dead = f"{found.objects_of_dead_incarnations:,} objects of {found.dead_incarnations:,} dead incarnations"
+    lines = [f"{stream}: {verb} {counts}, and {of_dead}"]
+    kept = found.first_kept_record
+    lines += [] if kept is None else [f"records from {kept:,} on are kept"]
+    lines += [f"unknown object, not deleted: {key}" for key in found.unknown]
+    print_result({"dry_run": dry_run, **asdict(found)}, lines, as_json=as_json)
+    return found.objects
 
 
 def _show(store: ObjectStore, stream: str, *, records: int = 0, of_partition: bool = False, as_json: bool) -> None:
-    loaded = _load(store, stream)
-    facts = _facts(loaded)
+    loaded = load_view(store, stream)
+    facts = manifest_facts(loaded)
     width = max(map(len, facts))
     columns = (_LABELLED.get(name) or Column(name, name) for name in facts)
     lines = (f"{column.heading.ljust(width)}  {column.cell(facts)}" for column in columns)
@@ -351,45 +320,6 @@ _LABELLED = {
     "object_bytes": Column("object_bytes", "objects", bytes_text),
     **{name: Column(name, name, yes_or_no) for name in ("paused", "held", "deleted")},
 }
-
-
-def _load(store: ObjectStore, stream: str) -> LoadedManifest:
-    return load_manifest_view(store, stream, require_entry(store, stream).incarnation)
-
-
-def _facts(loaded: LoadedManifest) -> Mapping[str, object]:
-    state, stored = loaded
-    totals = state.totals()
-    boundary = None if stored is None else stored.boundary
-    checkpoint = 0 if boundary is None else boundary.checkpoint_id
-    return {
-        "stream": state.stream,
-        "incarnation": state.incarnation,
-        "record": state.record_id,
-        "time_ms": state.time_ms or None,
-        "epoch": state.epoch,
-        "owner": state.owner.name or None,
-        "owner_url": state.owner.url or None,
-        "method": state.method,
-        "paused": state.paused,
-        "held": state.held,
-        "deleted": state.stream_deleted,
-        "head": state.head,
-        "first": state.first_position(),
-        "committed_end": state.committed_end(),
-        "newest_end": state.newest_end,
-        "segments": totals.segments,
-        "assigned": len(state.assigned()),
-        "retired": len(state.segments) - totals.segments - len(state.assigned()) + len(state.replaced),
-        "rewrites": len(state.rewrites),
-        "entries": totals.entries,
-        "payload_bytes": totals.payload_bytes,
-        "object_bytes": totals.object_bytes,
-        "gaps": len(state.gaps),
-        "checkpoint": checkpoint or None,
-        "records_since_checkpoint": state.record_id - checkpoint,
-        "first_kept_record": None if boundary is None else boundary.first_kept_id,
-    }
 
 
 _RECORD_COLUMNS = [

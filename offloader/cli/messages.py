@@ -19,9 +19,10 @@ from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder,
 from offloader.cli.options import named_file, number_of, option
 from offloader.cli.output import base64_text, counted, json_line, utf8_text
 from offloader.errors import CorruptError, InvalidCallError, OffloaderError
+from offloader.ledgers.pulsar.admin import ADMIN_TOKEN_VARIABLE
 from offloader.read.decrypt import Decryptor, WrongKey
 from offloader.read.messages import decode_messages
-from offloader.read.schemas import ADMIN_TOKEN_VARIABLE, ValueSchemas
+from offloader.read.schemas import ValueSchemas
 from offloader.read.values import VersionedDecoder, value_decoder
 
 _ALL = tuple(COLUMNS)

@@ -50,7 +50,6 @@ from offloader.errors import BucketMissingError, NotFoundError, OffloaderError
 from offloader.inspect.saving import Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachableError, ask_owner
@@ -59,6 +58,7 @@ from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, is_local
+from offloader.stored_stream import Stream as StoredStream
 from offloader.write import epoch as accepting
 from offloader.write.backfill import BackfillPlan, HistoryResult
 from offloader.write.backfill_service import BackfillService, LedgerMethodPlan
@@ -414,15 +414,8 @@ def set_source(stream: Stream, given: LedgerArguments, apply: Apply = False, jso
     if not _is_in_ledgers(given, stream):
         load_stream(stored, stream)  # require the stream before the store is probed with a write
     settings, opened = given.prepared(stream, read_only=dry_run)
-    clock = SystemClock()
     with closing(given.open_ledgers(create=not dry_run)) as database:
-        if not dry_run:
-            database.accept_loss(stream)
-            if stream not in database.streams():
-                database.open_stream(stream, held=True)
-        source = database.view_stream(stream, may_delete=not dry_run)
-        log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
-        done = accepting.accept_source(log, source, settings=settings.offload, clock=clock, dry_run=dry_run)
+        done = StoredStream(opened, stream).set_source(database, dry_run=dry_run, settings=settings)
     nothing = f"the manifest of {stream} already has ledger database {done.source}: nothing to do"
     lines = [f"{stream}: {done.why}", *_accepted_lines(done, dry_run=dry_run)] if done.why else [nothing]
     print_result(_accepted(done, dry_run=dry_run), lines, as_json=json)
@@ -453,16 +446,10 @@ def accept_loss(
     given.require_ledgers()
     settings, opened = given.prepared(stream, read_only=dry_run)
     named_streams(opened, stream).require_one(_ACCEPTED)
-    clock, recorded = SystemClock(), None
     with closing(given.open_ledgers()) as database:
-        is_offloaded = read_entry(opened, stream) is not None
-        if not is_offloaded and stream not in database.streams():
-            load_stream(opened, stream)  # raises for an unknown stream
-        lost = database.accept_loss(stream, dry_run=dry_run)
-        if not dry_run and is_offloaded:
-            log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
-            source = database.view_stream(stream, may_delete=True)
-            recorded = accepting.accept_loss(log, source, settings=settings.offload, clock=clock, take_over=take_over)
+        how: Any = {"take_over": take_over, "dry_run": dry_run, "settings": settings}
+        accepted = StoredStream(opened, stream).accept_loss(database, **how)
+    lost, recorded = accepted.lost, accepted.recorded
     facts = {
         "stream": stream,
         "dry_run": dry_run,

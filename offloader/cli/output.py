@@ -54,14 +54,6 @@ def rate_text(bytes_per_second: float) -> str:
     return f"{rate:,.{0 if rate == 0 or rate >= 100 else 1 if rate >= 1 else 2}f} MB/s"
 
 
-def duration_text(seconds: float) -> str:
-    """``7200`` -> ``"2.0 h"``; up to two of a unit in the next smaller one."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def counted(count: int, noun: str, plural: str = "") -> str:
     """``2, "segment"`` -> ``"2 segments"``, unless it has another plural."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -7,12 +7,9 @@ topic, and sends nothing before all sources and targets are resolved.
 
 from __future__ import annotations
 
-import json as json_module
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,12 +47,10 @@ from offloader.cli.output import (
 )
 from offloader.errors import BucketMissingError, ErrorKind, InvalidCallError, NotFoundError
 from offloader.export.pulsar import PulsarReplay, Replayed, ReplayOptions, open_replay
-from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
-from offloader.ledgers.pulsar.topics import TopicLedgers, is_text, ledgers_of_topics
-from offloader.ledgers.pulsar.transport import open_security
+from offloader.ledgers.pulsar.admin import ADMIN_TOKEN_VARIABLE
+from offloader.ledgers.pulsar.topic_lists import listed_topics, saved_topics
+from offloader.ledgers.pulsar.topics import TopicLedgers
 from offloader.manifest.names import named_streams
-from offloader.parallel_map import at_once
-from offloader.read.schemas import ADMIN_TOKEN_VARIABLE
 from offloader.replay import (
     ReplayLimits,
 )
@@ -64,9 +59,6 @@ from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.open import SCHEME, create_catalogue
 from offloader.store.probe import require_conditional_puts
 from offloader.times import is_relative, time_text
-
-#: Comma-separated hosts that may receive the token after a redirect of the admin interface, with * as a wildcard.
-HOSTS_VARIABLE = "OFFLOADER_ADMIN_HOSTS"
 
 ReadOnly = Annotated[
     str,
@@ -135,7 +127,7 @@ def import_ledgers(
         raise InvalidCallError("--namespace requires --admin-url", hint="give --admin-url URL, or name the streams")
     if release_them:
         return _release(streams, _opened(given, read_only, dry_run=dry_run), dry_run=dry_run, as_json=json)
-    topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
+    topics = [*_saved(internal_stats or []), *(listed_topics(admin_url, namespaces or []) if admin_url else [])]
     opened = _opened(given, read_only, dry_run=dry_run)
     if not dry_run:
         require_conditional_puts(opened, single_writer=given.settings().store.single_writer)
@@ -188,40 +180,10 @@ def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool
     return run_on_each([each for name in streams for each in named_streams(store, name).streams], one, as_json=as_json)
 
 
-_SAVED_HINT = "save the output of `pulsar-admin topics stats-internal TOPIC`, and name that file"
-
-
 def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
     for text in given:
         topic, path = named_file(text)
-        try:
-            document = json_module.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as cause:
-            raise NotFoundError(
-                f"--internal-stats: {path} can't be read: {cause.strerror}", hint=_SAVED_HINT
-            ) from cause
-        except ValueError as cause:
-            raise InvalidCallError(f"--internal-stats: {path} isn't JSON: {cause}", hint=_SAVED_HINT) from cause
-        yield from ledgers_of_topics(document, topic)
-
-
-def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
-    for namespace in namespaces:
-        if not is_text(namespace):
-            raise InvalidCallError(
-                f"--namespace {namespace!r} isn't a namespace", hint="names look like public/default"
-            )
-    hosts = [host.strip() for host in os.environ.get(HOSTS_VARIABLE, "").split(",") if host.strip()]
-    with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE), hosts=hosts) as client:
-        names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
-        found = at_once(partial(_ledgers, client), names, in_flight_max=CONNECTIONS_MAX)
-        return [topic for topic in found if topic is not None]
-
-
-def _ledgers(client: AdminClient, topic: str) -> TopicLedgers | None:
-    with suppress(NotFoundError):  # deleted since the listing
-        return client.ledgers(topic)
-    return None
+        yield from saved_topics(path, topic)
 
 
 def _progress_text(now: AdoptionProgress) -> str:

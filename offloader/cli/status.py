@@ -20,7 +20,7 @@ import typer
 
 from offloader.cli.errors import failure_of
 from offloader.cli.options import Json, StoreArguments, amount, name_argument, option
-from offloader.cli.output import Column, bytes_text, duration_text, json_line, print_rows, rate_text
+from offloader.cli.output import Column, bytes_text, json_line, print_rows, rate_text
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.manifest.names import named_streams, resolve_name
@@ -31,7 +31,7 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
 from offloader.settings.fields import in_file
 from offloader.store.base import ObjectStore
-from offloader.times import time_text
+from offloader.times import duration_text, time_text
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from offloader.errors import InvalidCallError, NotFoundError
-from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.admin import ADMIN_TOKEN_VARIABLE, AdminClient
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import open_security
 from offloader.read.values import MessageSchema, schema_of
 from offloader.stream_names import partition_of
 
-#: Variable with a token for the admin interface of a Pulsar.
-ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 SCHEMA_BYTES_MAX = 16 * 1024 * 1024
 
 _Made = TypeVar("_Made")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
-from offloader.doctor import Finding, fine, warning
+from offloader.doctor import CheckResult, fine, warning
 from offloader.errors import InvalidCallError, OffloaderError, UnsupportedError, install_hint
 from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.ledgers.pulsar.source import require_addresses
@@ -144,7 +144,7 @@ def _require_packages(settings: Settings) -> None:
         )
 
 
-def check_access(settings: Settings) -> Iterator[Finding]:
+def check_access(settings: Settings) -> Iterator[CheckResult]:
     """Doctor's findings about access to the listeners. Raises ``OffloaderError``: the credentials or the certificate
     can't be used, or a listener isn't safe."""
     if not _listens(settings):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
-from offloader.doctor import Finding, fine, problem, run_checks, warning
+from offloader.doctor import CheckResult, fine, problem, run_checks, warning
 from offloader.errors import (
     AccessDeniedError,
     InvalidCallError,
@@ -123,7 +123,9 @@ def _unanswered(url: str, cause: urllib3.exceptions.HTTPError) -> OffloaderError
     )
 
 
-def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def check_broker_routes(
+    settings: Settings, clock: Clock, environ: Mapping[str, str] = os.environ
+) -> Iterator[CheckResult]:
     """Checks the address that brokers use (reported by the broker, else ``serve.url``, else ``http.listen``), and
     ledgers of some topics.
 
@@ -191,7 +193,7 @@ def _require_route(way: PluginsWay, stream: str, *, has_token: bool) -> None:
         )
 
 
-def _ledgers(cluster: PulsarCluster, way: PluginsWay, topics: list[str]) -> Iterator[Finding]:
+def _ledgers(cluster: PulsarCluster, way: PluginsWay, topics: list[str]) -> Iterator[CheckResult]:
     asked = troubles = 0
     for topic in topics:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice, takewhile
 
-from offloader.doctor import Finding, warning
+from offloader.doctor import CheckResult, warning
 from offloader.errors import OffloaderError
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.log import load_manifest
@@ -26,7 +26,7 @@ PUTS_AN_HOUR_MIN = 100
 _HOUR_MS = 3_600_000
 
 
-def check_small_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
+def check_small_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[CheckResult]:
     """Counts the small segments of the last hour, and yields a finding if there are many."""
     since_ms = clock.now_ms() - _HOUR_MS
     found = {

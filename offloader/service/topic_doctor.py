@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from formats.entries import Position
-from offloader.doctor import TOPICS_LOOKED_AT_MAX, Finding, check_identity, warning
+from offloader.doctor import TOPICS_LOOKED_AT_MAX, CheckResult, check_identity, warning
 from offloader.errors import NotFoundError
 from offloader.ledgers.pulsar.discovery import Look, TopicPatterns, survey
 from offloader.ledgers.pulsar.scalable import place_of_topic
@@ -25,7 +25,7 @@ _TERMINATED, _DELETED, _UNREGISTERED = "terminated topics", "deleted topics", "s
 NAMES_MAX = 5
 
 
-def check_topics(store: ObjectStore, settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
+def check_topics(store: ObjectStore, settings: PulsarSettings, clock: Clock) -> Iterator[CheckResult]:
     """Checks the selected topics, and the streams of deleted topics; yields nothing if there are none.
 
     A namespace that can't be listed is skipped: ``check_pulsar`` reports it.
@@ -44,7 +44,7 @@ def check_topics(store: ObjectStore, settings: PulsarSettings, clock: Clock) -> 
     yield from _deleted(streams, look, patterns)
 
 
-def _terminated(cluster: PulsarCluster, look: Look) -> Iterator[Finding]:
+def _terminated(cluster: PulsarCluster, look: Look) -> Iterator[CheckResult]:
     kept: list[str] = []
     for topic in sorted(topic for each in look.topics.values() for topic in each)[:TOPICS_LOOKED_AT_MAX]:
         try:
@@ -63,7 +63,9 @@ def _terminated(cluster: PulsarCluster, look: Look) -> Iterator[Finding]:
         )
 
 
-def _unregistered(cluster: PulsarCluster, store: ObjectStore, patterns: TopicPatterns, look: Look) -> Iterator[Finding]:
+def _unregistered(
+    cluster: PulsarCluster, store: ObjectStore, patterns: TopicPatterns, look: Look
+) -> Iterator[CheckResult]:
     """Scalable topics that are offloaded, and that the broker doesn't keep for it any more."""
     name = cluster.settings.subscription
     if cluster.settings.scalable_topics == "off" or not cluster.client.has_scalable_topics():
@@ -103,7 +105,7 @@ def kept_ledger(internals: TopicInternals) -> int | None:
     return ledger_id if has_entries else None
 
 
-def _deleted(streams: list[str], look: Look, patterns: TopicPatterns) -> Iterator[Finding]:
+def _deleted(streams: list[str], look: Look, patterns: TopicPatterns) -> Iterator[CheckResult]:
     gone = sorted(stream for stream in streams if _has_lost_its_topic(stream, look, patterns))
     if gone:
         yield warning(

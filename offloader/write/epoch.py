@@ -59,7 +59,7 @@ from formats.segment_map import SegmentMap
 from formats.summary import Layout, SegmentSummary
 from offloader.coverage import GapReason, KnownEnds, holes, missing
 from offloader.errors import ClosedError, InvalidCallError, NotFoundError, PreconditionFailedError, SourceMismatchError
-from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, identified
+from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, LostRange, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
@@ -211,6 +211,19 @@ class Acceptance:
     adopted: tuple[UUID, ...] = ()
     failed: tuple[UUID, ...] = ()
     record_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedLoss:
+    """Entries that a ledger database lacks of a stream, accepted as lost or only listed.
+
+    Attributes:
+        lost: ascending.
+        recorded: changes of the manifest; ``None``: only listed, or the stream isn't offloaded.
+    """
+
+    lost: Sequence[LostRange]
+    recorded: Acceptance | None
 
 
 def plan_acceptance(

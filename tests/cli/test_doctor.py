@@ -13,7 +13,7 @@ import pytest
 
 from offloader.cli.doctor import WIDTH_MAX, report_lines
 from offloader.cli.main import main
-from offloader.doctor import Finding, Outcome, check_store, fine, run_checks, store_answers
+from offloader.doctor import CheckResult, Outcome, check_store, fine, run_checks, store_answers
 from offloader.errors import AccessDeniedError, ErrorKind, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
@@ -37,7 +37,7 @@ def memory(clock: Any = None) -> FaultyStore:
     return FaultyStore(MemoryStore(f"doctor-{next(_names)}", "", clock or SystemClock()))
 
 
-def found(store: ObjectStore, clock: Any = None, **store_settings: Any) -> dict[str, Finding]:
+def found(store: ObjectStore, clock: Any = None, **store_settings: Any) -> dict[str, CheckResult]:
     settings = Settings.of({"store": store_settings})
     answer = store_answers(store)
     rest = check_store(store, settings, clock or SystemClock()) if answer.outcome is Outcome.OK else ()
@@ -132,7 +132,7 @@ def test_clocks_that_differ_are_a_problem() -> None:
 
 
 def test_failing_check_does_not_block_other_checks() -> None:
-    def failing(hint: str) -> Iterator[Finding]:
+    def failing(hint: str) -> Iterator[CheckResult]:
         yield from ()
         raise StoreUnavailableError("no answer", hint=hint)
 
@@ -294,7 +294,7 @@ def test_each_line_of_an_unreachable_store_fits(
 
 @pytest.mark.parametrize("width", [40, 100])
 def test_finding_is_wrapped_below_itself(width: int) -> None:
-    found = Finding(check="store put", outcome=Outcome.WARNING, what="word " * 40, hint="do this " * 40)
+    found = CheckResult(check="store put", outcome=Outcome.WARNING, what="word " * 40, hint="do this " * 40)
     lines = report_lines(found, width)
     assert lines[0].startswith("warning  store put: word")
     assert max(map(len, lines)) <= width

@@ -144,7 +144,7 @@ REFUSED = {
     "stream set-source": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
     "stream accept-loss": (["--ledgers", "sqlite:///ledgers.db"], "this command needs one stream"),
     "stream offload": (["--to", "3:5"], "a position belongs to one"),
-    "cleanup undo": (["--to", "3:0"], "a position belongs to one"),
+    "cleanup undo": (["--head", "3:0"], "a position belongs to one"),
     "cleanup undo ": (["--segment", "00000000-0000-0000-0000-000000000001"], "a segment belongs to one stream"),
     "read": (["--from", "3:0"], "a position belongs to one"),
     "ls": (["--plot", "x.svg"], "--plot draws one stream"),

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pytest
 
+import offloader
 from docs.make_reference import generated, type_of
 from formats.documents import Decisions, Records, Subscribers, document_key, group_key, topic_key
 from formats.entries import Position
@@ -28,7 +29,6 @@ from offloader.errors import ErrorKind
 from offloader.groups import reader_groups
 from offloader.iceberg.history import ExportedRange
 from offloader.ledgers.pulsar.discovery import TopicPatterns
-from offloader.library import Stream
 from offloader.retention import state, subscribers
 from offloader.service.auth import OPERATION_OF_ACTION, OPERATION_OF_ROUTE, OPERATIONS, Role
 from offloader.service.http.routes import DESCRIPTION
@@ -44,6 +44,7 @@ from offloader.settings.layered import (
 )
 from offloader.spark.options import _OPTIONS, _STREAM_ONLY, CONTENTS, SourceOptions, ddl
 from offloader.spark.stream import decode_offsets
+from offloader.stored_stream import Stream
 from services.binaries import GO_VERSION_MIN
 from tests.contracts.log_events import log_events
 from tests.docs.test_links import CURRENT
@@ -392,3 +393,18 @@ def test_contributing_has_the_projects_limits() -> None:
     assert f"modules ({MODULE_LINES_MAX} lines) and functions ({FUNCTION_LINES_MAX})" in text
     known = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("dev", "tests/proof/simulation/seeds.py"))
     assert [name for name in re.findall(r"`(OFFLOADER_[A-Z_]+)`", text) if name not in known] == []
+
+
+#: A process, a first look and its settings, and the jobs of ``offloader.spark``.
+WITHOUT_EQUAL = ("demo", "serve", "config ", "spark ")
+
+
+def test_each_command_has_an_equal_in_the_library() -> None:
+    rows = table(page("how-to/operate-python.md"), "command")
+    told = {command for row in rows for command in code(row[0])} - {"read --follow"}
+    assert told == {name for name, _ in leaves() if not name.startswith(WITHOUT_EQUAL)}
+    for place in (each for row in rows for each in code(row[1])):
+        kind, _, attribute = place.partition(".")
+        assert hasattr(getattr(offloader, kind), attribute), place
+    for kind in (each for row in rows for each in code(row[2]) if each[0].isupper()):
+        assert hasattr(offloader, kind), kind

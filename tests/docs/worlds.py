@@ -478,6 +478,7 @@ def _three_orders(folder: Path) -> None:
 
 
 @world("docs/how-to/read-python.md", "process")
+@world("docs/how-to/operate-python.md")
 @world("docs/how-to/duckdb.md")
 @world("docs/how-to/iceberg.md")
 @world("docs/how-to/iceberg-values.md")

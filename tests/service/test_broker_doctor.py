@@ -13,7 +13,7 @@ import pytest
 from formats.entries import Position
 from formats.manifest import LedgersDeleted, Truncate
 from offloader.cli.main import main
-from offloader.doctor import Finding, Outcome
+from offloader.doctor import CheckResult, Outcome
 from offloader.errors import ErrorKind, InvalidCallError
 from offloader.owner_client import CA_VARIABLE
 from offloader.runtime.clock import SystemClock
@@ -49,7 +49,9 @@ def store() -> ObjectStore:
     return open_store(f"memory://doctor-{next(_names)}")
 
 
-def asked(bench: PulsarBench, endpoint: str, environ: dict[str, str] | None = None, **sections: Any) -> list[Finding]:
+def asked(
+    bench: PulsarBench, endpoint: str, environ: dict[str, str] | None = None, **sections: Any
+) -> list[CheckResult]:
     """What doctor says where the broker's plugin asks ``endpoint``."""
     bench.admin.settings = {**GOOD, "managedLedgerOffloadServiceEndpoint": endpoint}
     settings = replace(Settings.of(sections), pulsar=bench.settings)
@@ -80,7 +82,7 @@ def test_endpoint_that_serves_brokers_and_their_ledgers_is_fine(
     assert found[1].what == "3 ledgers that the broker lists as offloaded can be read"
 
 
-def problems(found: list[Finding]) -> list[tuple[str, str, ErrorKind | None]]:
+def problems(found: list[CheckResult]) -> list[tuple[str, str, ErrorKind | None]]:
     return [(each.what, each.hint, each.kind) for each in found if each.outcome is not Outcome.OK]
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from offloader.doctor import Finding, Outcome
+from offloader.doctor import CheckResult, Outcome
 from offloader.ledgers.pulsar.scalable import layout_of_json
 from offloader.ledgers.pulsar.source import STORE_PROPERTY
 from offloader.ledgers.pulsar.topics import internals_of
@@ -42,7 +42,7 @@ def store() -> ObjectStore:
     return MemoryStore(f"topic-doctor-{next(_names)}", "", SystemClock())
 
 
-def found(bench: PulsarBench, store: ObjectStore, *, broker_plugin: bool = True) -> list[Finding]:
+def found(bench: PulsarBench, store: ObjectStore, *, broker_plugin: bool = True) -> list[CheckResult]:
     return list(check_topics(store, replace(bench.settings, broker_plugin=broker_plugin), SystemClock()))
 
 

@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from offloader.cli.main import main
-from offloader.doctor import Finding, Outcome, check_bucket
+from offloader.doctor import CheckResult, Outcome, check_bucket
 from offloader.errors import AccessDeniedError, ErrorKind, OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.store.bucket_rules import (
     PERMISSIONS,
@@ -178,7 +178,7 @@ class Made:
     def rules(self, *rules: Mapping[str, Any]) -> None:
         self.client.put_bucket_lifecycle_configuration(Bucket=self.name, LifecycleConfiguration={"Rules": list(rules)})
 
-    def found(self) -> dict[str, Finding]:
+    def found(self) -> dict[str, CheckResult]:
         store = bucket_of(open_store(f"s3://{self.name}/pulsar", **self._place.options))
         assert store is not None
         return {each.check: each for each in check_bucket(store)}

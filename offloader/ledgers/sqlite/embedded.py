@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
@@ -338,6 +339,12 @@ class EmbeddedLedgers:
             raise refused(self.path, lost)
         raise_used(connection, self._acked.newest_ledger)
         return self._acked.replace(stream, UUID(bytes=source_id), newest_given_out(connection, stream_id), owner)
+
+    def source_of(self, stream: str) -> EmbeddedStream | None:
+        """As ``view_stream``; ``None``: the database doesn't have the stream."""
+        with suppress(NotFoundError):
+            return self.view_stream(stream)
+        return None
 
     def view_stream(self, stream: str, *, may_delete: bool = False) -> EmbeddedStream:
         """Opens the stream read-only, without taking ownership.

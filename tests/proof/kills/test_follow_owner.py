@@ -19,7 +19,7 @@ import pytest
 
 from offloader.cli.main import main
 from offloader.cli.options import AskedRange
-from offloader.cli.reading import OwnersHotTiers, ReadStreams
+from offloader.follow import OwnersHotTiers, ReadStreams
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
