@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-
-from pyiceberg.table import Table
+from typing import TYPE_CHECKING
 
 from formats.entries import Position
 from formats.pulsar.messages import BadEntry
@@ -21,6 +20,9 @@ from offloader.retention.cuts import partition_segment
 from offloader.retention.subscribers import StreamRetention, open_retention
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 
 def export_topic(

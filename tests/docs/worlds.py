@@ -431,7 +431,7 @@ def _scalable_topics(folder: Path, request: pytest.FixtureRequest) -> _Made:
     def check(run: Run) -> None:
         assert "200" in run.printed[0]
 
-    yield World({"s3://bucket/prefix": f"file://{folder}/store"}, check=check)
+    yield World({"s3://bucket/prefix": f"file://{folder}/store", "0=7:12": "0=0:12"}, check=check)
 
 
 @world("docs/how-to/streaming-queries.md", "java")

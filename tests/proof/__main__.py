@@ -7,6 +7,7 @@ run; further arguments go to pytest.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,8 +38,9 @@ def runs(seed: int, more: Sequence[str], report: Path) -> dict[str, list[str]]:
     """Name of each run -> its command. The seeds are those of the day."""
     python, dev = [sys.executable, "-m"], str(ROOT / "dev")
     workers = ["-n", "4", "--dist", "loadscope"]
+    kept = ["-o", "tmp_path_retention_policy=failed"]
     return {
-        TESTS: [*python, "pytest", "--all", "--brokers", "all", *workers, f"--junitxml={report}", *more],
+        TESTS: [*python, "pytest", "--all", "--brokers", "all", *kept, *workers, f"--junitxml={report}", *more],
         "mutants": [*python, "tests.proof.mutants", "--gate"],
         "oldest versions": [dev, "oldest", "--quick"],
         "simulations": [*python, "tests.proof.simulation.soak", "--seeds", "2000", "--first", str(seed)],
@@ -79,7 +81,9 @@ def main() -> int:
             if options.only in (None, name):
                 print(f"\n=== {name}: {' '.join(command)}", flush=True)
                 started_s = time.monotonic()
-                failed = subprocess.run(command, cwd=ROOT, check=False).returncode != 0
+                # On the disk: all temporary files of 11,000 tests, with those of brokers, don't fit into memory.
+                environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": folder}
+                failed = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0
                 rows.append(Row(name, time.monotonic() - started_s, not failed, failed))
                 rows += rows_of(report) if name == TESTS and report.exists() else []
     print(f"\n{'group':30} {'seconds':>9} {'passed':>7} {'failed':>7}")

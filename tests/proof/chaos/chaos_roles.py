@@ -74,7 +74,7 @@ cycle_interval = "600ms"
 
 [topics."chaos/short".retention]
 policy = "size"
-min_size = "51.2KiB"
+min_size = "50KiB"
 """
 
 

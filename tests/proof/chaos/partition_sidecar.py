@@ -111,7 +111,7 @@ def settings_of(urls: Mapping[Way, str], endpoint: Endpoint, store: str, plan: P
         [offload]
         method = "streaming"
         block_size = "512B"
-        segment_size_max = "4.096KiB"
+        segment_size_max = "4KiB"
         segment_age_max = "{plan.segment_s}s"
         deletion_lag = "0s"
         retry_delay_max = "200ms"

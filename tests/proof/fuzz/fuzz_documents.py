@@ -72,7 +72,7 @@ from tests.proof.fuzz.fuzz_mutation import made, mutate, mutate_json
 from tests.support.hostile_parquet import hostile_ledgers, hostile_lists, hostile_segments, lying_footer
 from tests.support.manifests import segment_edits
 
-GOLDEN = Path(__file__).resolve().parents[2] / "manifest" / "golden"
+GOLDEN = Path(__file__).resolve().parents[2] / "formats" / "golden_manifest"
 INCARNATION = UUID(int=7)
 #: Numbers in a hostile file that is made anew each time; those in the corpus have sixty times as many.
 VALUES = 1_000_000

@@ -193,7 +193,7 @@ def _taken(data: bytes, mode: str) -> object:
     except OSError as error:
         return f"unreadable {str(error)[:24]}"
     require_columns(schema, mode)
-    limits = {"bytes_max": BATCH_BYTES_MAX, "entry_size_max": ENTRY_BYTES_MAX}
+    limits = {"bytes_max": BATCH_BYTES_MAX, "entry_bytes_max": ENTRY_BYTES_MAX}
     end: Position | None = None
     taken = 0
     for batch in batches:

@@ -35,7 +35,7 @@ def config(folder: Path) -> Path:
         listen = "127.0.0.1:0"
         [offload]
         block_size = "4KiB"
-        segment_size_max = "20.48KiB"
+        segment_size_max = "20KiB"
         segment_age_max = "300ms"
         """)
     return file

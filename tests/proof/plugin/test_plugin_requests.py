@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+import urllib.error
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from tests.plugin.plugin_world import PluginWorld, eventually_some, path_of, topic_of
 from tests.plugin.topic_history import client_of
 from tests.support.quick import needs
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.java
 
@@ -47,6 +50,16 @@ class Unread(NamedTuple):
 
     def asked_since(self, before: Requests) -> Requests:
         return Requests(*(now - then for now, then in zip(self.asked(), before, strict=True)))
+
+    def is_reset(self, path: str) -> bool:
+        """Resets a cursor. A broker of 3.0 refuses it while it still makes the cursor's own ledger."""
+        try:
+            self.world.admin("POST", path)
+        except urllib.error.HTTPError as error:
+            if error.code != 412:
+                raise
+            return False
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +109,9 @@ def test_one_entry_and_a_search_by_time_take_few_requests(unread: Unread) -> Non
     for share in (0.3, 0.7):
         first_ms, last_ms = unread.times_ms
         before = unread.asked()
-        unread.world.admin("POST", f"{subscription}/resetcursor/{int(first_ms + share * (last_ms - first_ms))}")
+        eventually(
+            partial(unread.is_reset, f"{subscription}/resetcursor/{int(first_ms + share * (last_ms - first_ms))}")
+        )
         found = unread.asked_since(before)
         # It looks at the first and at the last entry, too.
         assert found.store <= math.ceil(math.log2(BLOCKS)) + 3

@@ -6,10 +6,12 @@ import urllib.error
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pulsar
 import pytest
 
+from offloader import Settings, Stream
 from offloader.ledgers.pulsar.topic_facts import SINCE_PROPERTY
 from tests.plugin.plugin_world import NAMESPACE, TRIMMED, PluginWorld, path_of, stream_of, topic_of
 from tests.plugin.topic_history import Message, TopicHistory, client_of, keys_in, plain, receive
@@ -127,6 +129,31 @@ def test_compaction_reads_the_cold_tier(world: PluginWorld, client: pulsar.Clien
     reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
     found = plain(receive(reader, len(newest)))
     assert found == [message for message in history.sent if newest[message.key] == message]
+
+
+def test_consumers_read_a_stream_whose_segments_are_merged_meanwhile(
+    world: PluginWorld, client: pulsar.Client, tmp_path: Path
+) -> None:
+    topic = topic_of("merged")
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        for _ in range(4):  # a segment each: it is closed by its age
+            history.send("plain", 150)
+            world.await_committed(topic)
+    make_cold(world, topic)
+    stream = Stream(world.store, unquote(stream_of(topic)))
+    small = stream.segments()
+    assert len(small) >= 4
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    found = plain(receive(reader, 200, and_no_more=False))
+    assert stream.compact() == len(small)
+    assert len(stream.segments()) == 1
+    at_once = Settings.of({"cleanup": {"grace_period": "0h"}})
+    assert [each.swept.purged for each in stream.cleanup(settings=at_once)] == [len(small)]
+    assert found + plain(receive(reader, 400)) == history.sent
+    world.admin("PUT", f"{path_of(topic)}/unload")  # the broker forgets what it has read
+    before = world.bytes_fetched()
+    assert plain(receive(client.create_reader(topic, pulsar.MessageId.earliest), 600)) == history.sent
+    assert world.bytes_fetched() > before
 
 
 def test_topic_that_is_deleted_begins_anew(world: PluginWorld, client: pulsar.Client, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_test_verb_looks_for_java_only_where_a_named_test_uses_it(machine: Machi
         done = machine.dev("test", *words)
         assert done.returncode == 0, done.stderr
         assert machine.calls()[-1].startswith(
-            f"python -m pytest -n 6 --dist loadscope --randomly-seed 1 {' '.join(words)} in"
+            f"python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis {' '.join(words)} in"
         )
     for words in ([], ["-k", "x"], ["tests"], ["tests/store", "tests/spark/test_scan.py::test_it"], ["tests/docs/"]):
         done = machine.dev("test", *words)
@@ -240,7 +240,7 @@ def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machin
     assert machine.dev("test", "tests/spark", "-k", "x").returncode == 0
     call = machine.calls()[-1]
     assert call.startswith(
-        f"python -m pytest -n 6 --dist loadscope --randomly-seed 1 tests/spark -k x in {machine.checkout}"
+        f"python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis tests/spark -k x in {machine.checkout}"
     )
     assert f"JAVA_HOME={java.parents[1]} PYSPARK_PYTHON={machine.checkout}/.venv/bin/python" in call
 
@@ -255,7 +255,7 @@ def test_twice_as_many_tests_run_at_once_as_there_are_cores(
     machine.write("getconf", f"#!/bin/bash\necho {cores}\n")
     assert machine.dev("test", "tests/store", **given).returncode == 0
     assert machine.calls()[-1].startswith(
-        f"python -m pytest -n {workers} --dist loadscope --randomly-seed 1 tests/store in"
+        f"python -m pytest -n {workers} --dist loadscope --randomly-seed 1 -p no:schemathesis tests/store in"
     )
 
 
@@ -326,7 +326,7 @@ def test_gate_builds_its_servers_and_all_tests_build_every_server(machine: Machi
     assert machine.dev("test").returncode == 0
     built, tested = machine.calls()[-2:]
     assert built.startswith("python -m services.servers build minio pulsar plugin in")
-    assert tested.startswith("python -m pytest -n 6 --dist loadscope --randomly-seed 1 in")
+    assert tested.startswith("python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis in")
     assert machine.dev("test", "--all", "-x").returncode == 0
     built, tested = machine.calls()
     assert built.startswith("python -m services.servers build in")
@@ -361,11 +361,13 @@ def test_oldest_has_an_environment_of_its_own_and_runs_what_test_does(machine: M
     assert calls[4].startswith(f"pip install --quiet --requirement {own}/requirements.txt")
     assert "--no-deps --editable" in calls[5]
     assert calls[6].startswith("python -m services.servers build minio pulsar plugin in")
-    assert calls[7].startswith("python -m pytest -n 6 --dist loadscope --randomly-seed 1 in")
+    assert calls[7].startswith("python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis in")
     assert calls[7].endswith(f"PYSPARK_PYTHON={own}/bin/python")
     assert machine.dev("oldest", "tests/store", "-x").returncode == 0
     [call] = machine.calls()
-    assert call.startswith("python -m pytest -n 6 --dist loadscope --randomly-seed 1 tests/store -x in")
+    assert call.startswith(
+        "python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis tests/store -x in"
+    )
     with (machine.checkout / "pyproject.toml").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     (machine.folder / "pip-fails").write_text("1", encoding="utf-8")

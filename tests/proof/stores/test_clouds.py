@@ -157,7 +157,7 @@ def test_documented_conditional_puts_match_the_probe(cloud_place: S3Place) -> No
     found = {row[0]: row for row in rows if len(row) == 4}
     version, conditions = found[cloud_place.server][1:3]
     assert version == BINARIES[cloud_place.server].version
-    assert conditions == ("kept" if probe_conditional_puts(cloud_place.open()).conditional else "refused")
+    assert conditions == ("honoured" if probe_conditional_puts(cloud_place.open()).conditional else "refused")
     for name in ("MinIO", "versitygw"):
         assert found[name][1] == BINARIES[name.lower()].version
 

@@ -83,7 +83,7 @@ def test_failing_job_is_reported_and_retried_soon_and_blocks_no_other() -> None:
 def test_old_checkpointed_records_are_deleted_unless_held_or_kept_forever(kept: str) -> None:
     days = -1 if kept == "for ever" else 3
     bench = Bench(
-        manifest={"history_age_min": 86400 * (days)},
+        manifest={"history_age_min": 86400 * days if days > 0 else -1},
         retention={"policy": "none"},
         cleanup={"cycle_interval": "1440m", "orphans_interval": "12h"},
     )
