@@ -199,6 +199,10 @@ def test_demo_installs_only_its_packages_and_uses_the_full_environment(machine: 
     assert machine.calls() == []
 
 
+#: How ``./dev test`` has pytest run tests.
+ORDER = "--dist loadscope --randomly-seed 1 -p no:schemathesis"
+
+
 def make_tests(machine: Machine) -> None:
     for name, text in {
         "tests/store/test_local.py": "def test_it() -> None: ...\n",
@@ -213,9 +217,7 @@ def test_test_verb_looks_for_java_only_where_a_named_test_uses_it(machine: Machi
     for words in (["tests/store"], ["tests/store/test_local.py::test_it", "-x"], ["tests/store", "tests/store/"]):
         done = machine.dev("test", *words)
         assert done.returncode == 0, done.stderr
-        assert machine.calls()[-1].startswith(
-            f"python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis {' '.join(words)} in"
-        )
+        assert machine.calls()[-1].startswith(f"python -m pytest -n 6 {ORDER} {' '.join(words)} in")
     for words in ([], ["-k", "x"], ["tests"], ["tests/store", "tests/spark/test_scan.py::test_it"], ["tests/docs/"]):
         done = machine.dev("test", *words)
         assert (done.returncode, machine.calls()) == (2, [])
@@ -239,9 +241,7 @@ def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machin
     java = machine.java("jvm/java-21/bin/java", "21.0.1")
     assert machine.dev("test", "tests/spark", "-k", "x").returncode == 0
     call = machine.calls()[-1]
-    assert call.startswith(
-        f"python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis tests/spark -k x in {machine.checkout}"
-    )
+    assert call.startswith(f"python -m pytest -n 6 {ORDER} tests/spark -k x in {machine.checkout}")
     assert f"JAVA_HOME={java.parents[1]} PYSPARK_PYTHON={machine.checkout}/.venv/bin/python" in call
 
 
@@ -254,9 +254,7 @@ def test_twice_as_many_tests_run_at_once_as_there_are_cores(
     make_tests(machine)
     machine.write("getconf", f"#!/bin/bash\necho {cores}\n")
     assert machine.dev("test", "tests/store", **given).returncode == 0
-    assert machine.calls()[-1].startswith(
-        f"python -m pytest -n {workers} --dist loadscope --randomly-seed 1 -p no:schemathesis tests/store in"
-    )
+    assert machine.calls()[-1].startswith(f"python -m pytest -n {workers} {ORDER} tests/store in")
 
 
 def test_any_command_runs_where_it_was_typed_and_needs_no_java(machine: Machine) -> None:
@@ -326,7 +324,7 @@ def test_gate_builds_its_servers_and_all_tests_build_every_server(machine: Machi
     assert machine.dev("test").returncode == 0
     built, tested = machine.calls()[-2:]
     assert built.startswith("python -m services.servers build minio pulsar plugin in")
-    assert tested.startswith("python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis in")
+    assert tested.startswith(f"python -m pytest -n 6 {ORDER} in")
     assert machine.dev("test", "--all", "-x").returncode == 0
     built, tested = machine.calls()
     assert built.startswith("python -m services.servers build in")
@@ -361,13 +359,11 @@ def test_oldest_has_an_environment_of_its_own_and_runs_what_test_does(machine: M
     assert calls[4].startswith(f"pip install --quiet --requirement {own}/requirements.txt")
     assert "--no-deps --editable" in calls[5]
     assert calls[6].startswith("python -m services.servers build minio pulsar plugin in")
-    assert calls[7].startswith("python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis in")
+    assert calls[7].startswith(f"python -m pytest -n 6 {ORDER} in")
     assert calls[7].endswith(f"PYSPARK_PYTHON={own}/bin/python")
     assert machine.dev("oldest", "tests/store", "-x").returncode == 0
     [call] = machine.calls()
-    assert call.startswith(
-        "python -m pytest -n 6 --dist loadscope --randomly-seed 1 -p no:schemathesis tests/store -x in"
-    )
+    assert call.startswith(f"python -m pytest -n 6 {ORDER} tests/store -x in")
     with (machine.checkout / "pyproject.toml").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     (machine.folder / "pip-fails").write_text("1", encoding="utf-8")
