@@ -19,7 +19,7 @@ from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder,
 from offloader.cli.options import named_file, number_of, option
 from offloader.cli.output import base64_text, counted, json_line, utf8_text
 from offloader.errors import CorruptError, InvalidCallError, OffloaderError
-from offloader.ledgers.pulsar.admin import ADMIN_TOKEN_VARIABLE
+from offloader.ledgers.pulsar.transport import ADMIN_TOKEN_VARIABLE
 from offloader.read.decrypt import Decryptor, WrongKey
 from offloader.read.messages import decode_messages
 from offloader.read.schemas import ValueSchemas

@@ -47,9 +47,9 @@ from offloader.cli.output import (
 )
 from offloader.errors import BucketMissingError, ErrorKind, InvalidCallError, NotFoundError
 from offloader.export.pulsar import PulsarReplay, Replayed, ReplayOptions, open_replay
-from offloader.ledgers.pulsar.admin import ADMIN_TOKEN_VARIABLE
 from offloader.ledgers.pulsar.topic_lists import listed_topics, saved_topics
 from offloader.ledgers.pulsar.topics import TopicLedgers
+from offloader.ledgers.pulsar.transport import ADMIN_TOKEN_VARIABLE
 from offloader.manifest.names import named_streams
 from offloader.replay import (
     ReplayLimits,

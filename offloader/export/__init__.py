@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from offloader.errors import needs_extra
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -71,8 +72,7 @@ class StreamExport:
             warehouse: location of a new table's files.
             catalog_options: properties of the catalogue with pyiceberg's names.
             content: a row is an entry, or a message of Pulsar.
-            schema: file with the schema of the values, or files by schema version (``None``: all other versions).
-                The values are decoded into a column.
+            schema: decodes the values: a file with their schema, or files by version (``None``: all other versions).
             message_type: message type in a schema with protobuf descriptors.
             admin_url: get the schemas from this Pulsar; the token is in ``OFFLOADER_ADMIN_TOKEN``.
             skip_lost: skip entries that retention deleted before they were exported.
@@ -85,11 +85,13 @@ class StreamExport:
             stopping: if it is set, the export ends after the current range.
 
         Raises:
-            as ``offloader.iceberg.open_table`` and ``offloader.iceberg.export``.
+            UnsupportedError: without the extra ``iceberg``. Others as ``offloader.iceberg.open_table`` and ``export``.
         """
         from formats.pulsar.messages import BadEntry
-        from offloader.export.iceberg import export_topic
-        from offloader.iceberg import open_table
+
+        with needs_extra("iceberg", "an export to Iceberg"):
+            from offloader.export.iceberg import export_topic
+            from offloader.iceberg import open_table
         from offloader.read.schemas import ValueSchemas
 
         files: Mapping[int | None, str | Path] = {None: schema} if isinstance(schema, str | Path) else schema or {}

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from offloader.errors import InvalidCallError, NotFoundError
-from offloader.ledgers.pulsar.admin import ADMIN_TOKEN_VARIABLE, AdminClient
 from offloader.ledgers.pulsar.topics import topic_of_stream
-from offloader.ledgers.pulsar.transport import open_security
+from offloader.ledgers.pulsar.transport import ADMIN_TOKEN_VARIABLE, open_security
 from offloader.read.values import MessageSchema, schema_of
 from offloader.stream_names import partition_of
 
@@ -72,6 +71,8 @@ class ValueSchemas:
 
 def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:
     """The decoder of one version, from the broker's schema."""
+    from offloader.ledgers.pulsar.admin import AdminClient  # Spark's executors have no HTTP client
+
     what = f"the schema of {topic}, {'the newest version' if version is None else f'version {version}'},"
     try:
         with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:

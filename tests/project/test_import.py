@@ -67,6 +67,12 @@ def test_a_serving_process_without_http_needs_none_of_its_packages() -> None:
 
 
 @pytest.mark.process
+def test_executors_of_spark_jobs_need_no_http_client() -> None:
+    """They have the base install; each job's functions are unpickled from this package."""
+    loaded = set(loaded_modules("import offloader.spark.jobs, offloader.spark.source"))
+    assert not loaded & {"urllib3", "httpx", "prometheus_client", "boto3", "pyiceberg"}
+
+
 def test_import_offloader_loads_nothing_heavy() -> None:
     """Modules are counted instead of seconds: the count is the same on every machine."""
     modules = loaded_modules("import offloader")

@@ -45,8 +45,6 @@ from offloader.stream_names import matches
 with needs_extra("cli", "a client of Pulsar's admin interface"):
     import urllib3
 
-#: Environment variable with a token for the admin interface, for programs without a settings file.
-ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - a name
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 #: Time limit for receiving a whole response.

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from offloader.errors import InvalidCallError, NotFoundError
-from offloader.ledgers.pulsar.admin import ADMIN_TOKEN_VARIABLE, CONNECTIONS_MAX, AdminClient
+from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
 from offloader.ledgers.pulsar.topics import TopicLedgers, is_text, ledgers_of_topics
-from offloader.ledgers.pulsar.transport import open_security
+from offloader.ledgers.pulsar.transport import ADMIN_TOKEN_VARIABLE, open_security
 from offloader.parallel_map import at_once
 
 #: Comma-separated hosts that may receive the token after a redirect of the admin interface, with * as a wildcard.

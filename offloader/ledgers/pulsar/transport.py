@@ -18,6 +18,8 @@ from offloader.errors import AccessDeniedError, InvalidCallError, StoreUnavailab
 from offloader.runtime.clock import Clock
 from offloader.settings import PulsarSettings
 
+#: Environment variable with a token for the admin interface, for programs without a settings file.
+ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - a name
 #: Scheme -> default port, whether it uses TLS.
 _SCHEMES = {"pulsar": (6650, False), "pulsar+ssl": (6651, True)}
 #: Addresses in one service URL: more than any cluster lists; the URL may come from a broker.
