@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from importlib import import_module
@@ -88,6 +89,22 @@ def _exported(store: ObjectStore, folder: Path) -> object:
     return 10 * len(Store(store).stream(TOPIC).export.parquet(f"file://{folder}/files"))
 
 
+def _followed(store: ObjectStore, _: Path) -> object:
+    stopping, found = threading.Event(), 0
+    for _name, batch in Store(store).stream(TOPIC).follow(stopping=stopping):
+        found += len(batch)
+        if found == 20:
+            stopping.set()
+    return found
+
+
+def _orphans(store: ObjectStore, _: Path) -> object:
+    keys = {data_key(each, UUID(int=7)) for each in PARTITIONS}
+    for key in keys:
+        store.put(key, b"left behind")
+    return 10 * len(keys & {each.key for each in Store(store).stream(TOPIC).orphans()})
+
+
 #: Method of ``Stream`` -> 20, the entries of both partitions, for the topic's name.
 FUNCTIONS: Mapping[str, Callable[[ObjectStore, Path], object]] = {
     "open_reader": _read,
@@ -107,9 +124,18 @@ FUNCTIONS: Mapping[str, Callable[[ObjectStore, Path], object]] = {
     "release_hold": lambda store, _: 20 * (Store(store).stream(TOPIC).hold() and _released(store)),
     "delete": lambda store, _: 10 * len(Store(store).stream(TOPIC).delete()),
     "export": _exported,
+    "follow": _followed,
+    "status": lambda store, _: 10 * len(Store(store).stream(TOPIC).status()),
+    "manifest": lambda store, _: 10 * len(Store(store).stream(TOPIC).manifest.show()),
+    "plan_retention": lambda store, _: 10 * len(Store(store).stream(TOPIC).plan_retention().tail.offsets),
+    "run_retention": lambda store, _: 10 * len(Store(store).stream(TOPIC).run_retention().tail.offsets),
+    "explain_retention": lambda store, _: 20 * (STREAM in Store(store).stream(TOPIC).explain_retention()),
+    "deletions": lambda store, _: 20 + len(list(Store(store).stream(TOPIC).deletions())),
+    "orphans": _orphans,
+    "undo_import": lambda store, _: 20 + Store(store).stream(TOPIC).undo_import(),
 }
 #: Methods that take a position, which is of a single stream.
-OF_ONE_STREAM = {"read", "offload", "truncate"}
+OF_ONE_STREAM = {"read", "offload", "truncate", "set_source", "accept_loss"}
 
 
 @pytest.mark.slow
@@ -121,6 +147,7 @@ def test_stream_of_a_topics_name_has_all_partitions(store: ObjectStore, tmp_path
 #: Methods that take a stream's name, tested below.
 METHODS = {
     "SegmentRecord": {"object_keys"},  # of stored names
+    "Garbage": {"of"},
     "LedgerOffloader": {
         *("streaming_offload", "offload", "read_offloaded", "delete_offloaded"),
         *("offload_stream", "offload_ledgers", "offload_closed_ledgers"),
