@@ -19,7 +19,7 @@ __all__ = ["IN_FLIGHT", "BotoPeer", "ObstorePeer", "TransferPeer"]
 #: What our settings have where nobody changes them.
 IN_FLIGHT = 4
 PART_BYTES = 16 * 1024 * 1024
-REQUEST_BYTES = 4 * 1024 * 1024
+REQUEST_BYTES = 16 * 1024 * 1024
 
 
 class _Bare(ABC):

@@ -79,7 +79,7 @@ _BYTES_ONLY = {"readable": _NOT}
 KINDS: Mapping[str, Kind] = {
     "ours": Kind(
         "**offloader**",
-        "the library with one open stream: blocks of 1 MiB, parts of 16 MiB and GETs of 4 MiB, four in parallel",
+        "the library with one open stream: blocks of 1 MiB, parts and GETs of 16 MiB, four in parallel",
         _python("ours"),
     ),
     "pulsar": Kind(

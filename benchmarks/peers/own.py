@@ -11,13 +11,11 @@ from uuid import uuid4
 
 from benchmarks.endless_ledger import BATCH_BYTES, EndlessLedger
 from benchmarks.peers.answering import Place
-from benchmarks.peers.bare import REQUEST_BYTES
 from benchmarks.peers.entries import Entries
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import Reader, open_stream_reader
 from offloader.runtime.system import THREAD_SWITCH_S
-from offloader.settings import ReadSettings, Size
 from offloader.store.open import open_store
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
@@ -72,10 +70,7 @@ class OurPeer:
 
     def read(self) -> tuple[int, int]:
         count = size_bytes = 0
-        # GETs as long as the other peers'.
-        with open_stream_reader(
-            self.store, self.stream, settings=ReadSettings(request_size=Size(REQUEST_BYTES))
-        ) as reader:
+        with open_stream_reader(self.store, self.stream) as reader:
             for batch in reader.scan():
                 count += len(batch)
                 size_bytes += batch.payload_bytes

@@ -14,13 +14,16 @@ from benchmarks.peers.kinds import KINDS, Kind
 from benchmarks.peers.picture import draw, plain
 from benchmarks.peers.readable import PER_S
 
-__all__ = ["COLUMNS", "Column", "rendered", "value_of", "write_report"]
+__all__ = ["COLUMNS", "Column", "rendered", "value_of", "with_figures", "write_report"]
 
 #: A peer that is better by less than that isn't said to be.
 _SAME = 1.05
 _MISSING = "not measured"
 _OURS = ("ours", "spark-ours")
 _TEMPLATE = Path(__file__).with_name("report.md")
+_README = Path(__file__).parents[2] / "README.md"
+#: The peers in README's table, in its order.
+_IN_README = ("pulsar", "ours")
 #: The figures of each part, which this comparison doesn't measure.
 _PARTS = Path(__file__).parents[1] / "parts.md"
 
@@ -108,6 +111,24 @@ def write_report(document: Mapping[str, Any], path: Path) -> None:
     """The document at ``path`` and its picture beside it."""
     path.write_text(rendered(document), encoding="utf-8")
     draw(document, path.with_name("benchmarks.png"))
+    _README.write_text(with_figures(_README.read_text(encoding="utf-8"), document), encoding="utf-8")
+
+
+def with_figures(text: str, document: Mapping[str, Any]) -> str:
+    """README with the first figure of each column that its table has, of ``_IN_README`` without added delay."""
+    columns = {column.title.partition(":")[0]: column for column in COLUMNS}
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        name = line.strip("| ").partition(" |")[0]
+        if line.startswith("| ") and name in columns:
+            column = columns[name]
+            values = [value_of(document, kind, "0", column.figures[0]) for kind in _IN_README]
+            cells = [
+                _MISSING if value is None else column.form.format(value) if column.form else plain(value)
+                for value in values
+            ]
+            lines[number] = f"| {name} | {' | '.join(cells)} |"
+    return "\n".join(lines) + "\n"
 
 
 def rendered(document: Mapping[str, Any]) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-import pytest
-
 from benchmarks.bench_peers import RESULTS
 from benchmarks.peers.kinds import KINDS
 from benchmarks.peers.readable import TIERS
-from benchmarks.peers.report import rendered
+from benchmarks.peers.report import rendered, with_figures
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
 from tests.docs.worlds import ROOT
@@ -19,31 +17,9 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text(encoding="utf-8")
 
 
-def figures(text: str, column: str) -> dict[str, list[float]]:
-    """First cell of a row -> the numbers in ``column``, of the first table whose header names it."""
-    (header, *rows) = next(
-        table.splitlines() for table in re.findall(r"(?:^\|.*\|\n)+", text, re.M) if column in table.split("\n")[0]
-    )
-    place = [cell.strip(" *") for cell in header.split("|")].index(column)
-    cells = [row.split("|") for row in rows[1:]]
-    return {row[1].strip(): [float(each) for each in re.findall(r"\d[\d.]*", row[place])] for row in cells}
-
-
-@pytest.mark.parametrize(
-    ("in_readme", "in_peers"), [("offloader", "offloader"), ("Pulsar's offloader", "Pulsar's jcloud offloader")]
-)
-def test_readme_figures_are_those_of_the_benchmarks_without_added_delay(in_readme: str, in_peers: str) -> None:
-    peers = figures(BENCHMARKS, in_peers)
-    rows = {
-        "offload, MB/s": "offload, MB/s",
-        "read, MB/s": "read, MB/s",
-        "one entry, ms": "one entry, ms: median, 99th percentile",
-        "price to offload a GiB, $": "price to offload a GiB, $",
-        "price to read a GiB, $": "price to read a GiB, $",
-        "memory to offload, MiB": "memory to offload, MiB",
-    }
-    shown = {name: values for name, values in figures(TEXT, in_readme).items() if values}
-    assert shown == {name: peers[row][:1] for name, row in rows.items()}
+def test_readme_has_the_kept_results() -> None:
+    assert with_figures(TEXT, json.loads(RESULTS.read_text(encoding="utf-8"))) == TEXT, "./dev bench peers"
+    assert "not measured" not in TEXT
 
 
 def test_benchmarks_page_is_rendered_from_the_kept_results_of_every_peer() -> None:
