@@ -91,6 +91,13 @@ def test_readme_is_short() -> None:
     assert len(without_code((ROOT / "README.md").read_text(encoding="utf-8")).split()) <= 700
 
 
+def test_guides_are_short() -> None:
+    words = {
+        path.name: len(without_code(path.read_text(encoding="utf-8")).split()) for path in DOCS.glob("how-to/*.md")
+    }
+    assert {name: count for name, count in words.items() if count > 1200} == {}
+
+
 #: A rule in the specification, and where code or a test cites one.
 RULE = re.compile(r"\*\*([MRD]\d+)\.")
 CITED = re.compile(r"\b(?:[Rr]ules?|[Ss]teps?) ([MRD]\d+)(?: (?:to|and) ([MRD]\d+))?")

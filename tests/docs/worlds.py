@@ -424,6 +424,12 @@ def _split_topic(folder: Path) -> SegmentedTopic:
     return topic
 
 
+@world("docs/how-to/scalable-retention.md")
+def _scalable_retention(folder: Path, request: pytest.FixtureRequest) -> _Made:
+    _split_topic(folder)
+    yield World({"s3://bucket/prefix": f"file://{folder}/store", "0=7:12": "0=0:12"})
+
+
 @world("docs/how-to/scalable-topics.md")
 def _scalable_topics(folder: Path, request: pytest.FixtureRequest) -> _Made:
     _split_topic(folder)
@@ -431,7 +437,7 @@ def _scalable_topics(folder: Path, request: pytest.FixtureRequest) -> _Made:
     def check(run: Run) -> None:
         assert "200" in run.printed[0]
 
-    yield World({"s3://bucket/prefix": f"file://{folder}/store", "0=7:12": "0=0:12"}, check=check)
+    yield World({"s3://bucket/prefix": f"file://{folder}/store"}, check=check)
 
 
 @world("docs/how-to/streaming-queries.md", "java")
