@@ -73,6 +73,7 @@ def test_executors_of_spark_jobs_need_no_http_client() -> None:
     assert not loaded & {"urllib3", "httpx", "prometheus_client", "boto3", "pyiceberg"}
 
 
+@pytest.mark.process
 def test_import_offloader_loads_nothing_heavy() -> None:
     """Modules are counted instead of seconds: the count is the same on every machine."""
     modules = loaded_modules("import offloader")

@@ -34,7 +34,8 @@ def oldest(project: dict[str, object]) -> Iterator[str]:
         lowest = [each.version for each in requirement.specifier if each.operator == ">="]
         if len(lowest) != 1:
             raise ValueError(f"{requirement} has no lower bound")
-        yield f"{requirement.name}=={lowest[0]}"
+        extras_of_it = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        yield f"{requirement.name}{extras_of_it}=={lowest[0]}"
     for requirement in _foreign(extras["dev"], project):
         if requirement.name not in NOT_FOR_TESTS:
             yield str(requirement)
