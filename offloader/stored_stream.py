@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from offloader.read.reader import Entries, Reader
     from offloader.read.scan import Moment, Scan
     from offloader.retention.cycle import CycleOutcome, RetentionCycle
-    from offloader.retention.scope import ReadableOf
+    from offloader.retention.scope import ReadableOf, SourceOf
     from offloader.retention.subscribers import StreamRetention
     from offloader.retention.truncate import Truncation
     from offloader.stream_manifest import StreamManifest
@@ -485,18 +486,22 @@ class Stream:
         """
         self.partitions()  # before the store is probed with a write
         self._require_writable(settings or Settings())
-        with self._cycle(settings, ledgers) as cycle:
+        with self._cycle(settings, ledgers, may_delete=True) as cycle:
             return cycle.run(self.name)
 
     @contextmanager
-    def _cycle(self, settings: Settings | None, ledgers: str | EmbeddedLedgers | None) -> Iterator[RetentionCycle]:
+    def _cycle(
+        self, settings: Settings | None, ledgers: str | EmbeddedLedgers | None, *, may_delete: bool = False
+    ) -> Iterator[RetentionCycle]:
         from offloader.retention.cycle import RetentionCycle
         from offloader.retention.scope import no_source
         from offloader.runtime.clock import SystemClock
 
         chosen = settings or Settings()
         with ExitStack() as stack:
-            source_of = no_source if ledgers is None else self._database(ledgers, stack).source_of
+            source_of: SourceOf = no_source
+            if ledgers is not None:
+                source_of = partial(self._database(ledgers, stack).source_of, may_delete=may_delete)
             yield RetentionCycle(self.objects, clock=SystemClock(), settings_of=lambda _: chosen, source_of=source_of)
 
     def deletions(self) -> Iterator[DeletionRecord]:

@@ -196,17 +196,21 @@ def test_follow_yields_present_and_later_entries_until_it_is_stopped(store: offl
 def test_retention_is_planned_explained_and_run(store: offloader.Store, tmp_path: Path) -> None:
     orders, url = store.stream("orders"), f"sqlite:///{tmp_path}/ledgers.db"
     small = offloader.Settings.of({"ledgers": {"ledger_entries_max": 10}})
-    with orders.open_ledger(url, settings=small) as ledger:
-        positions = [ledger.append(b"0123456789") for _ in range(30)]
-        ledger.offload()
-    keep = offloader.Settings.of({"retention": {"policy": "size", "min_size": "100B"}})
-    planned = orders.plan_retention(settings=keep, ledgers=url)
-    assert planned.decision is not None
-    assert (planned.truncations, orders.scan().count()) == ({}, 30)
-    assert "orders" in orders.explain_retention(settings=keep, ledgers=url)
-    done = orders.run_retention(settings=keep, ledgers=url)
-    assert done.is_recorded
-    assert positions[-1] == orders.segments()[-1].end
+    keep = offloader.Settings.of({"retention": {"keep_size": "100B"}})
+    for _ in range(3):
+        with orders.open_ledger(url, settings=small) as ledger:
+            ledger.append_batch([b"0123456789"] * 10)
+            ledger.offload()
+        planned = orders.plan_retention(settings=keep, ledgers=url)
+        done = orders.run_retention(settings=keep, ledgers=url)
+        assert planned.decision is not None
+        assert done.decision is not None
+        assert (planned.why, planned.decision.cut) == (done.why, done.decision.cut)
+        assert planned.truncations == {}
+    assert "beyond the newest 100 B" in orders.explain_retention(settings=keep, ledgers=url)
+    assert orders.scan().count() == 10
+    with closing(EmbeddedLedgers(url, create=False)) as database:
+        assert len(database.view_stream("orders").ledgers()) == 1, "hot ledgers before the start are deleted too"
     with pytest.raises(NotFoundError):
         store.stream("nothing").run_retention()
 

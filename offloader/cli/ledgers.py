@@ -82,14 +82,16 @@ class HotTiers:
     Args:
         path: of the database; empty: none was given.
         database: ``None``: there is no database.
+        may_delete: allow deleting closed ledgers.
     """
 
     path: str = ""
     database: EmbeddedLedgers | None = None
+    may_delete: bool = False
 
     def __call__(self, stream: str) -> LedgerSource | None:
         """The stream's hot tier; ``None``: the database doesn't have the stream."""
-        return None if self.database is None else self.database.source_of(stream)
+        return None if self.database is None else self.database.source_of(stream, may_delete=self.may_delete)
 
     def require_whole(self, stream: str, committed: Position | None, last: Position | None = None) -> None:
         """Requires that the database has every acknowledged entry that isn't committed.
@@ -107,11 +109,12 @@ class HotTiers:
 
 
 @contextmanager
-def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[HotTiers]:
+def opening_sources(ledgers: str, *, may_be_absent: bool = False, may_delete: bool = False) -> Iterator[HotTiers]:
     """The hot tier of a stream by its name; ``None`` for a stream that the database doesn't have.
 
     Args:
         may_be_absent: print a note on standard error if the database doesn't exist, instead of an error.
+        may_delete: allow deleting closed ledgers.
     """
     path = database_path(ledgers) if ledgers else ""
     try:
@@ -122,4 +125,4 @@ def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[Ho
         print(f"note: {error.message}; reading offloaded entries only", file=sys.stderr)
         opened = None
     with nullcontext() if opened is None else closing(opened):
-        yield HotTiers(path, opened)
+        yield HotTiers(path, opened, may_delete)

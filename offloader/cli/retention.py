@@ -237,7 +237,10 @@ def _cycles(
 
     opened = given.open(read_only=read_only)
     clock = SystemClock()
-    with opening_sources(given.ledgers) as source_of, opening_lists(file.settings_of("").pulsar, source_of) as lists:
+    with (
+        opening_sources(given.ledgers, may_delete=not read_only) as source_of,
+        opening_lists(file.settings_of("").pulsar, source_of) as lists,
+    ):
         yield (
             RetentionCycle(opened, clock=clock, settings_of=settings_of, source_of=source_of, listed_of=lists),
             file,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from formats.entries import Position
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.library import Store
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
+from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
@@ -21,6 +25,11 @@ policy = "consumption"
 policy = "time"
 min_age = "1h"
 """
+
+
+def hot_ledgers(url: str) -> list[int]:
+    with closing(EmbeddedLedgers(url, create=False)) as database:
+        return [each.ledger_id for each in database.view_stream("hot").ledgers()]
 
 
 @pytest.fixture
@@ -62,6 +71,22 @@ def test_plan_matches_the_run_and_only_the_run_truncates(offloader: Offloader, s
     table = offloader("retention", "run", "--apply", "--wide").out.splitlines()
     assert table[0].split() == ["STREAM", "BEGINS", "AT", "ENTRIES", "GO", "BYTES", "GO", "LOSES", "BOUNDARY", "RULE"]
     assert len(table) == 4
+
+
+@pytest.mark.slow
+def test_run_deletes_hot_ledgers_before_the_new_start(offloader: Offloader, tmp_path: Path) -> None:
+    url, small = f"sqlite:///{tmp_path}/ledgers.db", Settings.of({"ledgers": {"ledger_entries_max": 10}})
+    opened = Store(open_store(f"file://{tmp_path}/store")).stream("hot")
+    for _ in range(3):
+        with opened.open_ledger(url, settings=small) as ledger:
+            ledger.append_batch([b"0123456789"] * 10)
+            ledger.offload()
+        how = ("retention", "run", "hot", "--keep-size", "100", "--ledgers", url)
+        before = hot_ledgers(url)
+        offloader(*how)
+        assert hot_ledgers(url) == before
+        offloader(*how, "--apply")
+    assert len(hot_ledgers(url)) == 1
 
 
 @pytest.mark.slow

@@ -340,10 +340,10 @@ class EmbeddedLedgers:
         raise_used(connection, self._acked.newest_ledger)
         return self._acked.replace(stream, UUID(bytes=source_id), newest_given_out(connection, stream_id), owner)
 
-    def source_of(self, stream: str) -> EmbeddedStream | None:
+    def source_of(self, stream: str, *, may_delete: bool = False) -> EmbeddedStream | None:
         """As ``view_stream``; ``None``: the database doesn't have the stream."""
         with suppress(NotFoundError):
-            return self.view_stream(stream)
+            return self.view_stream(stream, may_delete=may_delete)
         return None
 
     def view_stream(self, stream: str, *, may_delete: bool = False) -> EmbeddedStream:
