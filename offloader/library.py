@@ -226,15 +226,18 @@ class Store:
         """
         from offloader.gc.reconcile import StoreReconciliation
         from offloader.runtime.clock import SystemClock
+        from offloader.store.probe import require_conditional_puts
 
         def failed(_: str, error: OffloaderError) -> None:
             raise error
 
-        chosen = (settings or Settings()).manifest
+        chosen = settings or Settings()
+        if delete:
+            require_conditional_puts(self.objects, single_writer=chosen.store.single_writer)
         return StoreReconciliation(
             self.objects,
             clock=SystemClock(),
-            settings_of=lambda _: chosen,
+            settings_of=lambda _: chosen.manifest,
             failed=on_error or failed,
             delete=delete,
         ).leftovers()
@@ -250,7 +253,9 @@ class Store:
 
         if global_hold(self.objects) is not None:
             return False
-        set_global_hold(self.objects, by=user_at_host(), reason=reason, now_ms=SystemClock().now_ms())
+        set_global_hold(
+            self.objects, by=user_at_host(), reason=reason or "no reason given", now_ms=SystemClock().now_ms()
+        )
         return True
 
     def release_hold(self) -> bool:

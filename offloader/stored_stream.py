@@ -236,8 +236,7 @@ class Stream:
         after they are offloaded. Ends when ``stopping`` is set.
 
         Args:
-            since: start at the earliest entry published at or after this time, as for ``scan``; default: at the
-                beginning.
+            since: start at the earliest entry published then or later, as for ``scan``; default: at the beginning.
             ledgers: read new entries from this database instead.
             stopping: checked at least every 10 s while no entry comes.
             settings: of the stream; ``access.owner_hosts`` names hosts that may receive a token.
@@ -324,8 +323,8 @@ class Stream:
     ) -> Acceptance:
         """Make another ledger database the hot tier of the stream, even if it does not match the store. No undo.
 
-        Stop the process that appends first. Entries that are known to be missing become a gap, and ledgers of the
-        database that contradict the manifest are set aside. ``Acceptance.why`` is empty if nothing was to do.
+        Stop the process that appends first. Missing entries become a gap, and ledgers of the database that contradict
+        the manifest are set aside. ``Acceptance.why`` is empty if nothing was to do.
 
         Args:
             ledgers: the new database; it is created unless ``dry_run``.
@@ -337,17 +336,22 @@ class Stream:
             InvalidCallError: a topic with partitions.
             StoreUnavailableError, OutcomeUnknownError: call it again.
         """
+        from offloader.ledgers.sqlite.embedded import has_stream
         from offloader.manifest.log import ManifestLog
         from offloader.manifest.names import named_streams
+        from offloader.read.reader import load_stream
         from offloader.runtime.clock import SystemClock
         from offloader.write.epoch import accept_source
 
         chosen, clock = settings or Settings(), SystemClock()
         named_streams(self.objects, self.name).require_one("this needs one stream")
+        if not has_stream(ledgers, self.name):
+            load_stream(self.objects, self.name)  # an unknown stream is refused before a database is created
+        if not dry_run:
+            self._require_writable(chosen)
         with ExitStack() as stack:
             database = self._database(ledgers, stack, create=not dry_run)
             if not dry_run:
-                self._require_writable(chosen)
                 database.accept_loss(self.name)
                 if self.name not in database.streams():
                     database.open_stream(self.name, held=True)
@@ -365,8 +369,8 @@ class Stream:
     ) -> AcceptedLoss:
         """Accept that the ledger database lacks acknowledged entries, so that the stream opens again. No undo.
 
-        Entries that the store lacks too become a gap of the manifest.
-        Stop the process that appends first. If you have a copy of the database with the entries, restore it instead.
+        Entries that the store lacks too become a gap of the manifest. Stop the process that appends first. If you have
+        a copy of the database with the entries, restore it instead.
 
         Args:
             ledgers: the database that writes the stream.
@@ -475,14 +479,11 @@ class Stream:
         Cleanup deletes the segments before the new start. Safe to interrupt and to repeat.
 
         Args:
-            settings: as for ``plan_retention``.
-            ledgers: as for ``plan_retention``; its ledgers before the new start are deleted too.
+            settings, ledgers: as for ``plan_retention``; the database's ledgers before the start are deleted too.
 
         Raises:
-            ClockSkewError, DeletionStoppedError: clocks that can't be trusted, or a hold; nothing was deleted.
-            EditRefusedError: the stream is on hold.
-            StoreUnavailableError, OutcomeUnknownError: it ended early; the next cycle continues.
-            others: as ``plan_retention``.
+            ClockSkewError, DeletionStoppedError, EditRefusedError: clocks that can't be trusted, or a hold.
+            StoreUnavailableError, OutcomeUnknownError: it ended early. Others as ``plan_retention``.
         """
         self.partitions()  # before the store is probed with a write
         self._require_writable(settings or Settings())
@@ -534,9 +535,13 @@ class Stream:
         from offloader.manifest.names import named_streams
         from offloader.runtime.clock import SystemClock
 
-        chosen, clock = (settings or Settings()).manifest, SystemClock()
-        for name in named_streams(self.objects, self.name).streams:
-            yield from Reconciliation(self.objects, name, clock=clock, settings=chosen, delete=delete).leftovers()
+        chosen = settings or Settings()
+        names = named_streams(self.objects, self.name).streams
+        if delete:
+            self._require_writable(chosen)
+        for name in names:
+            how: Any = {"clock": SystemClock(), "settings": chosen.manifest, "delete": delete}
+            yield from Reconciliation(self.objects, name, **how).leftovers()
 
     def compact(self, *, recode: bool = False, settings: Settings | None = None) -> int:
         """Merge small neighbouring segments; returns the number of segments that were replaced.
@@ -698,11 +703,12 @@ class Stream:
 
         return StreamManifest(self.objects, self.name)
 
-    def undo_import(self, *, dry_run: bool = False) -> int:
+    def undo_import(self, *, dry_run: bool = False, settings: Settings | None = None) -> int:
         """Remove imported segments from the manifest; returns their number. No object is deleted.
 
         Args:
             dry_run: only count.
+            settings: of the stream.
 
         Raises:
             NotFoundError: no such stream.
@@ -711,8 +717,10 @@ class Stream:
         from offloader.adopt import release
         from offloader.runtime.clock import SystemClock
 
-        clock = SystemClock()
-        return sum(release(self.objects, name, clock=clock, dry_run=dry_run) for name in self.partitions())
+        names, clock = self.partitions(), SystemClock()
+        if not dry_run:
+            self._require_writable(settings or Settings())
+        return sum(release(self.objects, name, clock=clock, dry_run=dry_run) for name in names)
 
     @property
     def export(self) -> StreamExport:

@@ -119,12 +119,16 @@ def test_a_store_that_ignores_conditions_is_not_written(tmp_path: Path) -> None:
         orders.pause,
         orders.resume,
         orders.compact,
+        orders.undo_import,
+        lambda: list(orders.orphans(delete=True)),
+        lambda: orders.set_source(f"sqlite:///{tmp_path}/other.db"),
         lambda: orders.truncate(Position(2, 0)),
         lambda: orders.offload(f"sqlite:///{tmp_path}/ledgers.db"),
     ):
         with pytest.raises(UnsupportedError, match="can't be written safely"):
             change()
     assert load_manifest(memory, "orders").record_id == before
+    assert not Path(f"{tmp_path}/other.db").exists()
     assert orders.truncate(Position(2, 0), dry_run=True).head == Position(2, 0)
     single = offloader.Settings.of({"store": {"single_writer": True}})
     assert orders.pause(settings=single)
@@ -263,9 +267,7 @@ def test_manifest_is_shown_checkpointed_expired_and_rebuilt(store: offloader.Sto
     assert [each.objects for each in orders.manifest.expire(dry_run=True)] == [0]
     with pytest.raises(InvalidCallError):
         orders.manifest.rebuild(start=None, dry_run=True)  # it is readable
-    manifest = [each.key for each in store.objects.list("orders/manifest/").objects]
-    found = store.inspect(data_key("orders", writer.uuids[0]))
-    assert (found.kind, manifest != []) == ("data object", True)
+    assert store.inspect(data_key("orders", writer.uuids[0])).kind == "data object"
 
 
 def test_rebuild_restores_a_stream_without_records(store: offloader.Store) -> None:
@@ -290,6 +292,9 @@ def test_another_database_and_a_loss_are_accepted(store: offloader.Store, tmp_pa
     other = f"sqlite:///{tmp_path}/other.db"
     with pytest.raises(NotFoundError):
         orders.set_source(other, dry_run=True)
+    with pytest.raises(NotFoundError):
+        store.stream("nothing").set_source(other)
+    assert not Path(f"{tmp_path}/other.db").exists(), "bad input changes nothing"
     done = orders.set_source(other)
     assert (bool(done.why), done.record_id is not None) == (True, True)
     assert orders.set_source(other).why == ""
@@ -301,7 +306,7 @@ def test_another_database_and_a_loss_are_accepted(store: offloader.Store, tmp_pa
 def test_check_reports_the_store_and_imports_find_nothing(store: offloader.Store) -> None:
     StreamWriter(store.objects, "orders").add([batch_of(1, 0, 10)])
     found = list(store.check())
-    assert {"store", "streams"} <= {each.check.split()[0] for each in found} or found
+    assert [each.check for each in found][:1] == ["store reachable"]
     assert not [each for each in found if each.kind is not None]
     before = {each.key for each in store.objects.list("").objects}
     done = store.import_ledgers(dry_run=True)

@@ -49,6 +49,7 @@ from offloader.cli.output import (
 from offloader.errors import BucketMissingError, NotFoundError, OffloaderError
 from offloader.inspect.saving import Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.sqlite.embedded import has_stream
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
@@ -410,8 +411,7 @@ def set_source(stream: Stream, given: LedgerArguments, apply: Apply = False, jso
     """
     dry_run, stored = not apply, given.open()
     named_streams(stored, stream).require_one(_ACCEPTED)
-    given.require_ledgers()
-    if not _is_in_ledgers(given, stream):
+    if not has_stream(given.require_ledgers(), stream):
         load_stream(stored, stream)  # require the stream before the store is probed with a write
     settings, opened = given.prepared(stream, read_only=dry_run)
     with closing(given.open_ledgers(create=not dry_run)) as database:
@@ -420,12 +420,6 @@ def set_source(stream: Stream, given: LedgerArguments, apply: Apply = False, jso
     lines = [f"{stream}: {done.why}", *_accepted_lines(done, dry_run=dry_run)] if done.why else [nothing]
     print_result(_accepted(done, dry_run=dry_run), lines, as_json=json)
     return 0 if done.why else NOTHING_PLANNED
-
-
-def _is_in_ledgers(given: LedgerArguments, stream: str) -> bool:
-    with suppress(NotFoundError), closing(given.open_ledgers()) as database:
-        return stream in database.streams()
-    return False
 
 
 def accept_loss(

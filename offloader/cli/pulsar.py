@@ -126,7 +126,7 @@ def import_ledgers(
     if namespaces and not admin_url:
         raise InvalidCallError("--namespace requires --admin-url", hint="give --admin-url URL, or name the streams")
     if release_them:
-        return _release(streams, _opened(given, read_only, dry_run=dry_run), dry_run=dry_run, as_json=json)
+        return _release(streams, given, read_only, dry_run=dry_run, as_json=json)
     topics = [*_saved(internal_stats or []), *(listed_topics(admin_url, namespaces or []) if admin_url else [])]
     opened = _opened(given, read_only, dry_run=dry_run)
     if not dry_run:
@@ -167,17 +167,22 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
     return open_chosen_store(url, settings=reading, limits=settings.limits, read_only=False)
 
 
-def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:
+def _release(
+    streams: Sequence[str] | None, given: StoreArguments, read_only: str, *, dry_run: bool, as_json: bool
+) -> int:
     if not streams:
         raise InvalidCallError("missing STREAM: --undo needs the streams to release", hint="name the streams")
-    verb = "would release" if dry_run else "released"
+    store, verb = _opened(given, read_only, dry_run=dry_run), "would release" if dry_run else "released"
 
     def one(stream: str) -> None:
         count = release(store, stream, clock=SystemClock(), dry_run=dry_run)
         facts = {"what": "stream", "stream": stream, "released": count, "dry_run": dry_run}
         print_result(facts, f"{stream}: {verb} {counted(count, 'segment')}; no object was deleted", as_json=as_json)
 
-    return run_on_each([each for name in streams for each in named_streams(store, name).streams], one, as_json=as_json)
+    named = [each for name in streams for each in named_streams(store, name).streams]
+    if not dry_run:
+        require_conditional_puts(store, single_writer=given.settings().store.single_writer)
+    return run_on_each(named, one, as_json=as_json)
 
 
 def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:

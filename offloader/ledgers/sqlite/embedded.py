@@ -477,3 +477,12 @@ class FollowedStream:
                 return  # appended to and closed since: its entries come first
             self._ended = info.ledger_id
             self._listeners.tell_closed(info)
+
+
+def has_stream(ledgers: str | EmbeddedLedgers, stream: str) -> bool:
+    """Whether a database, open or by its URL, exists and has the stream; creates nothing."""
+    if isinstance(ledgers, EmbeddedLedgers):
+        return stream in ledgers.streams()
+    with suppress(NotFoundError), contextlib.closing(EmbeddedLedgers(ledgers, create=False)) as database:
+        return stream in database.streams()
+    return False
