@@ -457,7 +457,7 @@ class Stream:
 
         Raises:
             NotFoundError: no such stream, or no such database.
-            InvalidCallError: the settings contradict each other, or it is one partition of a topic.
+            InvalidCallError: contradictory settings, one partition of a topic, or ``pulsar.broker_plugin``.
             CorruptError: a document or a manifest is damaged.
         """
         with self._cycle(settings, ledgers) as cycle:
@@ -494,11 +494,12 @@ class Stream:
     def _cycle(
         self, settings: Settings | None, ledgers: str | EmbeddedLedgers | None, *, may_delete: bool = False
     ) -> Iterator[RetentionCycle]:
-        from offloader.retention.cycle import RetentionCycle
+        from offloader.retention.cycle import RetentionCycle, require_no_broker
         from offloader.retention.scope import no_source
         from offloader.runtime.clock import SystemClock
 
         chosen = settings or Settings()
+        require_no_broker(chosen.pulsar)
         with ExitStack() as stack:
             source_of: SourceOf = no_source
             if ledgers is not None:
@@ -688,8 +689,7 @@ class Stream:
         Lag and rate are known to the process that writes the stream: ``ManagedLedger.status``.
 
         Raises:
-            NotFoundError: the stream does not exist.
-            CorruptError: the manifest is damaged.
+            NotFoundError, CorruptError: the stream does not exist, or its manifest is damaged.
         """
         from offloader.monitor import manifest_document
         from offloader.read.reader import load_stream

@@ -217,6 +217,10 @@ def test_retention_is_planned_explained_and_run(store: offloader.Store, tmp_path
         assert len(database.view_stream("orders").ledgers()) == 1, "hot ledgers before the start are deleted too"
     with pytest.raises(NotFoundError):
         store.stream("nothing").run_retention()
+    asking = offloader.Settings.of({"pulsar": {"broker_plugin": True}})
+    for method in (orders.plan_retention, orders.run_retention, orders.explain_retention):
+        with pytest.raises(InvalidCallError, match="must ask the brokers"):
+            method(settings=asking)
 
 
 def test_deletions_and_orphans_are_listed(store: offloader.Store) -> None:

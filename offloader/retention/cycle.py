@@ -16,7 +16,14 @@ from zlib import crc32
 
 from formats.entries import Position
 from formats.manifest import SetMethod
-from offloader.errors import CorruptError, NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
+from offloader.errors import (
+    CorruptError,
+    InvalidCallError,
+    NotFoundError,
+    OffloaderError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from offloader.ledgers.base import BrokerLedgers
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.manifest.catalog import list_streams, read_entry
@@ -46,7 +53,7 @@ from offloader.retention.subscribers import Registry, StreamRetention
 from offloader.retention.succession import Succession
 from offloader.retention.truncate import Truncation, resume_topic_truncation, truncate_stream, truncate_topic
 from offloader.runtime.clock import Clock
-from offloader.settings import Settings
+from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 from offloader.store.rate_limit import Priority, working_at
@@ -112,6 +119,18 @@ class CycleOutcome:
     def bytes_truncated(self) -> int:
         """Payload bytes that the start position moved over."""
         return (self.decision.removed_bytes or 0) if self.truncations and self.decision else 0
+
+
+def require_no_broker(pulsar: PulsarSettings) -> None:
+    """Refuses a cycle that can't ask the brokers which ledgers their consumers need.
+
+    Raises ``InvalidCallError``.
+    """
+    if pulsar.broker_plugin:
+        raise InvalidCallError(
+            "pulsar.broker_plugin: retention must ask the brokers which ledgers they list, and this call doesn't",
+            hint="use `offloader retention plan` or `offloader retention run`, or leave it to `offloader serve`",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
