@@ -17,13 +17,11 @@ from formats.checkpoint_parquet import (
     FILE_ROWS_MAX,
     FORMAT_KEY,
     ROW_BYTES_MIN,
-    ColumnLimits,
     SegmentColumns,
     columns_in,
     encode_columns,
     open_columns,
     open_parquet,
-    require_sizes,
 )
 from formats.entries import Position
 from formats.errors import InconsistentError, located, require_at_most, require_equal
@@ -44,8 +42,6 @@ FILE_LEDGERS_MAX = 2_097_152
 GROUP_LEDGERS_MAX = 1_048_576
 #: Rows that are processed together.
 _BATCH_ROWS = 65_536
-#: A page ends at 1 MiB, plus the last values added to it.
-PAGE_BYTES_MAX = 2 * 1024 * 1024
 _SCHEMA = pa.schema(
     [
         pa.field("ledger_id", pa.int64(), nullable=False),
@@ -58,13 +54,6 @@ _SCHEMA = pa.schema(
 _FACTS = ("payload_bytes", "created_ms")
 _SCHEMA_WITH_FACTS = pa.schema(
     [*_SCHEMA, *(pa.field(name, pa.int64(), nullable=False) for name in _FACTS)], metadata={FORMAT_KEY: _FORMAT}
-)
-
-_LIMITS = ColumnLimits(
-    columns=(len(_SCHEMA), len(_SCHEMA_WITH_FACTS)),
-    rows_max=FILE_LEDGERS_MAX,
-    group_rows_max=GROUP_LEDGERS_MAX,
-    page_bytes_max=PAGE_BYTES_MAX,
 )
 
 
@@ -108,6 +97,7 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
     """
     import pyarrow.parquet as pq
 
+    require_at_most("rows", len(ledgers), FILE_LEDGERS_MAX)
     schema = _SCHEMA_WITH_FACTS if any((getattr(ledgers, name) != FACT_UNKNOWN).any() for name in _FACTS) else _SCHEMA
     arrays = [pa.array(getattr(ledgers, name), type=schema.field(name).type) for name in schema.names]
     sink = pa.BufferOutputStream()
@@ -119,15 +109,13 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
         compression="ZSTD",
         row_group_size=GROUP_LEDGERS_MAX,
     )
-    body = cast(bytes, sink.getvalue().to_pybytes())
-    require_sizes(body, _LIMITS)
-    return body
+    return cast(bytes, sink.getvalue().to_pybytes())
 
 
 def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
     """The ledger facts in a Parquet file of ``encode_ledgers``; raises ``FormatError``."""
     with located(object_name):
-        file = open_parquet(data, _LIMITS, _FORMAT, [_SCHEMA, _SCHEMA_WITH_FACTS])
+        file = open_parquet(data, FILE_LEDGERS_MAX, _FORMAT, [_SCHEMA, _SCHEMA_WITH_FACTS])
         rows = file.metadata.num_rows
         columns: dict[str, NDArray[Any]] = {
             "ledger_id": np.empty(rows, np.int64),

@@ -308,7 +308,7 @@ class Record:
     ``source_end``: the newest position that the owner's source had before this record; ``None``: the record isn't the
     owner's, or its source is empty or has no identity.
     ``previous_nonce``: nonce of the record before, which detects a lost record whose number is created again; empty:
-    there is none before, or an earlier release wrote this one.
+    there is none before.
     """
 
     record_id: int

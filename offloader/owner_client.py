@@ -367,10 +367,8 @@ def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, 
     return after
 
 
-#: Kind in the owner's response -> the local error. The first two are those of earlier releases.
+#: Kind in the owner's response -> the local error.
 _ERRORS: Mapping[str, Callable[..., OffloaderError]] = {
-    "fix_call": InvalidCallError,
-    "repair_data": CorruptError,
     "trimmed": LedgerTrimmed,
     "source_mismatch": LedgerMismatch,
     "not_owner": NotOwnerError,

@@ -38,17 +38,6 @@ def owner(url: str, **environ: str) -> OwnerClient:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "error"), [("fix_call", InvalidCallError), ("repair_data", CorruptError)])
-def test_the_error_kinds_of_an_owner_of_an_earlier_release_are_understood(
-    answering: Answering, kind: str, error: type[OffloaderError]
-) -> None:
-    answering.answers = [(400, {"detail": "no", "kind": kind})]
-    with pytest.raises(OffloaderError, match="no") as refused:
-        owner(answering.url).offload(STREAM, None, within_s=0)
-    assert type(refused.value) is error
-
-
-@pytest.mark.slow
 def test_owner_is_asked_until_the_offload_is_done(answering: Answering) -> None:
     not_yet = (503, {"detail": "not committed yet", "kind": "retry_later"})
     answering.answers = [not_yet, (200, {"stream": STREAM, "committed": "7:12"})]

@@ -72,8 +72,7 @@ class TailingSource:
         with self._lock:
             self._join()
             # If it isn't here, only ``inner`` knows the following entries: an append that was interrupted may be
-            # missing
-            # between two chunks.
+            # missing between two chunks.
             kept = next((chunk for chunk in self._chunks if chunk.first <= start <= chunk.last), None)
         return self.inner.read(start, max_bytes) if kept is None else part_to_read(kept, start, max_bytes)
 

@@ -165,7 +165,7 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
             f"record {state.record_id} of {state.incarnation}"
         )
     # The nonce detects a lost record whose number was created again.
-    if record.previous_nonce and record.previous_nonce != state.nonce:
+    if record.previous_nonce != state.nonce:
         raise EditRefusedError(
             f"stream {state.stream}: record {record.record_id} doesn't follow the existing record "
             f"{state.record_id}: the record before it was lost, and its number was used again"
@@ -175,8 +175,8 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
         draft.apply(edit)
     if draft.now("epoch") != state.epoch:
         draft.changes["owner"] = record.writer
-    nonce = draft.now("owner").nonce  # empty in a manifest of an earlier release
-    if nonce and any(isinstance(edit, (Assign, Rewrite)) for edit in record.edits):
+    nonce = draft.now("owner").nonce
+    if any(isinstance(edit, (Assign, Rewrite)) for edit in record.edits):
         others = (each for each in state.assigning if each.nonce != nonce)
         draft.changes["assigning"] = (*others, AssigningEpoch(nonce=nonce, record_id=record.record_id))
     draft.changes.update(writer=record.writer, time_ms=record.time_ms)

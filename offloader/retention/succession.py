@@ -11,9 +11,9 @@ over segments, and a document written before a split is valid after it: it has n
 **Invariant.** A cut is in order if it has a position in a segment only if each parent is at its end. Meet and join of
 cuts in order are in order. So a decision is in order if everything it is made from is: ``lowered`` lowers each
 recorded cut, boundary, subscriber's cut and the committed end to the latest cut in order at or before it. Lowering
-keeps more data, never less. Start positions count as read in every cut. If they aren't in order themselves (segments
-were truncated separately by an earlier release or by an operator), they aren't moved back, and nothing more of a child
-goes before its parents have reached their ends.
+keeps more data, never less. Start positions count as read in every cut. If they aren't in order themselves (an
+operator truncated segments separately), they aren't moved back, and nothing more of a child goes before its parents
+have reached their ends.
 
 **Ends.** Whether a position is a segment's end:
 

@@ -448,13 +448,9 @@ def _receive(file: io.BufferedReader, length: int, into: Sink) -> None:
         length -= count
 
 
-def _unsealed(metadata: Mapping[str, str], crc: int) -> bytes:
-    return json.dumps({"crc32c": crc, "metadata": dict(metadata)}, separators=(",", ":")).encode()
-
-
 def _sidecar_of(metadata: Mapping[str, str], crc: int) -> bytes:
     """Content of a sidecar, ending with its own CRC-32C."""
-    body = _unsealed(metadata, crc)
+    body = json.dumps({"crc32c": crc, "metadata": dict(metadata)}, separators=(",", ":")).encode()
     return body[:-1] + b',"seal":%d}' % crc32c(body)
 
 
@@ -467,8 +463,7 @@ def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:
             data = file.read()
         kept = json.loads(data)
         metadata, crc = dict(kept["metadata"]), int(kept["crc32c"])
-        # Without a checksum, as of earlier releases, accept only the exact bytes that this store writes.
-        if data not in (_sidecar_of(metadata, crc), _unsealed(metadata, crc)):
+        if data != _sidecar_of(metadata, crc):
             raise ValueError("its checksum doesn't match")
         return metadata, crc
     except (ValueError, KeyError, TypeError, RecursionError) as error:

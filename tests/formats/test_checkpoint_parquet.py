@@ -1,4 +1,4 @@
-"""Runs of segments as Parquet: recorded ranges are used and checked, and are optional."""
+"""Runs of segments as Parquet: recorded ranges are used and checked."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from formats.checkpoint import LedgerColumns, decode_ledgers, encode_ledgers
-from formats.checkpoint_parquet import NUMBER_COLUMNS, SegmentColumns, decode_columns, encode_columns
-from formats.errors import InconsistentError
+from formats.checkpoint_parquet import (
+    NUMBER_COLUMNS,
+    ROW_GROUP_ROWS,
+    SegmentColumns,
+    decode_columns,
+    encode_columns,
+)
+from formats.errors import InconsistentError, LimitExceededError
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.segment_table import columns_of
 from offloader.manifest.state import ManifestState
+from tests.support.hostile_parquet import hostile_segments
 from tests.support.manifests import segment_edits
 
 
@@ -26,19 +33,28 @@ def segment_columns() -> SegmentColumns:
     return columns_of(state.segments.values())
 
 
-def test_parquet_without_recorded_ranges_decodes_to_the_same_columns() -> None:
-    columns = segment_columns()
-    body = encode_columns(columns, {b"other": b"kept"})
-    table = pq.read_table(pa.BufferReader(body))
+def test_parquet_without_recorded_ranges_is_inconsistent() -> None:
+    table = pq.read_table(pa.BufferReader(encode_columns(segment_columns(), {b"other": b"kept"})))
     kept = {name: value for name, value in table.schema.metadata.items() if name != b"offloader.ranges"}
     assert len(kept) == len(table.schema.metadata) - 1
     sink = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata(kept), sink)
-    old = decode_columns(sink.getvalue().to_pybytes())
-    new = decode_columns(body)
-    for name in NUMBER_COLUMNS:
-        assert getattr(old, name).tolist() == getattr(new, name).tolist() == getattr(columns, name).tolist()
-        assert getattr(old, name).dtype == getattr(new, name).dtype
+    with pytest.raises(InconsistentError, match=r"offloader\.ranges"):
+        decode_columns(sink.getvalue().to_pybytes())
+
+
+def test_more_rows_than_the_bytes_can_hold_are_refused() -> None:
+    with pytest.raises(LimitExceededError, match="rows"):
+        decode_columns(hostile_segments(40_000))
+
+
+def test_rows_of_several_groups_round_trip() -> None:
+    """The columns of a load's steps, whose boundaries differ from those of the file's row groups."""
+    rows = np.arange(2 * ROW_GROUP_ROWS + 5) % 40
+    columns = segment_columns().take(rows)
+    again = decode_columns(encode_columns(columns, {}))
+    for name in (*NUMBER_COLUMNS, "uuid_high", "uuid_low", "span_rows", "span_offsets", "spans"):
+        assert np.array_equal(getattr(again, name), getattr(columns, name)), name
 
 
 @pytest.mark.parametrize("ranges", [b"{}", b"[]", b"nonsense", b'{"status": [1, 2]}'])

@@ -480,7 +480,10 @@ def test_totals_that_differ_from_the_fold_mean_damage() -> None:
 def test_owner_is_the_writer_that_opened_the_epoch() -> None:
     opened = Record(2, INCARNATION, 2, Writer("owner", "http://o", "n1"), 5, (OpenEpoch(2),), ONE.totals())
     state = fold(ONE, opened)
-    other = Record(3, INCARNATION, 2, Writer("cleanup", "", "n2"), 6, (LedgersDeleted((1,)),), ONE.totals())
+    deletion = LedgersDeleted((1,))
+    other = Record(
+        3, INCARNATION, 2, Writer("cleanup", "", "n2"), 6, (deletion,), ONE.totals(), previous_nonce=state.nonce
+    )
     state = fold(state, other)
     assert (state.owner.name, state.owner.url, state.writer.name) == ("owner", "http://o", "cleanup")
 

@@ -71,6 +71,7 @@ class Written:
             time_ms=5,
             edits=tuple(edits),
             totals=after.totals(),
+            previous_nonce=self.state.nonce,
         )
         self.state = fold(self.state, record)
         self.store.put(record_key(STREAM, INCARNATION, record.record_id), encode_record(record))

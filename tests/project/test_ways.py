@@ -205,4 +205,5 @@ def test_documented_ways_through_the_code_cross_few_files(name: str, tmp_path: P
         rf"^### [^\n]*{re.escape(name)}[^\n]*\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL | re.IGNORECASE
     )
     assert section is not None, f"{ARCHITECTURE.name} has no section about the way of {name}"
+    assert f"At most {CROSSED_MAX[name]} files." in section[1]
     assert sorted(re.findall(r"`((?:formats|offloader)/[\w/]+\.py)`", section[1])) == sorted(crossed)

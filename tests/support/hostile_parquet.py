@@ -1,4 +1,4 @@
-"""Parquet files of a few kilobytes that become hundreds of megabytes: what somebody would write who wants that."""
+"""Parquet files of a few kilobytes whose rows would take hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from formats.checkpoint_parquet import NUMBER_COLUMNS
 
-__all__ = ["hostile_ledgers", "hostile_lists", "hostile_segments", "lying_footer"]
+__all__ = ["hostile_ledgers", "hostile_segments"]
 
 _SEGMENTS = pa.schema(
     [
@@ -39,14 +39,6 @@ def hostile_segments(
     return _segments([*arrays, pa.nulls(rows, _SEGMENTS.field("ledgers").type)], group_rows or rows, metadata)
 
 
-def hostile_lists(values: int, *, dictionary: bool) -> bytes:
-    """A run of one segment with ``values`` numbers for its ledgers: from a dictionary, or pages of compressed zeros."""
-    arrays = [pa.array([b"x" * 16], pa.binary(16)), *(pa.array(np.zeros(1, d)) for d in NUMBER_COLUMNS.values())]
-    zeros = pa.array(np.zeros(values, np.int64))
-    lists = pa.ListArray.from_arrays(pa.array([0, values], pa.int32()), zeros)
-    return _segments([*arrays, lists.cast(_SEGMENTS.field("ledgers").type)], 1, None, dictionary=dictionary)
-
-
 def hostile_ledgers(rows: int, *, group_rows: int) -> bytes:
     """A run of ``rows`` ledgers, one after the other."""
     ids = np.arange(rows, dtype=np.int64)
@@ -56,27 +48,14 @@ def hostile_ledgers(rows: int, *, group_rows: int) -> bytes:
     return _written(table, group_rows, use_dictionary=["flags"], column_encoding=encoding)
 
 
-def lying_footer(data: bytes, values: int, *, said: int) -> bytes:
-    """``data``, whose footer names ``said`` values where its pages have ``values``."""
-    footer_at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    true = _number(values)
-    padded = bytes([*(byte | 128 for byte in _number(said).ljust(len(true) - 1, b"\x00")[: len(true) - 1]), 0])
-    footer = data[footer_at:]
-    assert footer.count(true)
-    assert len(true) > len(_number(said))
-    return data[:footer_at] + footer.replace(true, padded)
-
-
-def _segments(
-    arrays: list[pa.Array], group_rows: int, metadata: Mapping[bytes, bytes] | None, *, dictionary: bool = True
-) -> bytes:
+def _segments(arrays: list[pa.Array], group_rows: int, metadata: Mapping[bytes, bytes] | None) -> bytes:
     own = {
         b"offloader.format": b"1",
         b"offloader.drivers": b"[{},{}]",
         b"offloader.ranges": json.dumps({name: [0, 1] for name in NUMBER_COLUMNS}).encode(),
     }
     table = pa.Table.from_arrays(arrays, schema=_SEGMENTS.with_metadata({**own, **(metadata or {})}))
-    return _written(table, group_rows, use_dictionary=dictionary)
+    return _written(table, group_rows, use_dictionary=True)
 
 
 def _written(table: pa.Table, group_rows: int, **ways: object) -> bytes:
@@ -92,13 +71,3 @@ def _written(table: pa.Table, group_rows: int, **ways: object) -> bytes:
         **ways,
     )
     return cast(bytes, sink.getvalue().to_pybytes())
-
-
-def _number(value: int) -> bytes:
-    """As Thrift's compact protocol writes a positive number."""
-    value *= 2
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*found, value])
