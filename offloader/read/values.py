@@ -547,21 +547,23 @@ class VersionedDecoders(Generic[_Decoder]):
     def __init__(
         self, given: Mapping[int | None, _Decoder], ask: Callable[[int | None], _Decoder] | None = None
     ) -> None:
-        self._known, self._ask = dict(given), ask
+        self._given, self._ask = dict(given), ask
+        #: Separate: the answer for messages without a version isn't the decoder of all other versions.
+        self._asked: dict[int | None, _Decoder] = {}
 
     @property
     def known(self) -> list[_Decoder]:
         """The given decoders, and those requested so far."""
-        return list(self._known.values())
+        return [*self._given.values(), *self._asked.values()]
 
     def of(self, version: bytes | None) -> _Decoder:
         """The decoder of a message's version. Raises ``ValueError`` if it is unknown."""
         number = int.from_bytes(version, "big") if version and len(version) == _VERSION_BYTES else None
-        decoder = self._known.get(number) or self._known.get(None)
+        decoder = self._given.get(number) or self._given.get(None) or self._asked.get(number)
         if decoder is None and self._ask is not None:
-            decoder = self._known[number] = self._ask(number)
+            decoder = self._asked[number] = self._ask(number)
         if decoder is None:
-            known = ", ".join(map(str, sorted(each for each in self._known if each is not None)))
+            known = ", ".join(map(str, sorted(each for each in self._given if each is not None)))
             raise ValueError(f"its schema version is {number}, but schemas were given only for {known}")
         return decoder
 

@@ -1,8 +1,9 @@
 """Subscribers that were registered at a scalable topic's parts before it had a registry: they remain its subscribers.
 
 A topic that was migrated had a registry as a regular topic, and the stream of a segment may have one that was written
-before the topic's layout. Their entries are kept by the topic's policy now, so their subscribers must count. Until the topic's own registry is written it is
-this: all of those subscribers, by name. Its first change writes all of them, in one step.
+before the topic's layout. Their entries are kept by the topic's policy now, so their subscribers must count. Until the
+topic's own registry is written it is this: all of those subscribers, by name. Its first change writes all of them, in
+one step.
 
 A cut of one part says nothing about the others, of which nothing counts as read. The registry has the newest of the
 former revisions, so a former registry that was lost is noticed, as the topic's own would be

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from google.protobuf import any_pb2, descriptor_pb2, timestamp_pb2
 
 from formats.entries import EntryBatch
+from formats.topic_layout import HASHES, RangeSegment, TopicLayout, TopicSchema
+from offloader.manifest.topic_layouts import record_layout, record_schemas
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import Sent, batch_entry, compressed, entry_of, metadata_of, recorded, single_entry
@@ -401,6 +403,7 @@ def test_protobuf_value_without_a_form_in_json_is_a_bad_one(
     [
         (["--schema", "x"], "--schema requires --messages"),
         (["--admin-url", "http://127.0.0.1:1"], "--admin-url requires --messages"),
+        (["--recorded-schemas"], "--recorded-schemas requires --messages"),
         (["--messages", "--message-type", "a.B"], "--message-type requires --schema"),
         (["--messages", "--admin-url", "http://127.0.0.1:1"], "stream orders has no topic's name"),
         (["--messages", "--schema", "one=/dev/null"], "'one' isn't a version number"),
@@ -425,6 +428,70 @@ def test_schema_that_the_reader_cannot_use_is_no_bad_message(
         done = offloader("read", "persistent://shop/eu/orders", *given)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("offloader: the Avro schema is invalid")
+
+
+SCALABLE, SEGMENT = "topic://shop/eu/orders", "shop/eu/segment/orders/0000-ffff-0"
+
+
+@pytest.fixture
+def scalable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamWriter:
+    """A scalable topic with recorded schemas: messages of versions 0 and 1, and one without a version."""
+    writer = StreamWriter(open_store(f"file://{tmp_path}/store"), SEGMENT)
+    sent = [
+        single_entry(Sent(value=avro(AVRO, {"id": 1, "at": b"x"})), schema_version=bytes(8)),
+        single_entry(Sent(value=avro(NEWER, {"id": 2})), schema_version=(1).to_bytes(8, "big")),
+        single_entry(Sent(value=avro(NEWER, {"id": 3}))),
+    ]
+    writer.add([EntryBatch.build(7, 0, sent)], closes=[7])
+    row = RangeSegment(id=0, stream=SEGMENT, hash_start=0, hash_stop=HASHES, parents=(), created_epoch=0)
+    record_layout(writer.store, "shop/eu/topic/orders", TopicLayout(topic=SCALABLE, epoch=0, segments=(row,)))
+    schemas = [
+        TopicSchema(version=number, type="AVRO", data=json.dumps(each)) for number, each in enumerate([AVRO, NEWER])
+    ]
+    record_schemas(writer.store, "shop/eu/topic/orders", schemas)
+    monkeypatch.setenv("OFFLOADER_STORE", writer.store.url)
+    return writer
+
+
+@pytest.mark.parametrize("name", [SCALABLE, SEGMENT])
+def test_recorded_schemas_decode_values_by_version(
+    capsys: pytest.CaptureFixture[str], scalable: StreamWriter, name: str
+) -> None:
+    done = Offloader(capsys)("read", name, "--messages", "--json", "--recorded-schemas")
+    assert [row["value"]["id"] for row in done.rows] == [1, 2, 3]
+
+
+def test_version_that_is_not_recorded_is_asked_from_the_broker_or_named(
+    capsys: pytest.CaptureFixture[str], scalable: StreamWriter
+) -> None:
+    later = single_entry(Sent(value=avro(NEWER, {"id": 4})), schema_version=(2).to_bytes(8, "big"))
+    scalable.add([EntryBatch.build(8, 0, [later])])
+    read = ("read", SCALABLE, "--messages", "--json", "--recorded-schemas")
+    done = Offloader(capsys)(*read)
+    assert (done.code != 0, "its schema version is 2, which is not recorded" in done.err) == (True, True)
+    with schema_registry("shop/eu/orders", {2: NEWER}) as registry:
+        done = Offloader(capsys)(*read, "--admin-url", registry.url)
+    assert [row["value"]["id"] for row in done.rows] == [1, 2, 3, 4]
+    assert registry.asked == ["/admin/v2/schemas/shop/eu/orders/schema/2"]
+
+
+def test_broker_is_asked_for_a_version_after_a_message_without_one(
+    capsys: pytest.CaptureFixture[str], scalable: StreamWriter
+) -> None:
+    """The newest schema, which is that of messages without a version, isn't that of all versions."""
+    older = single_entry(Sent(value=avro(AVRO, {"id": 4, "at": b"y"})), schema_version=bytes(8))
+    scalable.add([EntryBatch.build(8, 0, [single_entry(Sent(value=avro(NEWER, {"id": 3}))), older])])
+    with schema_registry("shop/eu/orders", {0: AVRO}, newest=NEWER) as registry:
+        given = ("--messages", "--json", "--from", "8:0", "--admin-url", registry.url)
+        done = Offloader(capsys)("read", SEGMENT, *given)
+    assert [row["value"] for row in done.rows] == [{"id": 3}, {"id": 4, "at": "eQ=="}]
+
+
+def test_topic_without_recorded_schemas_is_named(offloader: Offloader, writer: StreamWriter) -> None:
+    writer.add([EntryBatch.build(7, 0, [single_entry(Sent())])])
+    code, line, hint = offloader.refuses("read", "orders", "--messages", "--recorded-schemas")
+    assert (code, line) == (3, "stream orders has no recorded schemas")
+    assert "--schema FILE" in hint
 
 
 def test_the_broker_gives_schemas_by_version(

@@ -20,11 +20,16 @@ class SchemaRegistry:
 
 
 @contextlib.contextmanager
-def schema_registry(topic: str, versions: Mapping[int, Mapping[str, Any]]) -> Iterator[SchemaRegistry]:
+def schema_registry(
+    topic: str, versions: Mapping[int, Mapping[str, Any]], *, newest: Mapping[str, Any] | None = None
+) -> Iterator[SchemaRegistry]:
     """Answers with Avro schemas of ``tenant/namespace/topic`` by version; 404 to everything else."""
+    path = f"/admin/v2/schemas/{topic}/schema"
+    schemas = {f"{path}/{version}": schema for version, schema in versions.items()}
+    if newest is not None:
+        schemas[path] = newest
     known = {
-        f"/admin/v2/schemas/{topic}/schema/{version}": json.dumps({"type": "AVRO", "data": json.dumps(schema)}).encode()
-        for version, schema in versions.items()
+        path: json.dumps({"type": "AVRO", "data": json.dumps(schema)}).encode() for path, schema in schemas.items()
     }
     asked: list[str] = []
 
