@@ -8,18 +8,20 @@ Rules of a layout:
 * L4: the hash ranges of active segments don't overlap. Ranges of migrated partitions do: all are the whole range.
 
 One object per topic, ``TOPIC/layout.json``. It only grows: a segment that the broker has forgotten keeps its row and
-its parents, because its entries may still be in the object store.
+its parents, because its entries may still be in the object store. For the same reason it has the schemas of the topic's
+values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import ClassVar
 
-from formats.checked_json import CheckedDocument
+from formats.checked_json import ABSENT_BY_DEFAULT, CheckedDocument
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import decode_stream, stream_prefix
@@ -29,6 +31,8 @@ _NAME = "layout.json"
 HASHES = 65536
 #: Segments of one topic. Each has about 250 bytes.
 SEGMENTS_MAX = 100_000
+#: Definitions and properties of all schemas of one topic, in characters.
+SCHEMAS_CHARS_MAX = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,27 @@ class RangeSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSchema:
+    """One version of the schema of a topic's values, as the broker described it.
+
+    Attributes:
+        version: in the metadata of the messages.
+        type: ``AVRO``, ``JSON``, ``STRING``, ...
+        data: its definition, empty for primitive types.
+    """
+
+    version: int
+    type: str
+    data: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def chars(self) -> int:
+        """What counts for ``SCHEMAS_CHARS_MAX``."""
+        return len(self.data) + sum(len(name) + len(value) for name, value in self.properties.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLayout(CheckedDocument):
     """The range segments of a scalable topic.
 
@@ -74,6 +99,7 @@ class TopicLayout(CheckedDocument):
         topic: ``topic://tenant/namespace/name``.
         epoch: raised by the broker with each change.
         segments: ascending by id.
+        schemas: all that the broker ever named, ascending by version.
     """
 
     bytes_max: ClassVar[int] = 64 * 1024 * 1024
@@ -81,6 +107,7 @@ class TopicLayout(CheckedDocument):
     topic: str
     epoch: int
     segments: tuple[RangeSegment, ...]
+    schemas: tuple[TopicSchema, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
 
     @property
     def by_id(self) -> dict[int, RangeSegment]:

@@ -45,14 +45,14 @@ class ReadStreams:
         position; ``None``: it has no entries between the times.
         numbers: of the partitions, or ids of the segments; empty: it is one stream.
         streams: their names. ``follow`` appends new segments to both.
-        first: the first stream of the topic, also if it can't be read yet.
+        schemas_of: a name that the schemas of the values belong to: of a stream, or of a scalable topic.
         after: of each part, the places of those that are read to their end before it.
     """
 
     parts: list[tuple[Reader, _Range | None]]
     numbers: list[int]
     streams: list[str]
-    first: str
+    schemas_of: str
     after: Sequence[Sequence[int]] = ()
     segments: FollowedSegments | None = None
 
@@ -97,7 +97,8 @@ class ReadStreams:
                 return opened(stream, None)
 
             segments = FollowedSegments(lambda: named_streams(store, name), added, numbers)
-        return cls(parts, numbers, streams, named.streams[0], topic.after, segments)
+        schemas_of = named.streams[0] if named.layout is None else named.name
+        return cls(parts, numbers, streams, schemas_of, topic.after, segments)
 
     def close(self) -> None:
         """Closes all readers. Idempotent."""

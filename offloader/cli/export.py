@@ -248,9 +248,10 @@ def _require_exportable(store: ObjectStore, names: list[str], schemas: ValueSche
     from offloader.export.iceberg import values_of  # loads pyiceberg
 
     for name in names:
-        for each in named_streams(store, name).streams:
+        named = named_streams(store, name)
+        for each in named.streams:
             load_stream(store, each)
-            values_of(schemas, each)
+            values_of(schemas, store, each if named.layout is None else named.name)
 
 
 def _exported(

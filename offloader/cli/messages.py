@@ -19,11 +19,13 @@ from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder,
 from offloader.cli.options import named_file, number_of, option
 from offloader.cli.output import base64_text, counted, json_line, utf8_text
 from offloader.errors import CorruptError, InvalidCallError, OffloaderError
+from offloader.follow import ReadStreams
 from offloader.ledgers.pulsar.transport import ADMIN_TOKEN_VARIABLE
 from offloader.read.decrypt import Decryptor, WrongKey
 from offloader.read.messages import decode_messages
 from offloader.read.schemas import ValueSchemas
 from offloader.read.values import VersionedDecoder, value_decoder
+from offloader.store.base import ObjectStore
 
 _ALL = tuple(COLUMNS)
 #: Enough to count the messages of an entry without decompression.
@@ -57,6 +59,12 @@ class SchemaArguments:
             metavar="URL",
         ),
     ] = ""
+    recorded_schemas: Annotated[
+        bool,
+        typer.Option(
+            "--recorded-schemas", help="Decode values by the schemas that serve recorded of a scalable topic."
+        ),
+    ] = False
 
     def schemas(self) -> ValueSchemas:
         """The schemas of the options; raises ``InvalidCallError`` for a version that is no number."""
@@ -69,7 +77,12 @@ class SchemaArguments:
                     f"--schema {text:.200}: {name!r:.80} isn't a version number", hint="for example 0=orders.avsc"
                 )
             files[version] = path
-        return ValueSchemas(files=files, message_type=self.message_type, admin_url=self.admin_url)
+        return ValueSchemas(
+            files=files,
+            message_type=self.message_type,
+            admin_url=self.admin_url,
+            recorded=self.recorded_schemas,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +108,12 @@ class MessageArguments(SchemaArguments):
 
     def require_messages(self) -> None:
         """Raises ``InvalidCallError`` for an option that needs ``--messages``."""
-        given = {"--schema": self.schema, "--admin-url": self.admin_url, "--private-key": self.private_key}
+        given = {
+            "--schema": self.schema,
+            "--admin-url": self.admin_url,
+            "--recorded-schemas": self.recorded_schemas,
+            "--private-key": self.private_key,
+        }
         wrong = [name for name, value in given.items() if value]
         if wrong and not self.messages:
             raise InvalidCallError(f"{wrong[0]} requires --messages", hint="give --messages too")
@@ -105,17 +123,16 @@ class MessageReader:
     """Decodes the messages that ``read`` prints, by the options. Use it once.
 
     Args:
-        streams: the stream of each number in ``rows``.
-        numbers: the partitions' numbers, in the same order; empty: the topic has no partitions.
-        with_schema: the stream of the topic with the schemas.
+        store: of the streams.
+        part: what is read; its streams and numbers grow while new segments are followed.
 
     Raises:
         NotFoundError, InvalidCallError, UnsupportedError: a schema or a key can't be used.
     """
 
-    def __init__(self, given: MessageArguments, streams: list[str], numbers: list[int], with_schema: str) -> None:
-        self._streams, self._numbers, self._bad = streams, numbers, given.on_bad_message
-        decoders = given.schemas().decoders(with_schema, value_decoder)
+    def __init__(self, given: MessageArguments, store: ObjectStore, part: ReadStreams) -> None:
+        self._streams, self._numbers, self._bad = part.streams, part.numbers, given.on_bad_message
+        decoders = given.schemas().decoders(store, part.schemas_of, value_decoder)
         self._values = None if decoders is None else VersionedDecoder(*decoders)
         keys = dict(named_file(text) for text in given.private_key or [])
         self._decrypt = Decryptor(keys) if keys else None

@@ -136,7 +136,7 @@ def read(
             source_of = owners = OwnersHotTiers(opened, ledgers_of, given.settings().access.owner_hosts, SystemClock())
         part = ReadStreams.opened(opened, stream, source_of, asked, given.settings_of())
         stack.callback(part.close)
-        decoder = MessageReader(decoding, part.streams, part.numbers, part.first) if messages else None
+        decoder = MessageReader(decoding, opened, part) if messages else None
         if following:
             _require_whole(part, ledgers_of)
         if count and decoder is None:

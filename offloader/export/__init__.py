@@ -54,6 +54,7 @@ class StreamExport:
         schema: str | Path | Mapping[int | None, str | Path] | None = None,
         message_type: str = "",
         admin_url: str = "",
+        recorded_schemas: bool = False,
         skip_lost: bool = False,
         subscriber: str = "",
         on_bad_message: Literal["error", "null"] = "error",
@@ -75,6 +76,7 @@ class StreamExport:
             schema: decodes the values: a file with their schema, or files by version (``None``: all other versions).
             message_type: message type in a schema with protobuf descriptors.
             admin_url: get the schemas from this Pulsar; the token is in ``OFFLOADER_ADMIN_TOKEN``.
+            recorded_schemas: use the schemas that ``offloader serve`` recorded of a scalable topic.
             skip_lost: skip entries that retention deleted before they were exported.
             subscriber: protect unexported entries from retention as this subscriber. The store must be open for
                 writing.
@@ -105,7 +107,9 @@ class StreamExport:
             self._store,
             self._stream,
             opened,
-            schemas=ValueSchemas(files=files, message_type=message_type, admin_url=admin_url),
+            schemas=ValueSchemas(
+                files=files, message_type=message_type, admin_url=admin_url, recorded=recorded_schemas
+            ),
             settings_of=lambda _: chosen.read,
             skip_lost=skip_lost,
             subscriber=subscriber,

@@ -61,7 +61,7 @@ def export_topic(
             skip_lost=skip_lost,
             range_bytes=range_bytes,
             bad_messages=bad_messages,
-            values=values_of(schemas, each),
+            values=values_of(schemas, store, each if named.layout is None else named.name),
             settings=settings_of(each),
             stop=stop,
         )
@@ -76,9 +76,9 @@ def export_topic(
     return done
 
 
-def values_of(schemas: ValueSchemas, stream: str) -> Values | None:
+def values_of(schemas: ValueSchemas, store: ObjectStore, stream: str) -> Values | None:
     """The decoders of a stream's values; ``None``: values are bytes. Raises as ``ValueSchemas.decoders``."""
-    found = schemas.decoders(stream, typed_decoder)
+    found = schemas.decoders(store, stream, typed_decoder)
     return None if found is None else VersionedDecoders(*found)
 
 

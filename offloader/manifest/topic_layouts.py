@@ -13,9 +13,12 @@ all layouts ever seen is recorded, before the first entry of a new segment is re
 * L10: a recorded segment that an answer lacks was sealed, and nothing more of it will come (``NOTHING_MORE``). A new
   segment continues all segments of some of its hashes that were sealed before it was created, whether the broker still
   names them or not: the ranges of segments that are active at the same time don't overlap.
+* L11: a recorded schema remains, and its version never has another definition. A broker of 5.0.0-M1 deletes the schemas
+  of a topic together with the first segment that it deletes.
 
 An answer that contradicts L6 to L8 is about another topic of the same name (deleted and created again, or a restored
-cluster): the topic stops. One that is only older (L9) is asked for again.
+cluster): the topic stops. One that is only older (L9) is asked for again. A schema that contradicts L11 is reported,
+and its version keeps the recorded definition.
 
 **Durability.** One object, replaced on the condition that it is unchanged. A process that dies before the replacement
 has read nothing of the new segments; after it, the next process finds them recorded. Of two processes that record at
@@ -30,8 +33,8 @@ from graphlib import TopologicalSorter
 from heapq import heappop, heappush
 
 from formats.entries import Position
-from formats.topic_layout import RangeSegment, TopicLayout, layout_key
-from offloader.errors import SourceMismatchError, StoreUnavailableError
+from formats.topic_layout import SCHEMAS_CHARS_MAX, RangeSegment, TopicLayout, TopicSchema, layout_key
+from offloader.errors import LimitReachedError, SourceMismatchError, StoreUnavailableError
 from offloader.manifest.boundary import decoded
 from offloader.manifest.catalog import mode_of_new, read_shared
 from offloader.store.base import ObjectStore, put_if
@@ -68,7 +71,7 @@ def merged(recorded: TopicLayout, seen: TopicLayout) -> TopicLayout:
     unseen = {row.id for row in recorded.segments if row.id not in now and not row.is_sealed}
     new = [row for row in seen.segments if row.id not in known]
     rows = _linked({row.id: row for row in (*kept, *new)}, {row.id for row in new}, unseen)
-    return TopicLayout(topic=recorded.topic, epoch=seen.epoch, segments=rows)
+    return replace(recorded, epoch=seen.epoch, segments=rows)
 
 
 def _contradiction(old: RangeSegment | None, row: RangeSegment, *, is_older: bool) -> str:
@@ -196,6 +199,49 @@ def record_end(store: ObjectStore, place: str, segment_id: int, end: Position) -
         return replace(recorded, segments=tuple(rows))
 
     return _changed(store, place, ended)
+
+
+def record_schemas(store: ObjectStore, place: str, told: Iterable[TopicSchema]) -> TopicLayout:
+    """Adds schemas to the record; raises as ``record_layout``.
+
+    Raises:
+        SourceMismatchError: a version is recorded with another definition (L11); the others are added.
+        LimitReachedError: all together are too large; the smallest versions are added, as many as fit.
+    """
+    others: list[int] = []
+    unfit: list[int] = []
+
+    def added(recorded: TopicLayout | None) -> TopicLayout:
+        if recorded is None:
+            raise StoreUnavailableError(f"{place}: its layout isn't recorded yet")
+        known = {each.version: each for each in recorded.schemas}
+        others[:] = [each.version for each in told if known.get(each.version, each) != each]
+        room = SCHEMAS_CHARS_MAX - sum(each.chars for each in recorded.schemas)
+        unfit.clear()
+        for each in sorted((each for each in told if each.version not in known), key=lambda each: each.version):
+            room -= each.chars
+            if room < 0:
+                unfit.append(each.version)
+            else:
+                known[each.version] = each
+        return replace(recorded, schemas=tuple(known[version] for version in sorted(known)))
+
+    told = tuple(told)
+    recorded = _changed(store, place, added)
+    if others:
+        raise SourceMismatchError(
+            f"{recorded.topic}: version {others[0]} of its schema isn't the one that is recorded: its schemas were "
+            "deleted and created again",
+            hint="decode messages that are newer than that with --admin-url or a schema file; the recorded version "
+            "remains for older ones",
+        )
+    if unfit:
+        raise LimitReachedError(
+            f"{recorded.topic}: version {unfit[0]} of its schema isn't recorded: all of them have more than "
+            f"{SCHEMAS_CHARS_MAX:,} characters",
+            hint="keep a copy of `pulsar-admin schemas get`, and decode messages with --schema VERSION=FILE",
+        )
+    return recorded
 
 
 def _changed(store: ObjectStore, place: str, change: Callable[[TopicLayout | None], TopicLayout]) -> TopicLayout:

@@ -1,4 +1,4 @@
-"""The schemas of a topic's values, from files or from the topic's broker."""
+"""The schemas of a topic's values: from files, from the topic's broker, or recorded in the store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from offloader.errors import InvalidCallError, NotFoundError
+from offloader.ledgers.pulsar.scalable import place_of_topic, scalable_topic_of
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import ADMIN_TOKEN_VARIABLE, open_security
+from offloader.manifest.topic_layouts import read_layout
 from offloader.read.values import MessageSchema, schema_of
+from offloader.store.base import ObjectStore
 from offloader.stream_names import partition_of
 
 SCHEMA_BYTES_MAX = 16 * 1024 * 1024
@@ -29,19 +32,22 @@ class ValueSchemas:
         message_type: the message type in protobuf descriptors.
         admin_url: the admin interface of a Pulsar that has the schemas of other versions. The token is in
             ``OFFLOADER_ADMIN_TOKEN``.
+        recorded: use the schemas that ``offloader serve`` recorded of a scalable topic, for versions without a file.
     """
 
     files: Mapping[int | None, str | Path] = field(default_factory=dict)
     message_type: str = ""
     admin_url: str = ""
+    recorded: bool = False
 
     def decoders(
-        self, stream: str, make: Callable[..., _Made]
+        self, store: ObjectStore, stream: str, make: Callable[..., _Made]
     ) -> tuple[dict[int | None, _Made], Callable[[int | None], _Made] | None] | None:
         """The arguments of ``VersionedDecoders``; ``None``: there is no schema.
 
         Args:
-            stream: of the topic with the schemas.
+            store: of the stream.
+            stream: of the topic with the schemas; or the name of a scalable topic, or of a segment of it.
             make: ``value_decoder`` or a function with the same signature.
 
         Raises:
@@ -58,15 +64,45 @@ class ValueSchemas:
             except OSError as cause:
                 raise NotFoundError(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
             found[version] = make(schema_of(document, what=what, message_type=self.message_type), what=what)
-        if not self.admin_url:
-            return (found, None) if found else None
+        ask = None if not self.admin_url else self._broker(stream, make)
+        if self.recorded:
+            ask = _recorded(store, stream, make, ask)
+        return (found, ask) if found or ask is not None else None
+
+    def _broker(self, stream: str, make: Callable[..., _Made]) -> Callable[[int | None], _Made]:
         split = partition_of(stream)
-        topic = topic_of_stream(stream if split is None else split[0])
+        topic = scalable_topic_of(stream) or topic_of_stream(stream if split is None else split[0])
         if topic is None:
             raise InvalidCallError(
                 f"stream {stream} has no topic's name, so no broker has its schema", hint="give --schema"
             )
-        return found, partial(_asked, self.admin_url, topic, make)
+        return partial(_asked, self.admin_url, topic, make)
+
+
+def _recorded(
+    store: ObjectStore, stream: str, make: Callable[..., _Made], ask: Callable[[int | None], _Made] | None
+) -> Callable[[int | None], _Made]:
+    """Makes the decoder of a recorded version, of the newest one for messages without a version; else ``ask``."""
+    topic = scalable_topic_of(stream)
+    layout = None if topic is None else read_layout(store, place_of_topic(topic))
+    if layout is None or not layout.schemas:
+        raise NotFoundError(
+            f"stream {stream} has no recorded schemas",
+            hint="only schemas of scalable topics are recorded; give --schema FILE or --admin-url",
+        )
+    newest = layout.schemas[-1]
+    schemas = {each.version: each for each in layout.schemas}
+
+    def decoder(version: int | None) -> _Made:
+        found = newest if version is None else schemas.get(version)
+        if found is not None:
+            what = f"the recorded schema of {layout.topic}, version {found.version},"
+            return make(MessageSchema(found.type, found.data, found.properties), what=what)
+        if ask is None:
+            raise ValueError(f"its schema version is {version}, which is not recorded")
+        return ask(version)
+
+    return decoder
 
 
 def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:

@@ -8,7 +8,7 @@ import pytest
 
 from formats.entries import Position
 from formats.errors import FormatError
-from formats.topic_layout import HASHES, RangeSegment, TopicLayout, layout_key, layout_problem
+from formats.topic_layout import HASHES, RangeSegment, TopicLayout, TopicSchema, layout_key, layout_problem
 
 TOPIC = "topic://shop/eu/orders"
 
@@ -66,6 +66,16 @@ def test_bytes_of_a_record_do_not_change() -> None:
         b'"hash_stop":65536,"id":0,"is_legacy":false,"parents":[],"sealed_epoch":1,"sealed_ms":0,'
         b'"stream":"shop/eu/segment/orders/0000-ffff-0"}],"topic":"topic://shop/eu/orders","crc32c":"83c14e18"}'
     )
+
+
+def test_schemas_of_a_record_are_the_same_after_decoding() -> None:
+    schemas = (
+        TopicSchema(version=0, type="AVRO", data='{"type": "record"}'),
+        TopicSchema(version=7, type="KEY_VALUE", data="", properties={"kv.encoding.type": "SEPARATED"}),
+    )
+    recorded = replace(layout(*SPLIT), schemas=schemas)
+    assert TopicLayout.decode(recorded.encode()) == recorded
+    assert b"schemas" not in layout(*SPLIT).encode()
 
 
 def test_damaged_record_is_refused() -> None:

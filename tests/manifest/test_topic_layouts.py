@@ -13,10 +13,25 @@ from typing import NamedTuple
 import pytest
 
 from formats.entries import Position
-from formats.topic_layout import HASHES, RangeSegment, TopicLayout, layout_key, layout_problem
-from offloader.errors import OffloaderError, SourceMismatchError, StoreUnavailableError
+from formats.topic_layout import (
+    HASHES,
+    SCHEMAS_CHARS_MAX,
+    RangeSegment,
+    TopicLayout,
+    TopicSchema,
+    layout_key,
+    layout_problem,
+)
+from offloader.errors import LimitReachedError, OffloaderError, SourceMismatchError, StoreUnavailableError
 from offloader.ledgers.pulsar.scalable import layout_of_json
-from offloader.manifest.topic_layouts import in_order, merged, read_layout, record_end, record_layout
+from offloader.manifest.topic_layouts import (
+    in_order,
+    merged,
+    read_layout,
+    record_end,
+    record_layout,
+    record_schemas,
+)
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 
@@ -50,6 +65,49 @@ def test_known_answer_writes_nothing(store: ObjectStore) -> None:
     before = store.head(layout_key(PLACE)).etag
     record_layout(store, PLACE, answer("split"))
     assert store.head(layout_key(PLACE)).etag == before
+
+
+def schema(version: int, data: str = "{}") -> TopicSchema:
+    return TopicSchema(version=version, type="AVRO", data=data)
+
+
+def recorded_schemas(store: ObjectStore) -> tuple[TopicSchema, ...]:
+    recorded = read_layout(store, PLACE)
+    assert recorded is not None
+    return recorded.schemas
+
+
+def test_schemas_remain_when_the_broker_has_deleted_them(store: ObjectStore) -> None:
+    record_layout(store, PLACE, answer("split"))
+    record_schemas(store, PLACE, [schema(0), schema(1)])
+    record_schemas(store, PLACE, [])
+    record_schemas(store, PLACE, [schema(2)])
+    record_layout(store, PLACE, answer("merge"))
+    record_end(store, PLACE, 0, Position(3, 30))
+    assert recorded_schemas(store) == (schema(0), schema(1), schema(2))
+    before = store.head(layout_key(PLACE)).etag
+    record_schemas(store, PLACE, [schema(1)])
+    assert store.head(layout_key(PLACE)).etag == before
+
+
+def test_another_definition_of_a_version_is_named_and_the_recorded_one_remains(store: ObjectStore) -> None:
+    record_layout(store, PLACE, answer("split"))
+    record_schemas(store, PLACE, [schema(0)])
+    with pytest.raises(SourceMismatchError, match="version 0 of its schema isn't the one that is recorded"):
+        record_schemas(store, PLACE, [schema(0, "[]"), schema(1)])
+    assert recorded_schemas(store) == (schema(0), schema(1))
+
+
+def test_schemas_that_are_too_large_together_are_named(store: ObjectStore) -> None:
+    record_layout(store, PLACE, answer("split"))
+    with pytest.raises(LimitReachedError, match="version 1 of its schema isn't recorded"):
+        record_schemas(store, PLACE, [schema(0), schema(1, "x" * SCHEMAS_CHARS_MAX)])
+    assert recorded_schemas(store) == (schema(0),)
+
+
+def test_schemas_of_a_topic_without_a_record_are_refused(store: ObjectStore) -> None:
+    with pytest.raises(StoreUnavailableError, match="isn't recorded yet"):
+        record_schemas(store, PLACE, [schema(0)])
 
 
 def without(layout: TopicLayout, number: int, *, epoch: int) -> TopicLayout:

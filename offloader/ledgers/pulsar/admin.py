@@ -14,7 +14,7 @@ from typing import Any, Self
 from urllib.parse import quote, urljoin
 
 from formats.entries import Position
-from formats.topic_layout import TopicLayout
+from formats.topic_layout import TopicLayout, TopicSchema
 from offloader.errors import (
     AccessDeniedError,
     CorruptError,
@@ -26,7 +26,13 @@ from offloader.errors import (
     needs_extra,
     plain_reason,
 )
-from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME, TOPIC_SCHEME, layout_of_json, place_of_topic
+from offloader.ledgers.pulsar.scalable import (
+    SEGMENT_SCHEME,
+    TOPIC_SCHEME,
+    layout_of_json,
+    place_of_topic,
+    schemas_of_json,
+)
 from offloader.ledgers.pulsar.topics import (
     EntryFate,
     TopicInternals,
@@ -188,13 +194,18 @@ class AdminClient:
 
         A segment has the schema of its scalable topic.
         """
-        scheme, _, name = topic.partition("://")
-        regular = f"persistent://{name.rpartition('/')[0]}" if f"{scheme}://" == SEGMENT_SCHEME else topic
-        name = _path(regular).replace("/persistent/", "/schemas/", 1)
+        name = _schemas_path(topic)
         found = self._json(f"{name}/schema" if version is None else f"{name}/schema/{version}")
         if not isinstance(found, dict) or not isinstance(found.get("type"), str):
             raise CorruptError(f"{self.url}: topic {topic} has no schema")
         return found["type"], str(found.get("data") or ""), found.get("properties") or {}
+
+    def schemas(self, topic: str) -> Sequence[TopicSchema]:
+        """All versions of a topic's schema, ascending; none if it has no schema."""
+        try:
+            return schemas_of_json(self._json(f"{_schemas_path(topic)}/schemas"), topic)
+        except NotFoundError:
+            return ()
 
     def fate(self, topic: str, position: Position) -> EntryFate:
         """Why an entry of one topic, or one partition, wasn't delivered to a reader."""
@@ -402,6 +413,15 @@ def _scalable_path(topic: str) -> str:
     return (
         f"/admin/v2/scalable/{'/'.join(quote(each, safe='') for each in topic.removeprefix(TOPIC_SCHEME).split('/'))}"
     )
+
+
+def _schemas_path(topic: str) -> str:
+    """The path of a topic's schemas; a segment has those of its scalable topic."""
+    scheme, _, name = topic.partition("://")
+    if f"{scheme}://" == SEGMENT_SCHEME:
+        name = name.rpartition("/")[0]
+    regular = f"persistent://{name}" if f"{scheme}://" in (SEGMENT_SCHEME, TOPIC_SCHEME) else topic
+    return _path(regular).replace("/persistent/", "/schemas/", 1)
 
 
 def _path(topic: str) -> str:

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from formats.topic_layout import HASHES, SEGMENTS_MAX, RangeSegment, TopicLayout, layout_problem
+from formats.topic_layout import HASHES, SEGMENTS_MAX, RangeSegment, TopicLayout, TopicSchema, layout_problem
 from offloader.errors import CorruptError, InvalidCallError, LimitReachedError, OffloaderError, UnsupportedError
-from offloader.ledgers.pulsar.topics import is_text, stream_of_topic
+from offloader.ledgers.pulsar.topics import is_text, stream_of_topic, topic_of_stream
 
 TOPIC_SCHEME, SEGMENT_SCHEME = "topic://", "segment://"
 #: In the names of streams: of the topic's own documents.
@@ -40,6 +40,17 @@ def place_of_topic(topic: str) -> str:
         raise InvalidCallError(f"{topic} is no scalable topic", hint="names look like topic://tenant/namespace/topic")
     tenant, namespace, name = levels
     return f"{tenant}/{namespace}/{_PLACE}/{name}"
+
+
+def scalable_topic_of(name: str) -> str | None:
+    """The scalable topic of a segment's stream, or of the name of its documents; ``None``: it is of no such topic."""
+    match name.split("/"):
+        case [tenant, namespace, domain, topic] if domain == _PLACE:
+            return f"{TOPIC_SCHEME}{tenant}/{namespace}/{topic}"
+    segment = topic_of_stream(name)
+    if segment is None or not segment.startswith(SEGMENT_SCHEME):
+        return None
+    return f"{TOPIC_SCHEME}{segment.removeprefix(SEGMENT_SCHEME).rpartition('/')[0]}"
 
 
 def segment_topic(topic: str, segment_id: int, hash_start: int, hash_stop: int) -> str:
@@ -79,6 +90,25 @@ def layout_of_json(document: object, topic: str) -> TopicLayout:
         raise
     except (TypeError, KeyError, ValueError, AttributeError) as cause:
         raise CorruptError(f"{topic}: the broker's answer is no layout of a scalable topic: {cause!r}") from cause
+
+
+def schemas_of_json(document: object, topic: str) -> tuple[TopicSchema, ...]:
+    """Parses the answer of ``GET /admin/v2/schemas/TENANT/NAMESPACE/NAME/schemas``; raises ``CorruptError``."""
+    try:
+        fields: Any = document
+        found = {
+            number: TopicSchema(
+                version=number,
+                type=str(each["type"]),
+                data=str(each.get("data") or ""),
+                properties={str(name): str(value) for name, value in (each.get("properties") or {}).items()},
+            )
+            for each in fields["getSchemaResponses"]
+            for number in [_number(each["version"])]
+        }
+    except (TypeError, KeyError, ValueError, AttributeError) as cause:
+        raise CorruptError(f"{topic}: the broker's answer has no schemas: {cause!r}") from cause
+    return tuple(found[number] for number in sorted(found))
 
 
 def _segment(

@@ -9,7 +9,7 @@ continues it. Children take entries as soon as they exist.
 1. The subscription is registered at the topic, if it isn't. From then on the broker keeps unread segments, and creates
    the subscription in every new one. A subscription that disappears is registered again, and reported as a problem:
    segments may have been deleted meanwhile.
-2. The layout is recorded in the object store (``offloader.manifest.topic_layouts``).
+2. The layout is recorded in the object store (``offloader.manifest.topic_layouts``), and the schemas of the values.
 3. The segments are opened. The failover consumer of each creates the subscription where it is older than step 1.
 4. The last entry of a sealed segment is asked from its broker, and recorded when a reader has received nothing after
    it but the end. A seal is final, and the broker closes a segment before its layout says so.
@@ -27,7 +27,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from formats.topic_layout import RangeSegment, TopicLayout
+from formats.topic_layout import RangeSegment, TopicLayout, TopicSchema
 from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import newest_listed
 from offloader.ledgers.pulsar.discovery import FAILURES_MAX, Look, TopicPatterns, namespace_of
@@ -35,7 +35,7 @@ from offloader.ledgers.pulsar.layout_watch import LayoutWatch
 from offloader.ledgers.pulsar.scalable import place_of_topic
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.ledgers.pulsar.topics import topic_of_stream
-from offloader.manifest.topic_layouts import NOTHING_MORE, record_end, record_layout
+from offloader.manifest.topic_layouts import NOTHING_MORE, record_end, record_layout, record_schemas
 from offloader.service.streams import ProviderProblem
 from offloader.settings import PulsarSettings
 from offloader.store.base import ObjectStore
@@ -69,6 +69,8 @@ class ScalableTopics:
         self._problems: dict[str, ProviderProblem] = {}
         #: Topic -> what the broker told last, and the record after that.
         self._layouts: dict[str, tuple[TopicLayout, TopicLayout]] = {}
+        #: Topic -> the schemas that the broker told last, and that were recorded.
+        self._schemas: dict[str, Sequence[TopicSchema]] = {}
         self._registered: set[str] = set()
         self._removed_s: dict[str, float] = {}
         self._has_feature = False
@@ -173,6 +175,7 @@ class ScalableTopics:
             self._record(topic, source_of)
         except NotFoundError:  # a deleted topic may remain listed
             self._layouts.pop(topic, None)
+            self._schemas.pop(topic, None)
             self._registered.discard(topic)
             return ()
         except OffloaderError as error:
@@ -211,7 +214,7 @@ class ScalableTopics:
             recorded = record_layout(self._store, place, seen)
         self._layouts[topic] = seen, recorded
         there = seen.by_id
-        first: OffloaderError | None = None
+        first = self._record_schemas(topic, place)
         for row in recorded.segments:
             source = source_of(topic_of_stream(row.stream) or "")
             if source is None or not row.is_sealed:
@@ -229,6 +232,17 @@ class ScalableTopics:
                 source.sealed(end)
         if first is not None:
             raise first
+
+    def _record_schemas(self, topic: str, place: str) -> OffloaderError | None:
+        """Records the schemas that the broker has now; returns why it couldn't: entries are offloaded nevertheless."""
+        try:
+            told = self._cluster.admin.schemas(topic)
+            if told != self._schemas.get(topic, ()):
+                record_schemas(self._store, place, told)
+                self._schemas[topic] = told
+        except OffloaderError as error:
+            return error
+        return None
 
     def _ended(self, place: str, row: RangeSegment, source: PulsarSource) -> TopicLayout:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from formats.entries import Position
+from formats.topic_layout import TopicSchema
 from offloader.errors import AccessDeniedError, CorruptError, InvalidCallError, NotFoundError, UnsupportedError
 from offloader.ledgers.pulsar.admin import AdminClient
 from tests.support.pulsar_admin import FakeAdmin
@@ -43,6 +44,30 @@ def test_answers_of_a_real_broker(server: FakeAdmin, client: AdminClient) -> Non
     assert set(client.scalable_subscriptions(TOPIC).values()) <= {0, 1}
     client.register(TOPIC, "my own")
     assert server.asked[-1] == ("PUT", f"{PATH}/subscriptions/my%20own?type=QUEUE")
+
+
+def test_all_versions_of_a_schema(server: FakeAdmin, client: AdminClient) -> None:
+    path = "/admin/v2/schemas/public/recorded/orders/schemas"
+    answered = [
+        {"version": 1, "type": "KEY_VALUE", "timestamp": 2, "data": "{}", "properties": {"key.schema.type": "STRING"}},
+        {"version": 0, "type": "STRING", "timestamp": 1, "data": "", "properties": None},
+    ]
+    server.answers = {path: (200, json.dumps({"getSchemaResponses": answered}).encode())}
+    expected = (
+        TopicSchema(version=0, type="STRING", data=""),
+        TopicSchema(version=1, type="KEY_VALUE", data="{}", properties={"key.schema.type": "STRING"}),
+    )
+    assert client.schemas(TOPIC) == expected
+    assert client.schemas("segment://public/recorded/orders/0000-ffff-0") == expected
+    server.answers = {path: (404, b"")}
+    assert client.schemas(TOPIC) == ()
+
+
+@pytest.mark.parametrize("answer", ["[]", '{"getSchemaResponses": [{"version": -1}]}', '{"getSchemaResponses": [3]}'])
+def test_an_answer_without_schemas_is_damage(server: FakeAdmin, client: AdminClient, answer: str) -> None:
+    server.answers = {"/admin/v2/schemas/public/recorded/orders/schemas": (200, answer.encode())}
+    with pytest.raises(CorruptError, match="has no schemas"):
+        client.schemas(TOPIC)
 
 
 def test_absent_topic_and_refused_registration(server: FakeAdmin, client: AdminClient) -> None:

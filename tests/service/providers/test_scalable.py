@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -99,6 +100,48 @@ def test_splits_and_merges_keep_every_message_and_the_order_of_each_key(cluster:
     assert sorted(name for name in list_streams(cluster.store) if "orders" in name)[0] == (
         "t/n/segment/orders/0000-7fff-1"
     )
+
+
+def answer_schemas(cluster: Cluster, **data: str) -> None:
+    """The broker has these versions of the topic's schema."""
+    rows = [{"version": int(name[1:]), "type": "STRING", "data": text} for name, text in data.items()]
+    body = json.dumps({"getSchemaResponses": rows}).encode()
+    cluster.admin.answers["/admin/v2/schemas/t/n/orders/schemas"] = (200, body)
+
+
+def recorded_schemas(cluster: Cluster) -> list[str]:
+    recorded = read_layout(cluster.store, PLACE)
+    return [] if recorded is None else [each.data for each in recorded.schemas]
+
+
+def test_schemas_are_recorded_and_outlive_the_broker_s(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    answer_schemas(cluster, v0="first")
+    with cluster.serve(offload=SOON) as assembled:
+        eventually(lambda: recorded_schemas(cluster) == ["first"])
+        answer_schemas(cluster, v0="first", v1="second")
+        topic.split(0)
+        eventually(lambda: recorded_schemas(cluster) == ["first", "second"])
+        del cluster.admin.answers["/admin/v2/schemas/t/n/orders/schemas"]
+        send(topic)
+        topic.split(1)
+        eventually(lambda: has_all(cluster, topic))
+        assert recorded_schemas(cluster) == ["first", "second"]
+        assert whats(assembled) == ""
+
+
+@pytest.mark.parametrize(("answer", "said"), [((403, b""), "status 403"), ((200, b"[]"), "has no schemas")])
+def test_topic_whose_schemas_cannot_be_recorded_is_offloaded_and_named(
+    cluster: Cluster, answer: tuple[int, bytes], said: str
+) -> None:
+    topic = cluster.make_scalable("orders")
+    cluster.admin.answers["/admin/v2/schemas/t/n/orders/schemas"] = answer
+    with cluster.serve(offload=SOON) as assembled:
+        send(topic)
+        topic.split(0)
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+        eventually(lambda: said in whats(assembled))
 
 
 def test_changes_are_seen_long_before_the_next_survey(cluster: Cluster) -> None:
