@@ -97,19 +97,15 @@ class StreamExport:
         from offloader.read.schemas import ValueSchemas
 
         files: Mapping[int | None, str | Path] = {None: schema} if isinstance(schema, str | Path) else schema or {}
-        opened = (
-            open_table(table, catalog=catalog, warehouse=warehouse, options=catalog_options, content=content)
-            if isinstance(table, str)
-            else table
-        )
+        schemas = ValueSchemas(files=files, message_type=message_type, admin_url=admin_url, recorded=recorded_schemas)
+        if isinstance(table, str):
+            table = open_table(table, catalog=catalog, warehouse=warehouse, options=catalog_options, content=content)
         chosen = settings or Settings()
         return export_topic(
             self._store,
             self._stream,
-            opened,
-            schemas=ValueSchemas(
-                files=files, message_type=message_type, admin_url=admin_url, recorded=recorded_schemas
-            ),
+            table,
+            schemas=schemas,
             settings_of=lambda _: chosen.read,
             skip_lost=skip_lost,
             subscriber=subscriber,

@@ -99,9 +99,9 @@ def schemas_of_json(document: object, topic: str) -> tuple[TopicSchema, ...]:
         found = {
             number: TopicSchema(
                 version=number,
-                type=str(each["type"]),
-                data=str(each.get("data") or ""),
-                properties={str(name): str(value) for name, value in (each.get("properties") or {}).items()},
+                type=_text(each["type"]),
+                data=_text(each.get("data") or ""),
+                properties={_text(name): _text(value) for name, value in (each.get("properties") or {}).items()},
             )
             for each in fields["getSchemaResponses"]
             for number in [_number(each["version"])]
@@ -146,6 +146,12 @@ def _segment(
         sealed_ms=_time_ms(sealed_ms) if is_sealed else 0,
         is_legacy=bool(legacy),
     )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not is_text(value):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
 
 
 def _number(value: Any) -> int:

@@ -63,7 +63,16 @@ def test_all_versions_of_a_schema(server: FakeAdmin, client: AdminClient) -> Non
     assert client.schemas(TOPIC) == ()
 
 
-@pytest.mark.parametrize("answer", ["[]", '{"getSchemaResponses": [{"version": -1}]}', '{"getSchemaResponses": [3]}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[]",
+        '{"getSchemaResponses": [3]}',
+        '{"getSchemaResponses": [{"version": -1, "type": "STRING"}]}',
+        '{"getSchemaResponses": [{"version": 0, "type": "STRING", "data": "\\ud800"}]}',
+        '{"getSchemaResponses": [{"version": 0, "type": "STRING", "data": [1]}]}',
+    ],
+)
 def test_an_answer_without_schemas_is_damage(server: FakeAdmin, client: AdminClient, answer: str) -> None:
     server.answers = {"/admin/v2/schemas/public/recorded/orders/schemas": (200, answer.encode())}
     with pytest.raises(CorruptError, match="has no schemas"):

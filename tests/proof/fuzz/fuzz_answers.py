@@ -9,13 +9,13 @@ import json
 import random
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from formats.entries import Position
 from formats.errors import FormatError
-from formats.topic_layout import TopicLayout, layout_problem
+from formats.topic_layout import TopicLayout, TopicSchema, layout_problem
 from offloader.errors import AccessDeniedError, InvalidCallError, OffloaderError
 from offloader.ledgers.base import newest_listed
 from offloader.ledgers.pulsar.admin import AdminClient
@@ -72,6 +72,11 @@ def answer_seeds() -> list[bytes]:
     names = ["public", "public/default", TOPIC, f"{TOPIC}-partition-0"]
     parted = {"partitions": {f"{TOPIC}-partition-{number}": internals for number in range(2)}}
     documents: list[Any] = [internals, stats, policies, names, {"partitions": 3}, parted, {TOPIC: internals}]
+    schemas = [
+        {"version": 0, "type": "STRING", "timestamp": 1, "data": "", "properties": {}},
+        {"version": 1, "type": "AVRO", "timestamp": 2, "data": "{}", "properties": {"__alwaysAllowNull": "true"}},
+    ]
+    documents += [{"getSchemaResponses": schemas}]
     documents += [json.loads(path.read_text()) for path in sorted(LAYOUTS.glob("layout-*.json"))]
     return [*(json.dumps(each).encode() for each in documents), b"[" * 5000, b'{"ledgers":' + b"[" * 9000]
 
@@ -103,8 +108,15 @@ def check_answer(data: bytes) -> Outcome:
                 TopicPatterns.of(["public"]).have_scalable(name) for name in admin.scalable_topics("public/default")
             ],
             lambda: _laid_out(admin.layout(SCALABLE)),
+            lambda: _recorded(admin.schemas(SCALABLE)),
         ]
         return tuple(attempt(way, OffloaderError)[1] for way in ways)
+
+
+def _recorded(schemas: Sequence[TopicSchema]) -> bool:
+    layout = TopicLayout(topic=SCALABLE, epoch=0, segments=(), schemas=tuple(schemas))
+    assert TopicLayout.decode(layout.encode()) == layout
+    return bool(schemas)
 
 
 def _laid_out(layout: TopicLayout) -> bool:
