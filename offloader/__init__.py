@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from offloader.inspect.verify import Finding
     from offloader.library import Store, open_store
     from offloader.managed_ledger import ManagedLedger
+    from offloader.manifest.failed_segments import FailedSegment
     from offloader.manifest.rebuild import Rebuild
     from offloader.manifest.segment_table import SegmentRecord
     from offloader.partitioned_ledger import PartitionedLedger
@@ -63,6 +64,7 @@ __all__ = [
     "EntryBatch",
     "ExpiredManifest",
     "ExportedLedger",
+    "FailedSegment",
     "Finding",
     "Garbage",
     "GroupConfig",
@@ -112,6 +114,7 @@ _HOMES = {
     "EntryBatch": ("formats.entries", "EntryBatch"),
     "ExpiredManifest": ("offloader.stream_manifest", "ExpiredManifest"),
     "ExportedLedger": ("offloader.write.export_v1", "ExportedLedger"),
+    "FailedSegment": ("offloader.manifest.failed_segments", "FailedSegment"),
     "Finding": ("offloader.inspect.verify", "Finding"),
     "Garbage": ("offloader.gc.orphans", "Garbage"),
     "GroupConfig": ("offloader.groups.reader_groups", "GroupConfig"),

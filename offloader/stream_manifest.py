@@ -11,6 +11,7 @@ from formats.metadata.messages import OffloadContext
 from offloader.errors import NotFoundError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import is_released, read_entry, require_entry
+from offloader.manifest.failed_segments import FailedSegment, failed_segments
 from offloader.manifest.load import LoadedManifest, kept_records, load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import expire_records, sweep_dead_incarnations
@@ -72,6 +73,15 @@ class StreamManifest:
         """The newest ``count`` records that are kept, newest first; manifest by manifest. Raises as ``show``."""
         for name in self._streams():
             yield from kept_records(self._store, load_view(self._store, name).state, newest_first=True, count=count)
+
+    def failed_segments(self) -> list[FailedSegment]:
+        """The segments that were given up and offloaded again, oldest first; manifest by manifest.
+
+        Reads every kept record: one request each. Records older than ``manifest.history_age_min`` may be deleted.
+        Raises as ``show``.
+        """
+        states = (load_view(self._store, name).state for name in self._streams())
+        return [each for state in states for each in failed_segments(self._store, state)]
 
     def context(self, ledger_id: int, *, hot: Collection[int] | None = None) -> OffloadContext:
         """The location of a ledger's entries in Pulsar's terms (PIP-76, metadata changes).

@@ -14,6 +14,7 @@ import pytest
 import offloader
 from formats.entries import Position
 from formats.keys import data_key
+from formats.manifest import Assign, Failed
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, UnsupportedError
 from offloader.gc.orphans import Outcome
 from offloader.inspect.verify import Damage
@@ -68,6 +69,15 @@ def test_verify_names_a_missing_object(store: offloader.Store) -> None:
     assert list(store.stream("orders").verify(deep=True)) == []
     store.objects.delete([data_key("orders", writer.uuids[0])])
     assert Damage.MISSING in [each.problem for each in store.stream("orders").verify()]
+
+
+def test_failed_segments_are_listed_with_the_reason(store: offloader.Store) -> None:
+    writers = [StreamWriter(store.objects, f"{ORDERS}-partition-{number}") for number in range(2)]
+    failed = [uuid4(), uuid4()]
+    for writer, uuid in zip(writers, failed, strict=True):
+        writer.log.commit([Assign(uuid, 2, Position(7, 0), None, 5, {}), Failed(uuid, f"reason of {uuid}")])
+    found = store.stream(ORDERS).manifest.failed_segments()
+    assert [(each.record.uuid, each.reason) for each in found] == [(uuid, f"reason of {uuid}") for uuid in failed]
 
 
 def test_subscribers_and_groups_are_reached_from_stream_and_store(store: offloader.Store) -> None:

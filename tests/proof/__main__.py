@@ -49,6 +49,7 @@ def runs(seed: int, more: Sequence[str], report: Path) -> dict[str, list[str]]:
         "partitions": [*python, "tests.proof.chaos.partition_run", "--seeds", "6", "--first", str(seed)],
         "databases": [*python, "tests.proof.chaos.database_run", "--seeds", "6", "--first", str(seed)],
         "broker plugin": [*python, "tests.proof.chaos.plugin_run", "--kills", "20", "--seed", str(seed)],
+        "restarts": [*python, "tests.proof.chaos.restart_run"],
         "soak": [*python, "tests.proof.soak", "--minutes", "10"],
     }
 

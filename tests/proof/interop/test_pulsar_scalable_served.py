@@ -217,6 +217,32 @@ def test_segments_are_offloaded_as_soon_as_the_broker_tells_of_them(world: World
             eventually(lambda: world.has_all(name, sent))
 
 
+def test_schemas_are_recorded_before_the_broker_deletes_them(world: World) -> None:
+    name, avro = "typed", '{"type":"record","name":"Order","fields":[{"name":"id","type":"long"}]}'
+    path = f"schemas/{NAMESPACE}/{name}"
+
+    def recorded() -> list[tuple[int, str]]:
+        layout = read_layout(world.store(), f"{NAMESPACE}/topic/{name}")
+        return [] if layout is None else [(each.version, each.type) for each in layout.schemas]
+
+    world.admin.do("PUT", f"scalable/{NAMESPACE}/{name}?numInitialSegments=1")
+    assert world.admin.ask("POST", f"{path}/schema", {"type": "AVRO", "schema": avro, "properties": {}})[0] == 200
+    with Serving(world.config):
+        eventually(lambda: recorded() == [(0, "AVRO")])
+        newer = avro.replace("]}", ',{"name":"at","type":["null","long"],"default":null}]}')
+        assert world.admin.ask("POST", f"{path}/schema", {"type": "AVRO", "schema": newer, "properties": {}})[0] == 200
+        eventually(lambda: recorded() == [(0, "AVRO"), (1, "AVRO")])
+        assert world.admin.ask("DELETE", f"{path}/schema?force=true")[0] == 200
+        world.change(name, "split/0")
+        eventually(
+            lambda: (
+                (layout := read_layout(world.store(), f"{NAMESPACE}/topic/{name}")) is not None
+                and len(layout.segments) == 3
+            )
+        )
+    assert recorded() == [(0, "AVRO"), (1, "AVRO")]
+
+
 def test_registered_subscription_holds_entries_until_it_has_read_a_segment(world: World) -> None:
     name = "billed"
     topic = f"topic://{NAMESPACE}/{name}"
