@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="of the trickle")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "explanation" / "benchmarks.md")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="the page whose table is written anew")
     parser.add_argument("--no-report", action="store_true", help="keep the results only")
     parser.add_argument("--json", action="store_true", help="print the results, too")
     given = parser.parse_args(arguments)
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.json:
         print(json.dumps(results.document))
     if not given.no_report:
-        write_report(results.document, given.report)
+        write_report(results.document, given.report, given.readme)
     for each in dict.fromkeys(missing):
         print(f"not measured: {each}", file=sys.stderr)
     return 1 if missing else 0

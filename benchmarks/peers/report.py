@@ -21,7 +21,6 @@ _SAME = 1.05
 _MISSING = "not measured"
 _OURS = ("ours", "spark-ours")
 _TEMPLATE = Path(__file__).with_name("report.md")
-_README = Path(__file__).parents[2] / "README.md"
 #: The peers in README's table, in its order.
 _IN_README = ("pulsar", "ours")
 #: The figures of each part, which this comparison doesn't measure.
@@ -107,11 +106,11 @@ def value_of(document: Mapping[str, Any], name: str, delay_ms: str, path: tuple[
     return figure
 
 
-def write_report(document: Mapping[str, Any], path: Path) -> None:
-    """The document at ``path`` and its picture beside it."""
+def write_report(document: Mapping[str, Any], path: Path, readme: Path) -> None:
+    """The document at ``path`` and its picture beside it, and the table in ``readme``."""
     path.write_text(rendered(document), encoding="utf-8")
     draw(document, path.with_name("benchmarks.png"))
-    _README.write_text(with_figures(_README.read_text(encoding="utf-8"), document), encoding="utf-8")
+    readme.write_text(with_figures(readme.read_text(encoding="utf-8"), document), encoding="utf-8")
 
 
 def with_figures(text: str, document: Mapping[str, Any]) -> str:

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.bench_peers import main
 from benchmarks.peers.bill import Bill
 from benchmarks.peers.kinds import KINDS
-from benchmarks.peers.report import COLUMNS, rendered, value_of
+from benchmarks.peers.report import COLUMNS, rendered, value_of, with_figures
+from tests.test_architecture import ROOT
 
 WITHOUT_JAVA = ["ours", "boto3", "s3transfer", "obstore"]
 
@@ -19,9 +20,11 @@ WITHOUT_JAVA = ["ours", "boto3", "s3transfer", "obstore"]
 def test_the_command_measures_and_reports_each_peer_that_needs_no_java(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results, report = tmp_path / "results.json", tmp_path / "benchmarks.md"
+    results, report, readme = (tmp_path / name for name in ("results.json", "benchmarks.md", "README.md"))
+    before = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme.write_text(before, encoding="utf-8")
     sizes = ["--mib", "4", "--warm-mib", "2", "--rounds", "1", "--singles", "2", "--delay-ms", "0"]
-    files = ["--results", str(results), "--report", str(report)]
+    files = ["--results", str(results), "--report", str(report), "--readme", str(readme)]
     assert main([*sizes, *files, "--part", "rates", "--only", *WITHOUT_JAVA]) == 0
 
     document = json.loads(results.read_text(encoding="utf-8"))
@@ -42,6 +45,8 @@ def test_the_command_measures_and_reports_each_peer_that_needs_no_java(
     assert document["cells"]["boto3"]["0"]["read"]["requests"] == {"GetObject": 1}
     assert document["cells"]["boto3"]["0"]["stored_per_byte"] == 1.0
     assert report.read_text(encoding="utf-8") == rendered(document)
+    assert readme.read_text(encoding="utf-8") == with_figures(before, document) != before
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == before
     assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
 
     # Other sizes are no part of the same table.
