@@ -20,8 +20,9 @@ created before that is settled.
 5. The view gets the record. A checkpoint is written if one is due; its failure fails no commit (M29).
 
 In all other cases ``_look_for`` loads the manifest and decides whether the record is in it. A number that is kept must
-have its bytes. If the number was deleted or a checkpoint includes it, the view must contain all its edits. If another
-record came first, steps 2 to 4 are repeated with the next number.
+have its bytes. If a checkpoint includes it, the view must contain all its edits, or the later records must lead from it
+to the view. If the number was deleted, the view must contain all its edits. If another record came first, steps 2 to 4
+are repeated with the next number.
 
 **After a crash.** Before step 3 nothing is durable. After step 3 the record exists, and the next load applies it if the
 boundary keeps its number; the caller has acknowledged nothing. A request that is still in flight competes with the next
@@ -81,7 +82,7 @@ from offloader.errors import (
     ThrottledError,
 )
 from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
-from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
+from offloader.manifest.boundary import create_boundary, name_record, read_boundary, read_record, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry, require_entry
 from offloader.manifest.checkpoint import Shortening, checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
@@ -95,8 +96,8 @@ __all__ = ["EpochGuard", "ManifestLog", "list_streams", "load_manifest"]
 
 #: Repeats of a record whose outcome is unknown, in one commit.
 UNKNOWN_REPEATS_MAX = 5
-
-
+#: Records after one in doubt that are read to prove that it is committed.
+LATER_RECORDS_MAX = 1000
 #: Records of other writers that one commit yields to before it fails.
 CONFLICTS_MAX = 100
 
@@ -506,8 +507,30 @@ class ManifestLog:
             key = record_key(self.stream, record.incarnation, record.record_id)
             stands = self.state.record_id >= record.record_id and self._stands(key, encode_record(record))
             # A checkpoint may hold another record of that number, which was lost.
-            return stands and (record.record_id > kept.checkpoint_id or is_applied(self.state, record))
+            is_newer = record.record_id > kept.checkpoint_id
+            return stands and (is_newer or is_applied(self.state, record) or self._leads_to_view(record))
         return is_applied(self.state, record)
+
+    def _leads_to_view(self, record: Record) -> bool:
+        """Whether the records after this one, each of which names the one before it, end with the view's newest.
+
+        Then the record is committed, also if later records have removed everything in it: a segment can be offloaded,
+        truncated, retired and purged before its owner hears of its commit.
+        """
+        nonce = record.writer.nonce
+        later = range(record.record_id + 1, self.state.record_id + 1)
+        if len(later) > LATER_RECORDS_MAX:
+            return False
+        for number in later:
+            key = record_key(self.stream, record.incarnation, number)
+            try:
+                found, _ = read_record(self.store, self.stream, key, number)
+            except NotFoundError:
+                return False
+            if found.previous_nonce != nonce:
+                return False
+            nonce = found.writer.nonce
+        return nonce == self.state.nonce
 
     def name_newest(self) -> ManifestState:
         """Makes the boundary name the newest record of this log's view, or one that follows it.

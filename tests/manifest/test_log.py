@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from uuid import UUID
 
@@ -19,11 +20,14 @@ from formats.manifest import (
     LedgerClosed,
     Offloaded,
     OpenEpoch,
+    Purged,
     Replace,
     Retire,
     Rewrite,
     Rewritten,
+    Truncate,
     decode_record,
+    encode_record,
 )
 from offloader.errors import (
     AccessDeniedError,
@@ -43,7 +47,7 @@ from offloader.store.base import OVERWRITE, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from tests.support.manifests import summary_of
+from tests.support.manifests import segment_edits, summary_of, uuid_of
 
 STREAM = "public/default/persistent/orders"
 _names = count()
@@ -193,6 +197,32 @@ def test_the_same_edits_again_after_an_unknown_outcome_are_committed_once(
     log.commit(edits)
 
     assert load_manifest(faulty, STREAM).record_id == 2
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_record_in_doubt_whose_segment_was_purged_meanwhile_is_committed(
+    new_log: Callable[..., ManifestLog], faulty: FaultyStore, memory: ObjectStore, *, follows: bool
+) -> None:
+    """Its number is kept, and the checkpoint has nothing of it: the later records prove it, each naming the former."""
+    owner, edits, uuid = new_log(), segment_edits(0), uuid_of(1 << 32)
+    owner.open_epoch()
+    faulty.set_faults(LANDED_UNHEARD)
+    with pytest.raises(OutcomeUnknownError):
+        owner.commit(edits)
+    cleanup = ManifestLog(memory, STREAM, clock=ManualClock())
+    cleanup.load()
+    for edit in (Truncate(Position(1, 10)), Retire((uuid,)), Purged((uuid,), 4)):
+        cleanup.commit_as_maintainer([edit])
+    cleanup.checkpoint()
+    assert uuid not in cleanup.state.segments
+    if follows:
+        assert owner.commit(edits) == load_manifest(memory, STREAM)
+        assert load_manifest(memory, STREAM).record_id == 5
+        return
+    third = decode_record(memory.get(key_of(owner, 3))[0])
+    memory.put(key_of(owner, 3), encode_record(replace(third, previous_nonce="another")), mode=OVERWRITE)
+    with pytest.raises(OffloaderError):
+        owner.commit(edits)
 
 
 def test_record_in_doubt_that_lost_its_number_is_not_trusted(
