@@ -121,7 +121,10 @@ def test_compaction_reads_the_cold_tier(world: PluginWorld, client: pulsar.Clien
     topic = topic_of("compacted")
     with TopicHistory(world.broker, topic, tmp_path) as history:
         history.send("keyed", 300)
-    before = make_cold(world, topic)
+        before = make_cold(world, topic)
+        # Without an entry of its own, a broker of 5.0.0-M1 may skip the compaction of a topic that it has just loaded:
+        # it takes the topic for empty, and reads nothing.
+        history.send("keyed", 10)
     world.admin("PUT", f"{path_of(topic)}/compaction")
     eventually(lambda: world.admin("GET", f"{path_of(topic)}/compaction")["status"] == "SUCCESS")
     assert world.bytes_read() > before
