@@ -61,12 +61,12 @@ class _Producer(threading.Thread):
     def __init__(self, broker: Broker) -> None:
         super().__init__(name="producer")
         self._client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        self._stop = threading.Event()
+        self._ended = threading.Event()
         self.sent = 0
 
     def run(self) -> None:
         producers = [self._client.create_producer(_topic(number), batching_max_messages=10) for number in range(TOPICS)]
-        while not self._stop.wait(0.1):
+        while not self._ended.wait(0.1):
             for producer in producers:
                 for number in range(self.sent, self.sent + RATE // 10):
                     producer.send_async(b"%d" % number, None)
@@ -76,7 +76,7 @@ class _Producer(threading.Thread):
         self._client.close()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._ended.set()
         self.join()
 
 
