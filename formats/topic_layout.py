@@ -99,7 +99,8 @@ class TopicLayout(CheckedDocument):
         topic: ``topic://tenant/namespace/name``.
         epoch: raised by the broker with each change.
         segments: ascending by id.
-        schemas: all that the broker ever named, ascending by version.
+        schemas: all that the broker ever named, ascending by version. Of several definitions of one version the oldest
+            is first.
     """
 
     bytes_max: ClassVar[int] = 64 * 1024 * 1024

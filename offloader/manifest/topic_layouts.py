@@ -13,12 +13,12 @@ all layouts ever seen is recorded, before the first entry of a new segment is re
 * L10: a recorded segment that an answer lacks was sealed, and nothing more of it will come (``NOTHING_MORE``). A new
   segment continues all segments of some of its hashes that were sealed before it was created, whether the broker still
   names them or not: the ranges of segments that are active at the same time don't overlap.
-* L11: a recorded schema remains, and its version never has another definition. A broker of 5.0.0-M1 deletes the schemas
-  of a topic together with the first segment that it deletes.
+* L11: a recorded schema remains. A broker of 5.0.0-M1 deletes the schemas of a topic together with the first segment
+  that it deletes, and numbers later ones from 0 on. So a version may have several definitions, in the order in which
+  they were seen, and which of them a message was written with is not known.
 
 An answer that contradicts L6 to L8 is about another topic of the same name (deleted and created again, or a restored
-cluster): the topic stops. One that is only older (L9) is asked for again. A schema that contradicts L11 is reported,
-and its version keeps the recorded definition.
+cluster): the topic stops. One that is only older (L9) is asked for again.
 
 **Durability.** One object, replaced on the condition that it is unchanged. A process that dies before the replacement
 has read nothing of the new segments; after it, the next process finds them recorded. Of two processes that record at
@@ -27,7 +27,7 @@ the same time, one is refused, reads the other's record, and adds to it: the uni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from heapq import heappop, heappush
@@ -201,40 +201,29 @@ def record_end(store: ObjectStore, place: str, segment_id: int, end: Position) -
     return _changed(store, place, ended)
 
 
-def record_schemas(store: ObjectStore, place: str, told: Iterable[TopicSchema]) -> TopicLayout:
-    """Adds schemas to the record; raises as ``record_layout``.
+def record_schemas(store: ObjectStore, place: str, told: Sequence[TopicSchema]) -> TopicLayout:
+    """Adds the schemas that aren't recorded; raises as ``record_layout``.
 
     Raises:
-        SourceMismatchError: a version is recorded with another definition (L11); the others are added.
         LimitReachedError: all together are too large; the smallest versions are added, as many as fit.
     """
-    others: list[int] = []
     unfit: list[int] = []
 
     def added(recorded: TopicLayout | None) -> TopicLayout:
         if recorded is None:
             raise StoreUnavailableError(f"{place}: its layout isn't recorded yet")
-        known = {each.version: each for each in recorded.schemas}
-        others[:] = [each.version for each in told if known.get(each.version, each) != each]
-        room = SCHEMAS_CHARS_MAX - sum(each.chars for each in recorded.schemas)
         unfit.clear()
-        for each in sorted((each for each in told if each.version not in known), key=lambda each: each.version):
+        kept = list(recorded.schemas)
+        room = SCHEMAS_CHARS_MAX - sum(each.chars for each in kept)
+        for each in sorted((each for each in told if each not in kept), key=lambda each: each.version):
             room -= each.chars
             if room < 0:
                 unfit.append(each.version)
             else:
-                known[each.version] = each
-        return replace(recorded, schemas=tuple(known[version] for version in sorted(known)))
+                kept.append(each)
+        return replace(recorded, schemas=tuple(sorted(kept, key=lambda each: each.version)))
 
-    told = tuple(told)
     recorded = _changed(store, place, added)
-    if others:
-        raise SourceMismatchError(
-            f"{recorded.topic}: version {others[0]} of its schema isn't the one that is recorded: its schemas were "
-            "deleted and created again",
-            hint="decode messages that are newer than that with --admin-url or a schema file; the recorded version "
-            "remains for older ones",
-        )
     if unfit:
         raise LimitReachedError(
             f"{recorded.topic}: version {unfit[0]} of its schema isn't recorded: all of them have more than "

@@ -90,14 +90,18 @@ def _recorded(
             f"stream {stream} has no recorded schemas",
             hint="only schemas of scalable topics are recorded; give --schema FILE or --admin-url",
         )
-    newest = layout.schemas[-1]
-    schemas = {each.version: each for each in layout.schemas}
+    schemas, topic = layout.schemas, layout.topic
 
     def decoder(version: int | None) -> _Made:
-        found = newest if version is None else schemas.get(version)
-        if found is not None:
-            what = f"the recorded schema of {layout.topic}, version {found.version},"
-            return make(MessageSchema(found.type, found.data, found.properties), what=what)
+        found = [schemas[-1]] if version is None else [each for each in schemas if each.version == version]
+        if len(found) > 1:
+            raise ValueError(
+                f"its schema version is {version}, which was deleted and created again with another definition"
+            )
+        if found:
+            [one] = found
+            what = f"the recorded schema of {topic}, version {one.version},"
+            return make(MessageSchema(one.type, one.data, one.properties), what=what)
         if ask is None:
             raise ValueError(f"its schema version is {version}, which is not recorded")
         return ask(version)

@@ -475,6 +475,19 @@ def test_version_that_is_not_recorded_is_asked_from_the_broker_or_named(
     assert registry.asked == ["/admin/v2/schemas/shop/eu/orders/schema/2"]
 
 
+def test_version_with_two_recorded_definitions_is_decoded_by_a_file_only(
+    capsys: pytest.CaptureFixture[str], scalable: StreamWriter, tmp_path: Path
+) -> None:
+    again = TopicSchema(version=0, type="AVRO", data=json.dumps(NEWER))
+    record_schemas(scalable.store, "shop/eu/topic/orders", [again])
+    read = ("read", SCALABLE, "--messages", "--json", "--recorded-schemas")
+    done = Offloader(capsys)(*read)
+    assert (done.code, "version is 0, which was deleted and created again" in done.err) == (2, True)
+    (tmp_path / "0.json").write_text(json.dumps(AVRO))
+    done = Offloader(capsys)(*read, "--schema", f"0={tmp_path}/0.json")
+    assert [row["value"]["id"] for row in done.rows] == [1, 2, 3]
+
+
 def test_broker_is_asked_for_a_version_after_a_message_without_one(
     capsys: pytest.CaptureFixture[str], scalable: StreamWriter
 ) -> None:
