@@ -105,7 +105,7 @@ from formats.manifest import (
     encode_record,
 )
 from formats.summary import Layout, LedgerSpan, SegmentSummary
-from formats.topic_layout import RangeSegment, TopicLayout
+from formats.topic_layout import RangeSegment, TopicLayout, TopicSchema
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.replay import Progress, ProgressFile
 from offloader.settings import LedgerSettings
@@ -581,6 +581,14 @@ def _layout() -> TopicLayout:
     )
 
 
+def _layout_with_schemas() -> TopicLayout:
+    schemas = (
+        TopicSchema(version=0, type="AVRO", data='{"type":"record","name":"Order","fields":[]}'),
+        TopicSchema(version=0, type="STRING", data="", properties={"__charset": "UTF-8"}),
+    )
+    return replace(_layout(), schemas=schemas)
+
+
 def _deletion_again(name: str, data: bytes) -> bytes:
     return AwaitedReaders.decode(data).encode() if name == "awaited" else DeletionRecord.decode(data).encode()
 
@@ -665,7 +673,7 @@ KINDS: Iterable[Kind] = (
         "layout",
         1,
         "formats.topic_layout.TopicLayout.format_version",
-        _one("split", _layout().encode()),
+        lambda: {"split": _layout().encode(), "schemas": _layout_with_schemas().encode()},
         lambda _, d: TopicLayout.decode(d).encode(),
     ),
     Kind("retention", 1, "formats.documents.Subscribers.format_version", retention, _retention_again),
