@@ -66,7 +66,6 @@ def _written(table: pa.Table, group_rows: int, **ways: object) -> bytes:
         row_group_size=group_rows,
         compression="ZSTD",
         data_page_size=2**30,
-        max_rows_per_page=2**40,
         write_statistics=False,
         **ways,
     )
