@@ -79,6 +79,9 @@ class Machine:
         self.checkout.mkdir()
         for name in ("dev", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, self.checkout / name)
+        lowest = self.checkout / "tests" / "proof" / "project" / "oldest_versions.py"
+        lowest.parent.mkdir(parents=True)
+        lowest.write_text("", encoding="utf-8")
         for name in BASE_PROGRAMS:
             found = shutil.which(name)
             assert found, f"this test needs {name}"
@@ -364,6 +367,10 @@ def test_oldest_has_an_environment_of_its_own_and_runs_what_test_does(machine: M
     assert machine.dev("oldest", "tests/store", "-x").returncode == 0
     [call] = machine.calls()
     assert call.startswith(f"python -m pytest -n 6 {ORDER} tests/store -x in")
+    listed = machine.checkout / "tests" / "proof" / "project" / "oldest_versions.py"
+    listed.write_text("# changed\n", encoding="utf-8")
+    assert machine.dev("oldest", "tests/store").returncode == 0
+    assert any(call.startswith("pip install") for call in machine.calls())
     with (machine.checkout / "pyproject.toml").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     (machine.folder / "pip-fails").write_text("1", encoding="utf-8")
