@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import StoreUnavailableError
+from offloader.errors import FencedError, StoreUnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +117,10 @@ ClosedListener = Callable[[LedgerInfo], None]
 class Subscription(Protocol):
     def cancel(self) -> None:
         """No call of the listener begins after this returns."""
+
+
+class NotChosenError(FencedError):
+    """The broker chose another process for the stream: an ordinary handover, which alarms nobody."""
 
 
 class HotTierLostError(StoreUnavailableError):

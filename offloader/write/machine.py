@@ -21,7 +21,7 @@ from offloader.errors import (
     SourceMismatchError,
     StoreUnavailableError,
 )
-from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, newest, newest_listed
+from offloader.ledgers.base import LedgerInfo, LedgerSource, NotChosenError, Subscription, newest, newest_listed
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_identity import checked
 from offloader.manifest.state import EditRefusedError, ManifestState, StreamPaused
@@ -590,7 +590,9 @@ class StreamOffload:
             if event is Event.FENCED:
                 self._next_look.set(self._tools.settings.takeover_after)
             self._shared.changed.notify_all()
-        if not isinstance(error, ClosedError):
+        if isinstance(error, NotChosenError):
+            _log.info("stream %s is left to another process: %s", self._log.stream, error)
+        elif not isinstance(error, ClosedError):
             if isinstance(error, FencedError):
                 self._shared.progress.tell("fenced_total")
             _log.error("stream %s stopped: %s", self._log.stream, error)

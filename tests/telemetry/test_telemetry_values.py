@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import FencedError, OutcomeUnknownError, StoreUnavailableError, ThrottledError
+from offloader.ledgers.base import NotChosenError
+from offloader.ledgers.sqlite.stream import EmbeddedStream
 from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Duration, LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
@@ -203,6 +206,24 @@ def test_stream_taken_by_another_owner_counts_as_fenced_once(measured: Measured)
     assert measured("streams", mode="stopped") == 1
     assert measured("streams_stalled") == 1
     assert measured("entries_offloaded_total") == 3, "the other one's are counted where it runs"
+
+
+def test_handover_that_the_broker_decided_alarms_nobody(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = measured.bench.open()
+    stream = measured.bench.start(source, measured.store)
+
+    def release(_: object, position: Position) -> None:
+        raise NotChosenError(f"another consumer has {position}")
+
+    monkeypatch.setattr(EmbeddedStream, "release", release)
+    source.append([b"x" * 100] * 3, 1_000)
+    with caplog.at_level(logging.INFO, "offloader"):
+        stream.offload()
+        eventually(lambda: "is left to another process" in caplog.text)
+    assert measured("fenced_total") == 0
+    assert [each.getMessage() for each in caplog.records if each.levelno > logging.INFO] == []
 
 
 def test_an_entry_that_finds_the_buffer_full_is_a_refused_offer(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ from formats.entries import EntryBatch, Position
 from offloader.errors import (
     AccessDeniedError,
     ClosedError,
-    FencedError,
     InvalidCallError,
     LimitReachedError,
     NotFoundError,
@@ -70,6 +69,7 @@ from offloader.ledgers.base import (
     ClosedListener,
     LedgerInfo,
     Listener,
+    NotChosenError,
     Subscription,
     newest,
     newest_listed,
@@ -444,7 +444,7 @@ class PulsarSource:
 
     def _require_chosen(self) -> None:
         if self.active is False:
-            raise FencedError(
+            raise NotChosenError(
                 f"{self.topic}: the broker made another consumer of the subscription the active one",
                 hint="that process offloads the topic; this one stands by",
             )
