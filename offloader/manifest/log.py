@@ -55,6 +55,7 @@ from formats.errors import FormatError
 from formats.keys import Testimony, record_key
 from formats.manifest import (
     Assign,
+    Boundary,
     CatalogEntry,
     Edit,
     Failed,
@@ -498,11 +499,16 @@ class ManifestLog:
         names a later record, which follows this one or a lost one of that number.
         """
         state, boundary = self._refreshed()
-        self._in_doubt = None
         if boundary is None:
+            self._in_doubt = None
             raise self._deleted()
         self._state = state
-        kept = boundary.boundary
+        is_ours = self._contains(record, boundary.boundary)
+        # Not before: if one of these requests fails, the record may still be committed.
+        self._in_doubt = None
+        return is_ours
+
+    def _contains(self, record: Record, kept: Boundary) -> bool:
         if record.record_id >= kept.first_kept_id:
             key = record_key(self.stream, record.incarnation, record.record_id)
             stands = self.state.record_id >= record.record_id and self._stands(key, encode_record(record))

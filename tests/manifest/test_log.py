@@ -216,6 +216,12 @@ def test_record_in_doubt_whose_segment_was_purged_meanwhile_is_committed(
     cleanup.checkpoint()
     assert uuid not in cleanup.state.segments
     if follows:
+        later = record_key(STREAM, owner.state.incarnation, 4)
+        # The first read of it is that of the load, the second one that of the proof.
+        faulty.set_faults([Fault(call=2, verb="get", key_part=later, error=StoreUnavailableError)])
+        with pytest.raises(OutcomeUnknownError, match="record 2 may be committed"):
+            owner.commit(edits)
+        faulty.set_faults([])
         assert owner.commit(edits) == load_manifest(memory, STREAM)
         assert load_manifest(memory, STREAM).record_id == 5
         return
