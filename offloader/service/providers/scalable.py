@@ -214,7 +214,8 @@ class ScalableTopics:
             recorded = record_layout(self._store, place, seen)
         self._layouts[topic] = seen, recorded
         there = seen.by_id
-        first = self._record_schemas(topic, place)
+        of_schemas = self._record_schemas(topic, place)
+        first: OffloaderError | None = None
         for row in recorded.segments:
             source = source_of(topic_of_stream(row.stream) or "")
             if source is None or not row.is_sealed:
@@ -230,8 +231,8 @@ class ScalableTopics:
                 self._layouts[topic] = seen, recorded
             if (end := recorded.by_id[row.id].end) is not None:
                 source.sealed(end)
-        if first is not None:
-            raise first
+        if (why := first or of_schemas) is not None:
+            raise why
 
     def _record_schemas(self, topic: str, place: str) -> OffloaderError | None:
         """Records the schemas that the broker has now; returns why it couldn't: entries are offloaded nevertheless."""
