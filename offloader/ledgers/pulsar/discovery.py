@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
-from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.scalable import TOPIC_SCHEME
+from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.stream_names import is_pattern, matches, partition_of
+
+if TYPE_CHECKING:
+    from offloader.ledgers.pulsar.admin import AdminClient  # Spark's executors have no HTTP client
 
 _DOMAIN = "persistent://"
 #: The brokers' own tenant: system topics and heartbeats.
@@ -199,3 +202,14 @@ def survey(
         topics[namespace] = frozenset(filter(patterns.have, listed))
         in_a_row = 0
     return Look(topics, frozenset(namespaces - topics.keys()), is_whole), first
+
+
+def topic_pattern(wanted: str) -> str:
+    """A name or pattern of topics, or of their streams, as a pattern of ``pulsar.topics``."""
+    return topic_of_stream(wanted) or wanted
+
+
+def matching_topics(wanted: str, streams: Collection[str]) -> list[str]:
+    """The streams whose topics a name or pattern selects, sorted; ``InvalidCallError``: it is none."""
+    patterns = TopicPatterns.of([topic_pattern(wanted)])
+    return sorted(each for each in streams if patterns.have(topic_of_stream(each) or ""))

@@ -11,7 +11,6 @@ can't tell an idle owner from a dead one; the broker knows whether the owner is 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
@@ -162,14 +161,3 @@ class PulsarTopics:
                 hint="wait for that process; or stop it, or exclude the topic there (pulsar.exclude); --take-over "
                 "fences it until it takes the topic back",
             )
-
-
-def topic_pattern(wanted: str) -> str:
-    """A name or pattern of topics, or of their streams, as a pattern of ``pulsar.topics``."""
-    return topic_of_stream(wanted) or wanted
-
-
-def matching_topics(wanted: str, streams: Collection[str]) -> list[str]:
-    """The streams whose topics a name or pattern selects, sorted; ``InvalidCallError``: it is none."""
-    patterns = TopicPatterns.of([topic_pattern(wanted)])
-    return sorted(each for each in streams if patterns.have(topic_of_stream(each) or ""))

@@ -43,6 +43,7 @@ from offloader.errors import (
     UnsupportedError,
 )
 from offloader.ledgers.base import LedgerInfo, Ledgers, LedgerSource
+from offloader.ledgers.pulsar.discovery import matching_topics, topic_pattern
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.names import matching_streams, resolve_name
@@ -197,18 +198,6 @@ def _topics(_url: str, *, settings: PulsarSettings, take_over: bool) -> Ledgers:
     return PulsarTopics(settings, take_over=take_over)
 
 
-def _topic_pattern(wanted: str) -> str:
-    from offloader.ledgers.pulsar.views import topic_pattern
-
-    return topic_pattern(wanted)
-
-
-def _matching_topics(wanted: str, streams: Collection[str]) -> list[str]:
-    from offloader.ledgers.pulsar.views import matching_topics
-
-    return matching_topics(wanted, streams)
-
-
 def backfill(
     spark: SparkSession,
     streams: Sequence[str],
@@ -253,8 +242,8 @@ def backfill(
     matching: Callable[[str, Collection[str]], list[str]] = matching_streams
     on_gap = ""
     if isinstance(ledgers, PulsarSettings):
-        wanted = replace(ledgers, topics=tuple(map(_topic_pattern, streams)))
-        open_hot, matching = partial(_topics, settings=wanted, take_over=take_over), _matching_topics
+        wanted = replace(ledgers, topics=tuple(map(topic_pattern, streams)))
+        open_hot, matching = partial(_topics, settings=wanted, take_over=take_over), matching_topics
         url, on_gap = ledgers.service_url, ledgers.on_gap
     else:
         url = _absolute(ledgers) if open_hot is _embedded else ledgers

@@ -21,9 +21,10 @@ from offloader.errors import (
     UnsupportedError,
 )
 from offloader.ledgers.base import KnownLedger, KnownLedgers
+from offloader.ledgers.pulsar.discovery import matching_topics
 from offloader.ledgers.pulsar.source import STORE_PROPERTY
 from offloader.ledgers.pulsar.topics import stream_of_topic
-from offloader.ledgers.pulsar.views import PulsarTopics, TopicView, matching_topics
+from offloader.ledgers.pulsar.views import PulsarTopics, TopicView
 from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench, entries_of
 from tests.support.waiting import eventually
 

@@ -75,7 +75,7 @@ from tests.support.manifests import segment_edits
 GOLDEN = Path(__file__).resolve().parents[2] / "formats" / "golden_manifest"
 INCARNATION = UUID(int=7)
 #: Rows of a file that is refused by their number.
-VALUES = 1_000_000
+ROWS = 1_000_000
 LIMITS = fuzz_objects.LIMITS
 
 #: Type -> (encode, decode), of every document that is sealed JSON.
@@ -243,9 +243,9 @@ def parquet_seeds() -> list[bytes]:
 def hostile_seeds() -> list[bytes]:
     """Files of more rows than their bytes can hold."""
     return [
-        hostile_segments(VALUES // 20),
-        hostile_segments(VALUES // 20, metadata={b"offloader.checkpoint": sealed({"format": 1})}),
-        hostile_ledgers(3 * VALUES, group_rows=3 * VALUES),
+        hostile_segments(ROWS // 20),
+        hostile_segments(ROWS // 20, metadata={b"offloader.checkpoint": sealed({"format": 1})}),
+        hostile_ledgers(3 * ROWS, group_rows=3 * ROWS),
     ]
 
 
