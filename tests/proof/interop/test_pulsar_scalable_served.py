@@ -31,6 +31,8 @@ pytestmark = pytest.mark.java
 
 NAMESPACE = "public/served"
 KEYS = 20
+#: Columns that tell the messages of one producer apart.
+IDENTITY = ("producer_name", "sequence_id", "batch_index")
 _Sent = dict[str, list[str]]
 
 
@@ -84,15 +86,19 @@ class World:
         } and found == self.of_segments(name)
 
     def values(self, name: str) -> _Sent:
-        found: _Sent = {}
+        """The same without what a producer sent twice: after a lost connection it repeats batches, which this broker
+        doesn't recognise."""
+        found, seen = _Sent(), set[tuple[object, ...]]()
         stream = offloader.open_store(self.url).stream(name)
         try:
             scan = stream.scan()
         except NotFoundError:
             return found
-        for batch in scan.messages(MessageOptions(columns=("key", "value"), join_chunks=True)):
-            for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
-                found.setdefault(key, []).append(value.decode())
+        for batch in scan.messages(MessageOptions(columns=(*IDENTITY, "key", "value"), join_chunks=True)):
+            for *identity, key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if tuple(identity) not in seen:
+                    seen.add(tuple(identity))
+                    found.setdefault(key, []).append(value.decode())
         return found
 
 
