@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from formats.entries import Position
 from offloader.errors import AccessDeniedError, CorruptError, NotFoundError, OffloaderError
 from offloader.manifest.state import ManifestState
+from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -255,6 +256,20 @@ def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> di
         merged["mode"] = "paused"  # the process notices at its next commit or offload
     merged["last_progress_ms"] = process["last_progress_ms"] or manifest["last_progress_ms"]
     return merged | {name: manifest[name] for name in ("committed", "entries_offloaded", "bytes_offloaded")}
+
+
+def status_rows(store: ObjectStore, streams: Sequence[str], served: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A row for each stream: the facts of its manifest and, if the document ``served`` has it, those of its process.
+
+    Raises:
+        NotFoundError, CorruptError: a stream does not exist, or its manifest is damaged.
+    """
+    by_stream = {row["stream"]: row for row in served["streams"]}
+    rows: list[Mapping[str, Any]] = []
+    for stream in streams:
+        manifest, process = manifest_document(load_stream(store, stream)), by_stream.get(stream)
+        rows.append(manifest if process is None else with_manifest(process, manifest))
+    return rows
 
 
 def trouble_of(row: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +50,8 @@ CONNECT_TIMEOUT_S = 5.0
 WAIT_S_MAX, ANSWER_S = 20.0, 25.0
 #: The same for a follower's request; after it, the follower reads another source.
 FOLLOW_ANSWER_S = 10.0
+#: The same for a status document.
+STATUS_ANSWER_S = 5.0
 #: The same for a forwarded request, whose sender waits too.
 FORWARD_ANSWER_S = 4.0
 #: Header of a forwarded request, which must not be forwarded again.
@@ -395,3 +397,26 @@ def client_tls(authorities_file: str) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=authorities_file or None)
     except (OSError, ssl.SSLError) as cause:
         raise AccessDeniedError(f"{CA_VARIABLE}: {Path(authorities_file)} can't be read: {cause}") from cause
+
+
+def served_status(
+    url: str, store_url: str, *, hosts: Collection[str] = (), environ: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """The status document of the ``offloader serve`` at ``url``, which may receive the token.
+
+    Args:
+        store_url: of the store that it must serve.
+        hosts, environ: as for ``OwnerClient``.
+
+    Raises:
+        InvalidCallError: it serves another store.
+        CorruptError: it sent no status document. Others as ``OwnerClient`` and ``OwnerClient.offload``.
+    """
+    from offloader.monitor import status_document
+
+    host = urlsplit(url).hostname or ""
+    owner = OwnerClient(url, clock=SystemClock(), hosts=[*hosts, host], environ=environ)
+    document = status_document(owner.status(within_s=STATUS_ANSWER_S), where=url)
+    if (document.get("store") or {}).get("url") != store_url:
+        raise InvalidCallError(f"{url} serves another store")
+    return document

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
@@ -683,18 +682,24 @@ class Stream:
         changed = [set_hold(self.objects, name, on=on, reason=reason, clock=SystemClock()) for name in names]
         return any(changed)
 
-    def status(self) -> list[Mapping[str, Any]]:
-        """Mode, positions, segments and sizes by the manifest, of each partition: a row of ``offloader status --json``.
+    def status(self, *, serving: str = "") -> list[Mapping[str, Any]]:
+        """Mode, positions, segments and sizes of each partition: a row of ``offloader status --json``.
 
-        Lag and rate are known to the process that writes the stream: ``ManagedLedger.status``.
+        Args:
+            serving: address of the ``offloader serve`` that knows mode, lag and rate; it gets OFFLOADER_TOKEN.
 
         Raises:
             NotFoundError, CorruptError: the stream does not exist, or its manifest is damaged.
+            StoreUnavailableError, AccessDeniedError, InvalidCallError: no process of this store, or no access to it.
         """
-        from offloader.monitor import manifest_document
-        from offloader.read.reader import load_stream
+        from offloader.monitor import status_rows
 
-        return [manifest_document(load_stream(self.objects, name)) for name in self.partitions()]
+        served: Mapping[str, Any] = {"streams": ()}
+        if serving:
+            from offloader.owner_client import served_status
+
+            served = served_status(serving, self.objects.url)
+        return status_rows(self.objects, self.partitions(), served)
 
     @property
     def manifest(self) -> StreamManifest:
@@ -779,22 +784,17 @@ class Stream:
         """Deviations of the stored objects from the manifest; none: the stream is complete.
 
         Args:
-            deep: also read and decode every block.
+            deep: also read and decode every block, and read the records that a checkpoint contains.
             settings: sizes and limits of requests.
 
         Raises:
-            NotFoundError: the stream does not exist.
-            CorruptError: the manifest is damaged.
+            NotFoundError, CorruptError: the stream does not exist, or its manifest is damaged.
             StoreUnavailableError, AccessDeniedError: the store can't be used.
         """
-        from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
+        from offloader.inspect.verify import check_stream
         from offloader.read.fetch import Fetcher
         from offloader.read.reader import load_stream
 
         for name in self.partitions():
             state = load_stream(self.objects, name)
-            fetcher = Fetcher(self.objects, settings or ReadSettings())
-            yield from check_order(state)
-            yield from chain.from_iterable(check.findings for check in check_segments(fetcher, state, deep=deep))
-            yield from check_fills(self.objects, state, deep=deep)
-            yield from find_unexpected(self.objects, state)
+            yield from check_stream(Fetcher(self.objects, settings or ReadSettings()), state, deep=deep)

@@ -13,7 +13,7 @@ import pytest
 
 import offloader
 from formats.entries import Position
-from formats.keys import data_key
+from formats.keys import data_key, record_key
 from formats.manifest import Assign, Failed
 from offloader.errors import InvalidCallError, NotFoundError, OffloaderError, UnsupportedError
 from offloader.gc.orphans import Outcome
@@ -69,6 +69,18 @@ def test_verify_names_a_missing_object(store: offloader.Store) -> None:
     assert list(store.stream("orders").verify(deep=True)) == []
     store.objects.delete([data_key("orders", writer.uuids[0])])
     assert Damage.MISSING in [each.problem for each in store.stream("orders").verify()]
+
+
+def test_deep_verify_names_a_lost_record_behind_a_checkpoint(store: offloader.Store) -> None:
+    writer = StreamWriter(store.objects, "orders")
+    for ledger in (1, 2):
+        writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+    orders = store.stream("orders")
+    orders.manifest.checkpoint()
+    state = load_manifest(store.objects, "orders")
+    store.objects.delete([record_key("orders", state.incarnation, state.record_id - 1)])
+    assert list(orders.verify()) == []
+    assert [each.problem for each in orders.verify(deep=True)] == [Damage.LOST_RECORDS]
 
 
 def test_failed_segments_are_listed_with_the_reason(store: offloader.Store) -> None:

@@ -51,15 +51,11 @@ from offloader.inspect.inspect import Inspection, inspect_object
 from offloader.inspect.verify import (
     CheckTotals,
     Finding,
-    check_fills,
-    check_history,
-    check_order,
-    check_segments,
+    SegmentCheck,
+    check_stream,
     describe_damage,
-    find_unexpected,
 )
 from offloader.manifest.names import named_streams
-from offloader.manifest.state import ManifestState
 from offloader.read.fetch import Fetcher
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
@@ -297,7 +293,8 @@ def _verify(store: ObjectStore, stream: str, settings: ReadSettings, *, deep: bo
         print_totals(stream, 0, totals, deep=deep, as_json=as_json)
         return ErrorKind.DATA_CORRUPTION.value
     progress = TransientLine(sys.stderr)
-    for finding in _findings(fetcher, state, totals, progress, deep=deep):
+    checked = _Progress(totals, len(state.offloaded()), progress)
+    for finding in check_stream(fetcher, state, deep=deep, checked=checked):
         totals.count([finding])
         progress.clear()
         print_finding(finding, as_json=as_json)
@@ -306,22 +303,20 @@ def _verify(store: ObjectStore, stream: str, settings: ReadSettings, *, deep: bo
     return ErrorKind.DATA_CORRUPTION.value if totals.damage else 0
 
 
-def _findings(
-    fetcher: Fetcher, state: ManifestState, totals: CheckTotals, progress: TransientLine, *, deep: bool
-) -> Iterator[Finding]:
-    yield from check_order(state)
-    clock, of = SystemClock(), len(state.offloaded())
-    shown_s = clock.monotonic_s()
-    for check in check_segments(fetcher, state, deep=deep):
-        totals.add(check)
-        if clock.monotonic_s() - shown_s >= PROGRESS_EVERY_S:
-            shown_s = clock.monotonic_s()
-            progress.show(f"{totals.segments:,} of {of:,} segments, {bytes_text(totals.data_bytes)} read")
-        yield from check.findings
-    yield from check_fills(fetcher.store, state, deep=deep)
-    if deep:
-        yield from check_history(fetcher.store, state)
-    yield from find_unexpected(fetcher.store, state)
+class _Progress:
+    """Counts the checked segments and shows their number."""
+
+    def __init__(self, totals: CheckTotals, of: int, line: TransientLine) -> None:
+        self._totals, self._of, self._line = totals, of, line
+        self._clock = SystemClock()
+        self._shown_s = self._clock.monotonic_s()
+
+    def __call__(self, check: SegmentCheck) -> None:
+        self._totals.add(check)
+        if self._clock.monotonic_s() - self._shown_s >= PROGRESS_EVERY_S:
+            self._shown_s = self._clock.monotonic_s()
+            size = bytes_text(self._totals.data_bytes)
+            self._line.show(f"{self._totals.segments:,} of {self._of:,} segments, {size} read")
 
 
 def print_finding(finding: Finding, *, as_json: bool) -> None:

@@ -14,7 +14,6 @@ from dataclasses import fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
@@ -25,7 +24,7 @@ from offloader.errors import InvalidCallError, NotFoundError, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.manifest.names import named_streams, resolve_name
 from offloader.manifest.unlisted import unlisted_streams
-from offloader.monitor import manifest_document, read_status_file, status_document, trouble_of, with_manifest
+from offloader.monitor import manifest_document, read_status_file, trouble_of, with_manifest
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
@@ -336,8 +335,6 @@ def _troubles(rows: Sequence[Mapping[str, Any]], width: int, lines_max: int | No
 
 #: Address of a process whose settings name none.
 DEFAULT_URL = "http://127.0.0.1:8750"
-#: Timeout of its answer.
-ASK_S = 5.0
 
 
 class StatusFile:
@@ -370,21 +367,14 @@ class ServingStatus:
 
     def read(self) -> Mapping[str, Any]:
         """The document; without ``written_ms`` if no process answers or access is denied."""
-        from offloader.owner_client import OwnerClient  # an HTTP client, which other sources don't need
+        from offloader.owner_client import served_status  # an HTTP client, which other sources don't need
 
         environ = os.environ if self._is_configured else {}  # no token for an unknown process
-        hosts = [*self._hosts, urlsplit(self.label).hostname or ""]
         try:
-            owner = OwnerClient(self.label, clock=SystemClock(), hosts=hosts, environ=environ)
-            document = status_document(owner.status(within_s=ASK_S), where=self.label)
+            return served_status(self.label, self._store_url, hosts=self._hosts, environ=environ)
         except OffloaderError as error:
             self._note(str(error))
             return {"written_ms": None}
-        served = (document.get("store") or {}).get("url")
-        if served != self._store_url:
-            self._note(f"{self.label} serves another store")
-            return {"written_ms": None}
-        return document
 
     def _note(self, why: str) -> None:
         if self._is_configured and why != self._noted:

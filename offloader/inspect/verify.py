@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -173,6 +173,25 @@ def check_segments(fetcher: Fetcher, state: ManifestState, *, deep: bool) -> Ite
     tasks = (partial(check_segment, fetcher, state.stream, record, deep=False) for record in records)
     with closing(fetcher.workers.in_order(tasks)) as results:
         yield from results
+
+
+def check_stream(
+    fetcher: Fetcher, state: ManifestState, *, deep: bool, checked: Callable[[SegmentCheck], object] = lambda _: None
+) -> Iterator[Finding]:
+    """All deviations of the stored objects from the manifest. Raises as ``check_segments``.
+
+    Args:
+        deep: also read every block, and the records that a checkpoint contains.
+        checked: is called with the check of each segment, before its findings.
+    """
+    yield from check_order(state)
+    for check in check_segments(fetcher, state, deep=deep):
+        checked(check)
+        yield from check.findings
+    yield from check_fills(fetcher.store, state, deep=deep)
+    if deep:
+        yield from check_history(fetcher.store, state)
+    yield from find_unexpected(fetcher.store, state)
 
 
 def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep: bool) -> SegmentCheck:

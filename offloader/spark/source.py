@@ -136,12 +136,10 @@ def _records(state: ManifestState, store: ObjectStore, _: SourceOptions) -> Iter
 
 
 def _anomalies(state: ManifestState, store: ObjectStore, options: SourceOptions) -> Iterator[_Row]:
-    from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
+    from offloader.inspect.verify import check_stream
 
-    settings = ReadSettings(relocate=options.relocate)
-    found = chain.from_iterable(check.findings for check in check_segments(Fetcher(store, settings), state, deep=False))
-    fills = check_fills(store, state, deep=False)
-    return (each.as_row() for each in chain(check_order(state), found, fills, find_unexpected(store, state)))
+    fetcher = Fetcher(store, ReadSettings(relocate=options.relocate))
+    return (each.as_row() for each in check_stream(fetcher, state, deep=False))
 
 
 def _retention_of(state: ManifestState, store: ObjectStore) -> StreamRetention | None:

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from offloader import open_store as open_library_store
 from offloader.cli import status
+from offloader.errors import InvalidCallError, StoreUnavailableError
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.http_process import ORDERS, http_process
+from tests.support.streams import StreamWriter, batch_of
 
 TOKEN = "a-token-of-16-letters"
 
@@ -58,6 +61,20 @@ def test_mode_and_lag_come_from_the_process_at_the_default_address(
     assert (row["stream"], row["source"], row["mode"]) == (ORDERS, "process and manifest", "live")
     assert row["lag"]["entries"] == 0
     assert row["committed"] == before["committed"]
+
+
+@pytest.mark.slow
+def test_library_gets_mode_and_lag_from_the_process(tmp_path: Path) -> None:
+    orders = open_library_store(f"file://{tmp_path}/store").stream(ORDERS)
+    with serving(tmp_path) as url:
+        [row], [stored] = orders.status(serving=url), orders.status()
+        other = open_library_store(f"file://{tmp_path}/other")
+        StreamWriter(other.objects, ORDERS).add([batch_of(1, 0, 3)])
+        with pytest.raises(InvalidCallError, match="serves another store"):
+            other.stream(ORDERS).status(serving=url)
+    assert (row["mode"], row["lag"]["entries"], stored["mode"], stored["lag"]) == ("live", 0, None, None)
+    with pytest.raises(StoreUnavailableError):
+        orders.status(serving=url)
 
 
 @pytest.mark.slow
