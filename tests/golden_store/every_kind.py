@@ -257,7 +257,7 @@ def _deleted(place: Place) -> None:
             _offloaded(topic, stream, 0, LEDGER_ENTRIES)
         place.run("stream", "delete", "--apply", stream)
     place.run("stream", "delete", "--apply", "b/anew", "--config", str(place.at_once))  # its tombstone too
-    with place.topic("b/anew") as topic:
+    with place.topic("b/anew", new_source=True) as topic:
         _offloaded(topic, "b/anew", 0, LEDGER_ENTRIES)
 
 
