@@ -1,13 +1,10 @@
-"""Small objects that declare more rows than they can hold, and documents of too many bytes, are refused first."""
+"""Documents of too many bytes are refused before they are parsed, and impossible runs before they are read."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -27,69 +24,9 @@ from offloader.manifest.segment_table import columns_of
 from offloader.runtime.clock import SystemClock
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
-from tests.support.hostile_parquet import hostile_ledgers, hostile_segments
 from tests.support.manifests import segment_edits
 
 _names = count()
-ROOT = Path(__file__).resolve().parents[3]
-#: What decoding a few kilobytes may take.
-DECODED_BYTES_MAX = 64 * 1024 * 1024
-_DECODE = """
-import sys
-from pathlib import Path
-from formats.checkpoint import decode_checkpoint
-from formats.checkpoint import decode_ledgers
-from formats.checkpoint_parquet import decode_columns
-from formats.errors import FormatError
-
-# Of the memory since this program began; what getrusage says includes that of the one which started it.
-def most_bytes():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
-data = sys.stdin.buffer.read()
-before = most_bytes()
-said = "decoded"
-try:
-    {decode}
-except FormatError as error:
-    said = f"{{type(error).__name__}}: {{error}}"
-print(most_bytes() - before, said)
-"""
-
-
-def decoded_in_a_process(decode: str, data: bytes) -> tuple[int, str]:
-    """Bytes by which a process grew that decoded ``data``, and what came of it."""
-    done = subprocess.run(
-        [sys.executable, "-c", _DECODE.format(decode=decode)], input=data, capture_output=True, check=True, cwd=ROOT
-    )
-    grown, _, said = done.stdout.decode().partition(" ")
-    return int(grown), said.strip()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("name", "decode"),
-    [
-        ("rows that a dictionary repeats", "decode_columns(data)"),
-        ("rows of a checkpoint", "decode_checkpoint(data)"),
-        ("ledgers one after the other", "decode_ledgers(data)"),
-    ],
-)
-def test_a_small_object_does_not_become_hundreds_of_megabytes(name: str, decode: str) -> None:
-    """With four times the rows, the first of these took 692 MB."""
-    rows = 1_000_000
-    made = {
-        "rows that a dictionary repeats": lambda: hostile_segments(rows),
-        "rows of a checkpoint": lambda: hostile_segments(rows, metadata={b"offloader.checkpoint": sealed({})}),
-        "ledgers one after the other": lambda: hostile_ledgers(8_000_000, group_rows=8_000_000),
-    }
-    data = made[name]()
-    assert len(data) < 32 * 1024
-    grown, said = decoded_in_a_process(decode, data)
-    assert grown < DECODED_BYTES_MAX, f"{len(data)} bytes took {grown}: {said}"
-    assert said.startswith("LimitExceededError"), said
 
 
 @pytest.mark.slow
