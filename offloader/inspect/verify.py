@@ -453,7 +453,7 @@ def check_history(store: ObjectStore, state: ManifestState) -> Iterator[Finding]
         except (FormatError, CorruptError) as error:
             yield _damage(state.stream, Damage.MANIFEST, f"record {number}: {error}", key)
             continue
-        if expected and record.previous_nonce and record.previous_nonce != expected:
+        if expected and record.previous_nonce != expected:
             what = f"record {number} refers to another record {number - 1} than the stored one"
             yield _damage(state.stream, Damage.LOST_RECORDS, what, key)
         nonce = record.writer.nonce

@@ -196,7 +196,7 @@ def _without_chain(patch: pytest.MonkeyPatch) -> None:
             unfinished = [Failed(segment.uuid, "unknown") for segment in state.assigned()]
             state = apply.apply_edits(state, unfinished, record_id=state.record_id)
         totals = apply.apply_edits(state, record.edits, record_id=record.record_id).totals()
-        return apply.fold(state, replace(record, previous_nonce="", totals=totals))
+        return apply.fold(state, replace(record, previous_nonce=state.nonce, totals=totals))
 
     patch.setattr(load, "fold", folded)
 
