@@ -19,7 +19,7 @@ __all__ = ["FakeTopic"]
 
 #: A marker that a broker writes when a transaction was committed.
 TRANSACTION_COMMITTED = 21
-_CONSUMER_BUSY, _TOPIC_NOT_FOUND = 5, 11
+_UNKNOWN, _CONSUMER_BUSY, _TOPIC_NOT_FOUND = 0, 5, 11
 _NO_REQUEST = 2**64 - 1
 #: Answer to a lookup: another broker has the topic.
 _REDIRECT = 0
@@ -142,6 +142,7 @@ class FakeTopic:
         offloaded: ledgers that the broker has offloaded itself.
         state: of its managed ledger, as internal statistics say it.
         named_last: the entry that it names as its newest one, instead of that; entry -1: none.
+        refuses_readers: but no subscriptions, as a broker of 5.0.0-M1 that loaded a sealed segment without entries.
         offloads: the positions before which it was asked to.
 
     Besides clients that speak the protocol, a test may hold subscriptions itself: ``subscribe``, ``acknowledge``.
@@ -157,6 +158,7 @@ class FakeTopic:
         self.offloaded: set[int] = set()
         self.state = "LedgerOpened"
         self.named_last: Position | None = None
+        self.refuses_readers = False
         self.offloads: list[Position] = []
         self._markers: dict[Position, int] = {}
         self._broker = broker
@@ -399,6 +401,9 @@ class FakeTopic:
     def _subscribe(self, client: BrokerClient, body: Any) -> None:
         refused = {"request_id": body.request_id, "message": body.topic}
         self._forget_lost()
+        if self.refuses_readers and not body.durable:
+            client.send(CommandType.ERROR, error=_UNKNOWN, **refused)
+            return
         found = self._subscriptions.get(body.subscription)
         if found is not None and body.type == 0 and found.consumers:
             client.send(CommandType.ERROR, error=_CONSUMER_BUSY, **refused)

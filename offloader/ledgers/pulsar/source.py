@@ -81,7 +81,7 @@ from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, fir
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME
 from offloader.ledgers.pulsar.tail_reader import FOR_GOOD, MESSAGES_MAX, ReaderPool, TailReader
-from offloader.ledgers.pulsar.topic_facts import AdminFacts, ObservedFacts, TopicFacts
+from offloader.ledgers.pulsar.topic_facts import END_S_MAX, AdminFacts, ObservedFacts, TopicFacts
 from offloader.ledgers.pulsar.topics import TopicInternals, stream_of_topic
 from offloader.ledgers.pulsar.transport import parse_service_url, security_of
 from offloader.ledgers.tail_buffer import Listeners
@@ -413,6 +413,8 @@ class PulsarSource:
         if isinstance(self._facts, ObservedFacts) and self._facts.end != end:
             self._facts.end = end
             self._ledgers.doubt()
+            if end.entry_id < 0:
+                self._live.end()  # nothing comes, and a broker may refuse the reader
             self._live.wake()
 
     def sealed_end(self) -> Position | None:
@@ -490,6 +492,7 @@ def facts_of(cluster: PulsarCluster, topic: str, consumer: Consumer | None = Non
         topic,
         ask_last=lambda: None if consumer is None else consumer.last_position(),
         open_reader=partial(cluster.reader_from, topic),
+        is_acknowledged=lambda: consumer is not None and not consumer.take(END_S_MAX) and consumer.is_at_end,
     )
 
 

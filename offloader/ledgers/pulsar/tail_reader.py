@@ -264,7 +264,7 @@ class TailReader:
         self._begin = None
         with self._lock:
             self._window.taken()
-            self.told = None
+            self.told = self.trouble = None
             self._came.notify_all()
 
 

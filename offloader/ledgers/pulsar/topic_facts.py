@@ -11,6 +11,9 @@ nothing but their newest entry: ``ObservedFacts`` derives the ledgers from what 
    the live reader receives. If no reader received anything since the last list, one reads some entries for the list
    alone, and all up to the newest entry in the manifest if that follows a missing one.
 
+A reader may be behind the settled end, if another process uploaded what it reads. The ledger that it has received in
+part isn't listed: with the settled end after it, that part would look like a closed ledger.
+
 A ledger is closed when a reader received an entry of a later one right after its last, and another one that asks for
 single entries received nothing in between; or when the segment is sealed and its recorded end is in it. Skipped entries
 are gaps of reason *unconfirmed*, because the broker doesn't say why it skipped them. What no reader receives at the end
@@ -119,6 +122,7 @@ class ObservedFacts:
     Args:
         ask_last: returns the newest entry that the broker delivers, ``None`` if there is none.
         open_reader: opens a reader of the topic at a position, with so many messages in its buffer.
+        is_acknowledged: returns whether the segment is sealed and our subscription has no entry to receive.
 
     Attributes:
         end: the last entry of a sealed segment, as recorded; ``None``: it isn't sealed, or its end isn't known yet.
@@ -130,8 +134,10 @@ class ObservedFacts:
         *,
         ask_last: Callable[[], Position | None],
         open_reader: Callable[[Position, int], Consumer],
+        is_acknowledged: Callable[[], bool] = lambda: False,
     ) -> None:
         self._topic, self._ask_last, self._open_reader = topic, ask_last, open_reader
+        self._is_acknowledged = is_acknowledged
         self._lock = threading.Lock()
         #: Ledger -> its entries that were received, or are settled.
         self._entries: dict[int, int] = {}
@@ -153,7 +159,7 @@ class ObservedFacts:
         if last is not None:
             self._advance(last)
         with self._lock:
-            received = sorted(self._entries.items())
+            received = sorted(item for item in self._entries.items() if not self._is_partial(item[0]))
             last = newest(last, self._newest())
         # The last entries of a ledger may have been lost since another process received them.
         ends = self._ask_known([ledger_id for ledger_id, _ in received]).ledgers
@@ -227,26 +233,39 @@ class ObservedFacts:
     def sealed_end(self) -> Position | None:
         """The last entry of the sealed segment; ``None``: it has none.
 
-        A reader begins after the newest known entry: either it receives an entry, or the broker reports the end.
+        A reader begins after the newest known entry: either it receives an entry, or the broker reports the end. A
+        broker of 5.0.0-M1 refuses readers of a segment that has no ledger, which is so after the restart of a broker
+        that sealed it without an entry. Our subscription isn't refused. It tells the same, because nothing of a segment
+        is acknowledged that the manifest doesn't have.
 
         Raises:
             OffloaderError: the end isn't known yet: retry.
         """
         last = newest(self._ask_last(), self.received())
-        with closing(self._open_reader(EARLIEST if last is None else last.next(), 1)) as reader:
-            came = reader.take(END_S_MAX)
-            if came or not reader.is_at_end:
-                seen = f"has {came[0].position} after it" if came else f"reported no end for {END_S_MAX:g} s"
-                raise StoreUnavailableError(
-                    f"{self._topic}: {last or 'no entry'} is the last known one, but the broker {seen}",
-                    hint="the broker is asked again after more entries were read",
-                )
+        try:
+            with closing(self._open_reader(EARLIEST if last is None else last.next(), 1)) as reader:
+                came, is_at_end = reader.take(END_S_MAX), reader.is_at_end
+        except StoreUnavailableError:
+            if last is None and self._is_acknowledged():
+                return None
+            raise
+        if came or not is_at_end:
+            seen = f"has {came[0].position} after it" if came else f"reported no end for {END_S_MAX:g} s"
+            raise StoreUnavailableError(
+                f"{self._topic}: {last or 'no entry'} is the last known one, but the broker {seen}",
+                hint="the broker is asked again after more entries were read",
+            )
         return last
 
     def received(self) -> Position | None:
         """The newest entry that was received, or is settled; ``None``: nothing is known of the topic yet."""
         with self._lock:
             return newest(self._settled, self._newest())
+
+    def _is_partial(self, ledger_id: int) -> bool:
+        """Whether a reader that is behind the settled end may have received a part of a ledger; lock held."""
+        is_behind = self._settled is not None and ledger_id < self._settled.ledger_id
+        return is_behind and ledger_id not in self._exact and ledger_id != max(self._entries)
 
     def _newest(self) -> Position | None:
         """Call with the lock held."""

@@ -11,7 +11,7 @@ from formats.entries import EntryBatch, Position
 from formats.pulsar.commands import CommandType
 from offloader.errors import BeyondEndError, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import AskKnown, KnownLedger, KnownLedgers
-from offloader.ledgers.pulsar import topic_facts
+from offloader.ledgers.pulsar import ledger_list, tail_reader, topic_facts
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.ledgers.pulsar.topic_facts import ObservedFacts
@@ -97,6 +97,19 @@ def test_ledgers_whose_end_was_received_remain_listed(bench: PulsarBench) -> Non
     facts.heard(Position(1, 2), Position(2, 0))
     facts.known(known(Position(3, 4)))
     assert listed(facts) == [(1, 3), (3, 5)]
+
+
+def test_reader_that_is_behind_the_manifest_lists_no_part_of_a_ledger(bench: PulsarBench) -> None:
+    """It began before the manifest had the entries: another process had uploaded them."""
+    fill(bench, 3, 4, 5, 2)
+    facts = facts_of(bench)
+    facts.heard(None, Position(1, 0))
+    facts.known(known(Position(3, 2)))
+    facts.heard(Position(1, 2), Position(2, 0))
+    assert listed(facts) == [(1, 3), (3, 3)]
+    eventually(lambda: listed(facts) == [(1, 3), (3, 5), (4, 2)])
+    facts.heard(Position(2, 0), Position(4, 0))
+    assert listed(facts) == [(1, 3), (2, 4), (3, 5), (4, 2)]
 
 
 def test_nothing_is_read_while_a_reader_receives_entries(bench: PulsarBench) -> None:
@@ -253,8 +266,12 @@ def test_recorded_end_counts_though_the_broker_names_an_earlier_entry(bench: Pul
 
 
 @pytest.mark.parametrize("lost", [Position(1, 0), Position(2, 0)])
-def test_ledger_that_a_reader_passed_over_with_its_first_entry_is_listed(bench: PulsarBench, lost: Position) -> None:
+def test_ledger_that_a_reader_passed_over_with_its_first_entry_is_listed(
+    bench: PulsarBench, lost: Position, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else its other entries, which the broker has, would be recorded as deleted."""
+    for module in (ledger_list, tail_reader, topic_facts):
+        monkeypatch.setattr(module, "READ_S_MAX", 1.0)
     fill(bench, 3, 4, 5)
     bench.topic.lost, bench.topic.read_batch = {lost}, 100
     source = bench.open()

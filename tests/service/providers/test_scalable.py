@@ -249,6 +249,25 @@ def test_segment_without_entries_holds_no_child_back(cluster: Cluster) -> None:
     assert recorded.by_id[0].end == NOTHING_MORE
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_segment_without_entries_holds_no_child_back_after_the_broker_s_restart(
+    cluster: Cluster, *, is_known: bool
+) -> None:
+    topic = cluster.make_scalable("orders")
+    topic.split(0)
+    if is_known:
+        with cluster.serve(offload=SOON):
+            eventually(lambda: (found := read_layout(cluster.store, PLACE)) and found.by_id[0].end == NOTHING_MORE)
+    topic.segments[0].refuses_readers = True
+    send(topic)
+    with cluster.serve(offload=SOON) as process:
+        eventually(lambda: has_all(cluster, topic))
+        eventually(lambda: whats(process) == "")
+    recorded = read_layout(cluster.store, PLACE)
+    assert recorded is not None
+    assert recorded.by_id[0].end == NOTHING_MORE
+
+
 def test_committed_entries_are_acknowledged(cluster: Cluster) -> None:
     topic = cluster.make_scalable("orders")
     send(topic)
