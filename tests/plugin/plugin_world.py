@@ -109,7 +109,7 @@ class PluginWorld:
 
     def __post_init__(self) -> None:
         self.bucket = f"plugin-{free_port()}"
-        self.ports = {name: free_port() for name in ("binary", "admin", "sidecar", "reader")}
+        self.ports = {name: free_port() for name in ("binary", "admin", "sidecar", "standby", "reader")}
         self.broker: Broker
         self.sidecars: dict[str, Serving] = {}
         self.store = open_store(
@@ -305,7 +305,7 @@ class PluginWorld:
     # --- sidecars ----------------------------------------------------------------------------------------------------
 
     def start_sidecar(self, name: str = "sidecar") -> Serving:
-        """Starts ``offloader serve``; ``reader`` is a read server."""
+        """Starts ``offloader serve``; ``reader`` is a read server, ``standby`` a second process for the same topics."""
         config = self.folder / f"{name}.toml"
         config.write_text(self.settings_of_sidecar(name))
         options = ["--read-only"] if name == "reader" else []

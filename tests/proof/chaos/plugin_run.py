@@ -1,13 +1,14 @@
-"""Consumers of a real broker read the cold tier while broker, sidecar, read server and S3 server are killed.
+"""Consumers of a real broker read the cold tier while broker, sidecars, read server and S3 server are killed.
 
     ./dev chaos --plugin                       # 40 kills
     ./dev chaos --plugin --seed 7 --kills 10
     ./dev chaos --plugin --silent              # a sidecar that never answers (silent_run.py)
 
-One world: a broker with the plugin that gives up its own copies as soon as they are offloaded, ``offloader serve``, a
-read server and an S3 server. In each step messages are sent, ledgers are offloaded, readers read from the beginning and
-a topic is deleted, while one of the processes is killed (``kill -9``) and started again. After each step a new reader
-must receive every message that was sent, once, in order; at the end the bookie has none of the closed ledgers.
+One world: a broker with the plugin that gives up its own copies as soon as they are offloaded, two processes of
+``offloader serve``, a read server and an S3 server. In each step messages are sent, ledgers are offloaded, readers read
+from the beginning and a topic is deleted, while one of the processes, or all of them together, is killed (``kill -9``)
+and started again. After each step a new reader must receive every message that was sent, once, in order; at the end the
+bookie has none of the closed ledgers.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ from tests.plugin.topic_history import client_of
 from tests.proof.chaos import silent_run
 from tests.support.waiting import eventually
 
-__all__ = ["ACTIONS", "ROLES", "Outcome", "Step", "plan", "run"]
+__all__ = ["ACTIONS", "EVERYTHING", "PROCESSES", "ROLES", "Outcome", "Step", "plan", "run"]
 
-ROLES = ("broker", "sidecar", "reader", "store")
+PROCESSES = ("store", "broker", "sidecar", "standby", "reader")
+EVERYTHING = "everything"
+ROLES = (*PROCESSES, EVERYTHING)
 ACTIONS = ("offload", "read", "delete")
 #: The sidecar takes some time to notice a broker that comes back, and the broker to notice a sidecar.
 WITHIN_S = 240.0
@@ -52,7 +55,7 @@ class Step:
     """One kill.
 
     Attributes:
-        role: who is killed, ``after_s`` after the action has begun, and started again ``down_s`` later.
+        role: what is killed, ``after_s`` after the action has begun, and started again ``down_s`` later.
         action: what is under way.
     """
 
@@ -128,9 +131,12 @@ class Chaos:
             sending = pool.submit(self.send)
             acting = pool.submit(getattr(self, f"_{step.action}_topics"))
             threading.Event().wait(step.after_s)
-            self._kill(step.role)
+            killed = PROCESSES if step.role == EVERYTHING else (step.role,)
+            for role in killed:
+                self._kill(role)
             threading.Event().wait(step.down_s)
-            self._start(step.role)
+            for role in killed:
+                self._start(role)
             for future in (sending, acting):
                 self._note(future, step)
         self._outcome.kills[f"{step.role} in {step.action}"] += 1
@@ -282,11 +288,14 @@ def run(
     outcome, data = outcome or Outcome(), folder / "data"
     server = start("minio", data, port=free_port())
     settings = {"brokerDeduplicationEnabled": "true", "managedLedgerMaxEntriesPerLedger": "40"}
-    world = PluginWorld(folder / "world", server.endpoint, broker_settings=settings, endpoints=("reader", "sidecar"))
+    world = PluginWorld(
+        folder / "world", server.endpoint, broker_settings=settings, endpoints=("reader", "sidecar", "standby")
+    )
     chaos = Chaos(world, server, outcome, data)
     try:
         with world:
-            world.start_sidecar("reader")
+            for name in ("standby", "reader"):
+                world.start_sidecar(name)
             chaos.begin()
             for number, step in enumerate(steps, 1):
                 say(f"kill {number} of {len(steps)}: {step}")

@@ -1,4 +1,4 @@
-"""Consumers of a real broker while processes are killed: two kills of what ``./dev chaos --plugin`` does 40 times."""
+"""Consumers of a real broker while processes are killed: three kills of what ``./dev chaos --plugin`` does 40 times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.proof.chaos import silent_run
-from tests.proof.chaos.plugin_run import ACTIONS, ROLES, Step, plan, run
+from tests.proof.chaos.plugin_run import ACTIONS, EVERYTHING, ROLES, Step, plan, run
 
 pytestmark = pytest.mark.java
 
@@ -18,8 +18,12 @@ def test_plan_kills_every_process_in_every_action() -> None:
     assert steps == plan(7, len(steps))
 
 
-def test_killed_broker_and_sidecar_lose_no_message(tmp_path: Path) -> None:
-    steps = [Step("sidecar", "offload", after_s=0.1, down_s=0.2), Step("broker", "read", after_s=0.1, down_s=0.2)]
+def test_killed_processes_lose_no_message(tmp_path: Path) -> None:
+    steps = [
+        Step("sidecar", "offload", after_s=0.1, down_s=0.2),
+        Step("broker", "read", after_s=0.1, down_s=0.2),
+        Step(EVERYTHING, "offload", after_s=0.1, down_s=0.2),
+    ]
     outcome = run(steps, tmp_path)
     assert outcome.problems == []
     assert outcome.kills.total() == len(steps)
