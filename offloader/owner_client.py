@@ -418,5 +418,7 @@ def served_status(
     owner = OwnerClient(url, clock=SystemClock(), hosts=[*hosts, host], environ=environ)
     document = status_document(owner.status(within_s=STATUS_ANSWER_S), where=url)
     if (document.get("store") or {}).get("url") != store_url:
-        raise InvalidCallError(f"{url} serves another store")
+        raise InvalidCallError(
+            f"{url} serves another store", hint="name the address of the process that serves this one, or none"
+        )
     return document

@@ -343,10 +343,10 @@ class FakeTopic:
             self._send_all()
 
     def switch(self, subscription: str) -> None:
-        """Another consumer works from now on."""
+        """Another consumer works from now on, if there is one."""
         with self._lock:
             found = self._subscriptions[subscription]
-            found.consumers.append(found.consumers.pop(0))
+            found.consumers = found.consumers[1:] + found.consumers[:1]
             self._activate(found)
 
     def unload(self) -> None:

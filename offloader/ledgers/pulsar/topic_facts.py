@@ -15,7 +15,8 @@ A reader may be behind the settled end, if another process uploaded what it read
 part isn't listed: with the settled end after it, that part would look like a closed ledger.
 
 A ledger is closed when a reader received an entry of a later one right after its last, and another one that asks for
-single entries received nothing in between; or when the segment is sealed and its recorded end is in it. Skipped entries
+single entries received nothing in between; or when the segment is sealed and its recorded end is in it. The list ends
+with the first ledger whose last entry isn't known, even if entries of later ledgers were received. Skipped entries
 are gaps of reason *unconfirmed*, because the broker doesn't say why it skipped them. What no reader receives at the end
 of a ledger leaves no trace: markers of transactions, entries that the bookies lost, and unread entries that the broker
 deleted for message TTL or a backlog quota. A namespace with segments must have neither of the latter.
@@ -154,13 +155,13 @@ class ObservedFacts:
         self.end: Position | None = None
 
     def internals(self) -> TopicInternals:
-        end = self.end if self.end is not None and self.end.entry_id >= 0 else None
-        last = newest(self._ask_last(), end)
+        sealed = self.end if self.end is not None and self.end.entry_id >= 0 else None
+        last = newest(self._ask_last(), sealed)
         if last is not None:
             self._advance(last)
         with self._lock:
-            received = sorted(item for item in self._entries.items() if not self._is_partial(item[0]))
-            last = newest(last, self._newest())
+            received = self._list()
+            last = newest(last, self._end())
         # The last entries of a ledger may have been lost since another process received them.
         ends = self._ask_known([ledger_id for ledger_id, _ in received]).ledgers
         found = [(each, max(count, _end_in(ends, each) + 1)) for each, count in received]
@@ -211,23 +212,20 @@ class ObservedFacts:
                 self._settled = settled
                 if settled.entry_id >= 0:
                     self._add(settled)
-            heard = self._newest()
+            heard = self._end()
             is_unheard = known.newest is not None and (heard is None or known.newest > heard)
             self._unheard = known.newest if is_unheard else None
 
     def heard(self, before: Position | None, position: Position) -> None:
-        if before is None:
-            is_passed = self.received() is None
-        else:
-            is_passed = 0 <= before.ledger_id < position.ledger_id and before.ledger_id not in self._exact
-        if is_passed:
-            self._receive_between(before, position)
+        # A reader may begin after entries that were never received, those that another process uploaded.
+        end = self.received()
+        since = min((each for each in (before, end) if each is not None), default=None)
+        if since is None or not self._are_listed(since.ledger_id, position.ledger_id):
+            self._receive_between(since, position)
         with self._lock:
             self._is_read = True
             if before is not None and min(before) >= 0:
                 self._add(before)
-                if before.ledger_id < position.ledger_id:
-                    self._exact.add(before.ledger_id)
             self._add(position)
 
     def sealed_end(self) -> Position | None:
@@ -258,18 +256,34 @@ class ObservedFacts:
         return last
 
     def received(self) -> Position | None:
-        """The newest entry that was received, or is settled; ``None``: nothing is known of the topic yet."""
+        """The newest entry before which nothing is unknown: received, or settled; ``None``: nothing is known yet."""
         with self._lock:
-            return newest(self._settled, self._newest())
+            return newest(self._settled, self._end())
+
+    def _are_listed(self, first: int, last: int) -> bool:
+        """Whether the list has the ledgers from ``first`` to ``last``, and the ends of those before ``last``."""
+        end = self.received()
+        with self._lock:
+            return first >= last or (end is not None and last <= end.ledger_id and first in self._exact)
+
+    def _list(self) -> list[tuple[int, int]]:
+        """Ledgers and their entries, ascending, up to the first one whose last entry isn't known; lock held."""
+        found = list[tuple[int, int]]()
+        for ledger_id in sorted(self._entries):
+            if not self._is_partial(ledger_id):
+                found.append((ledger_id, self._entries[ledger_id]))
+                if ledger_id not in self._exact:
+                    break
+        return found
 
     def _is_partial(self, ledger_id: int) -> bool:
         """Whether a reader that is behind the settled end may have received a part of a ledger; lock held."""
         is_behind = self._settled is not None and ledger_id < self._settled.ledger_id
         return is_behind and ledger_id not in self._exact and ledger_id != max(self._entries)
 
-    def _newest(self) -> Position | None:
-        """Call with the lock held."""
-        return max((Position(each, count - 1) for each, count in self._entries.items()), default=None)
+    def _end(self) -> Position | None:
+        """The last entry of the list; call with the lock held."""
+        return next((Position(ledger_id, count - 1) for ledger_id, count in reversed(self._list())), None)
 
     def _receive_between(self, before: Position | None, position: Position) -> None:
         """Receives what is between two entries that a reader received in sequence; ``None``: the topic's beginning.
@@ -297,7 +311,7 @@ class ObservedFacts:
     def _advance(self, last: Position) -> None:
         """Receives more entries, unless a reader received some since the last call, or everything is listed."""
         with self._lock:
-            heard = self._newest()
+            heard = self._end()
             until, is_read = self._unheard, self._is_read
             self._is_read = False
             before = heard or self._settled

@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from formats.topic_layout import RangeSegment, TopicLayout, TopicSchema
 from offloader.errors import NotFoundError, OffloaderError, StoreUnavailableError, UnsupportedError
@@ -35,6 +36,7 @@ from offloader.ledgers.pulsar.layout_watch import LayoutWatch
 from offloader.ledgers.pulsar.scalable import place_of_topic
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.ledgers.pulsar.topics import topic_of_stream
+from offloader.manifest.load import load_manifest
 from offloader.manifest.topic_layouts import NOTHING_MORE, record_end, record_layout, record_schemas
 from offloader.service.streams import ProviderProblem
 from offloader.settings import PulsarSettings
@@ -247,7 +249,11 @@ class ScalableTopics:
 
     def _ended(self, place: str, row: RangeSegment, source: PulsarSource) -> TopicLayout:
         try:
-            last = source.sealed_end() or NOTHING_MORE
+            last = source.sealed_end()
+            if last is None:  # so it is too if all entries are acknowledged, and this process hasn't read them
+                with suppress(NotFoundError):
+                    last = load_manifest(self._store, source.stream).newest_end
+            last = last or NOTHING_MORE
             listed = newest_listed(source.ledgers())
             if listed is not None and listed > last:
                 raise StoreUnavailableError(f"the broker answers {last}, and has delivered {listed}")

@@ -166,13 +166,50 @@ def test_silent_broker_is_asked_again(bench: PulsarBench, monkeypatch: pytest.Mo
         facts.internals()
 
 
+@pytest.mark.parametrize("lost", [Position(2, 0), Position(2, 1)])
+def test_reader_that_begins_again_before_an_open_ledger_does_not_close_it(bench: PulsarBench, lost: Position) -> None:
+    """The broker passed over the rest of both ledgers: entries before the lost one would be recorded as deleted."""
+    fill(bench, 3, 4, 5)
+    bench.topic.lost = {lost}
+    facts = facts_of(bench)
+    facts.heard(Position(1, 1), Position(2, 2))
+    facts.heard(Position(1, 1), Position(3, 0))
+    assert listed(facts) == [(1, 3), (2, 4), (3, 5)]
+
+
+def test_ledger_that_was_passed_over_after_a_settled_one_is_listed(bench: PulsarBench) -> None:
+    fill(bench, 3, 4, 5)
+    bench.topic.lost = {Position(2, 0)}
+    facts = facts_of(bench)
+    facts.known(lambda _: KnownLedgers(newest=Position(1, 2), settled=Position(1, 2), ledgers={1: KnownLedger(2, 2)}))
+    facts.heard(Position(1, 2), Position(3, 0))
+    assert listed(facts) == [(1, 3), (2, 4), (3, 5)]
+
+
+def test_reader_that_begins_after_uploaded_entries_closes_no_open_ledger(bench: PulsarBench) -> None:
+    """Another process uploaded newer entries, and older ones are still missing."""
+    fill(bench, 3, 4, 5)
+    facts = facts_of(bench)
+    facts.known(known(Position(3, 1), settled=Position(1, 0)))
+    facts.heard(None, Position(3, 2))
+    assert listed(facts) == [(1, 3), (2, 4), (3, 5)]
+
+
+def test_older_end_in_the_manifest_closes_no_ledger(bench: PulsarBench) -> None:
+    fill(bench, 3, 4, 5)
+    facts = facts_of(bench)
+    facts.known(known(Position(3, 1)))
+    facts.known(known(Position(3, 1), settled=Position(1, 0)))
+    assert listed(facts)[0] == (1, 3)
+    eventually(lambda: listed(facts) == [(1, 3), (2, 4), (3, 5)])
+
+
 def test_oldest_ledgers_are_forgotten(bench: PulsarBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_facts, "LEDGERS_MAX", 2)
-    facts = ObservedFacts(TOPIC, ask_last=lambda: None, open_reader=lambda *_: pytest.fail("nothing to read"))
+    fill(bench, 5, 5, 5)
+    facts = facts_of(bench)
     facts.known(known(Position(1, 4)))
-    for ledger_id in (1, 2, 3):
-        facts.heard(None, Position(ledger_id, 4))
-    assert listed(facts) == [(2, 5), (3, 5)]
+    eventually(lambda: listed(facts) == [(2, 5), (3, 5)])
 
 
 def test_broker_tells_nothing_else(bench: PulsarBench) -> None:

@@ -15,7 +15,8 @@ from formats.pulsar.entry import decode_frame
 from formats.topic_layout import HASHES, RangeSegment, TopicLayout
 from offloader.errors import NotFoundError, StoreUnavailableError
 from offloader.ledgers.pulsar.consumer import Consumer
-from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.ledgers.pulsar.discovery import Look
+from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.topic_layouts import NOTHING_MORE, read_layout, record_layout
 from offloader.read.partitions import open_reader
@@ -23,6 +24,7 @@ from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.service.providers.pulsar import _is_pruned
+from offloader.service.providers.scalable import ScalableTopics
 from offloader.service.view_documents import served_segments
 from tests.read.test_partitions_segments import layout_of
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster, streams_of, whats
@@ -266,6 +268,28 @@ def test_segment_without_entries_holds_no_child_back_after_the_broker_s_restart(
     recorded = read_layout(cluster.store, PLACE)
     assert recorded is not None
     assert recorded.by_id[0].end == NOTHING_MORE
+
+
+def test_end_of_a_segment_whose_entries_are_all_acknowledged_is_that_in_the_manifest(cluster: Cluster) -> None:
+    """A process that has just begun knows no entry, and readers are refused: its subscription tells "nothing more"."""
+    topic = cluster.make_scalable("orders")
+    send(topic)
+    with cluster.serve(offload=SOON, broker_plugin=True):
+        eventually(lambda: acknowledged(topic, 0) == topic.newest(0))
+    topic.split(0)
+    topic.segments[0].refuses_readers, topic.segments[0].named_last = True, Position(-1, -1)
+    pulsar = PulsarCluster(cluster.settings())
+    source = pulsar.open_topic(topic.segments[0].name)
+    try:
+        topics = ScalableTopics(pulsar, cluster.store)
+        survey = Look({"t/n": frozenset()})
+        for _ in range(2):  # the first one records the layout
+            topics.look(cluster.settings(), survey, lambda name: source if name == source.topic else None)
+    finally:
+        pulsar.close()
+    recorded = read_layout(cluster.store, PLACE)
+    assert recorded is not None
+    assert recorded.by_id[0].end == topic.newest(0)
 
 
 def test_committed_entries_are_acknowledged(cluster: Cluster) -> None:
