@@ -19,6 +19,7 @@ from offloader.manifest.catalog import list_streams, read_entry, release_layout,
 from offloader.manifest.maintenance import expire_history
 from offloader.manifest.protection import DeletionClock, require_no_global_hold, time_for_deletion_ms
 from offloader.manifest.topic_layouts import read_layout
+from offloader.read.message_counts import messages_from
 from offloader.retention.cycle import MANY, HotStreams, RetentionCycle, RetentionService, phase, until_next_s
 from offloader.retention.scope import SourceOf, find_scope, home_of, no_source, record_partitions
 from offloader.retention.state import past_moves, read_decisions
@@ -135,7 +136,14 @@ class Maintenance:
         settings = settings_of("")
         self._store, self._clock, self._settings_of = store, clock, settings_of
         self._recorder, self._by = recorder, by
-        cycle = RetentionCycle(store, clock=clock, settings_of=settings_of, source_of=source_of, by=by)
+        cycle = RetentionCycle(
+            store,
+            clock=clock,
+            settings_of=settings_of,
+            source_of=source_of,
+            by=by,
+            messages_from=messages_from,
+        )
         #: Schedules the streams.
         self.retention = RetentionService(
             cycle,

@@ -36,6 +36,7 @@ from offloader.retention.cuts import Record, StreamCut, cut_at, partition_segmen
 from offloader.retention.decide import Situation, decide, subscriptions_of
 from offloader.retention.entries import Ahead, Boundaries, StreamEntries, published_ahead, segment_ends
 from offloader.retention.lineage import Lineage
+from offloader.retention.message_counts import MessagesFrom, count_messages
 from offloader.retention.policy import Policy, PolicyKind, Unit, is_internal, policy_of
 from offloader.retention.scope import DocumentStore, LoadedPartitions, Scope, SourceOf, find_scope, home_of, no_source
 from offloader.retention.state import (
@@ -80,7 +81,9 @@ class CycleOutcome:
         decision: ``None``: nothing decides about the stream, or it is empty.
         records: the recorded cuts it is based on, this cycle's among them.
         sizes: bytes before ``begin``, each record's and candidate's cut, and the tail, for plots.
-        unread_bytes, unread_entries: from the position that all have read, or from the beginning, to the tail.
+        unread_from: the position that all have read, or the beginning.
+        unread_bytes, unread_entries: from there to the tail.
+        unread_messages: of the offloaded entries among them; ``None``: the brokers don't number messages, or in a plan.
         is_recorded: whether this cycle recorded the tail, or in a dry run would.
         subscribers: number registered.
         truncations: by stream; empty: none.
@@ -95,8 +98,10 @@ class CycleOutcome:
     tail: StreamCut = field(default_factory=StreamCut)
     lags: tuple[Lag, ...] = ()
     sizes: Mapping[StreamCut, int] = field(default_factory=dict)
+    unread_from: StreamCut = field(default_factory=StreamCut)
     unread_bytes: int = 0
     unread_entries: int = 0
+    unread_messages: int | None = None
     is_recorded: bool = False
     subscribers: int = 0
     truncations: Mapping[str, Truncation] = field(default_factory=dict)
@@ -188,8 +193,9 @@ class RetentionCycle:
         by: str = "",
         entropy: Callable[[int], bytes] = os.urandom,
         listed_of: ListedOf | None = None,
+        messages_from: MessagesFrom | None = None,
     ) -> None:
-        self._listed_of = listed_of or listed_by_source(source_of)
+        self._listed_of, self._messages_from = listed_of or listed_by_source(source_of), messages_from
         self.store = store
         self.clock = clock
         self._settings_of = settings_of
@@ -229,13 +235,18 @@ class RetentionCycle:
                 self.store, stream, clock=self.clock, source_of=self._source_of, takeover_after_s=after_s
             )
         if policy is None and not self._follows(stream):
-            return self._decided(stream, None, self._load(stream, create=False))
+            snapshot = self._load(stream, create=False)
+            return self._counted(self._decided(stream, None, snapshot), snapshot)
         for _ in range(DECISIONS_MAX):
             snapshot = self._load(stream, create=True)
             done = self._carried_out(self._decided(stream, policy, snapshot), snapshot, policy)
             if done is not None:
-                return done
+                return self._counted(done, snapshot)
         raise StoreUnavailableError(f"stream {stream}: subscribers changed {DECISIONS_MAX} times during the decision")
+
+    def _counted(self, outcome: CycleOutcome, snapshot: _Snapshot) -> CycleOutcome:
+        cut, ask = outcome.unread_from, self._messages_from
+        return replace(outcome, unread_messages=count_messages(self.store, snapshot.scope, snapshot.own, cut, ask))
 
     def _follows(self, stream: str) -> bool:
         """Whether the trim of the stream's broker moves its start position."""
@@ -360,6 +371,7 @@ class RetentionCycle:
             decision=decision if policy is not None or follows else None,
             lags=decision.lags,
             sizes={cut: measure.bytes_before(cut) for cut in cuts},
+            unread_from=unread_from,
             unread_bytes=max(total.payload_bytes - read.payload_bytes, 0),
             unread_entries=max(total.entries - read.entries, 0),
         )
@@ -774,6 +786,8 @@ class RetentionService:
                 continue
             yield Reading("unconsumed_bytes", outcome.unread_bytes, stream)
             yield Reading("unconsumed_entries", outcome.unread_entries, stream)
+            if outcome.unread_messages is not None:
+                yield Reading("unconsumed_messages", outcome.unread_messages, stream)
             is_queue = outcome.policy is not None and outcome.policy.kind is PolicyKind.CONSUMPTION
             yield Reading("streams_without_subscribers", float(is_queue and not outcome.subscribers), stream)
             for lag in outcome.lags:

@@ -144,6 +144,11 @@ _ALL = (
     Metric("throttled_seconds_total", "counter", "Time that requests waited for a rate limit.", ()),
     Metric("unconsumed_bytes", "gauge", "Payload bytes that not all subscribers have read."),
     Metric("unconsumed_entries", "gauge", "Entries that not all subscribers have read."),
+    Metric(
+        "unconsumed_messages",
+        "gauge",
+        "Messages in offloaded entries that not all subscribers have read, where brokers number messages.",
+    ),
     Metric("streams_without_subscribers", "gauge", "Streams with the retention policy consumption and no subscriber."),
     Metric("subscriber_lag_bytes", "gauge", "Payload bytes that a subscriber has not read.", (*_STREAM, "subscriber")),
     Metric("subscriber_lag_entries", "gauge", "Entries that a subscriber has not read.", (*_STREAM, "subscriber")),
