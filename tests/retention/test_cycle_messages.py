@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def entries(counts: Sequence[int], *, is_numbered: bool = True, before: int = 0)
     """Entries as a broker stores them. ``before``: messages of the topic before the first one."""
     found = []
     for count, end in zip(counts, itertools.accumulate(counts, initial=before - 1), strict=False):
-        more = {"broker": (1_700_000_000_000, end + count if is_numbered else None)}
+        more: dict[str, Any] = {"broker": (1_700_000_000_000, end + count if is_numbered else None)}
         sent = [Sent(value=b"message %d" % number) for number in range(count)]
         found.append(batch_entry(sent, **more) if count > 1 else single_entry(sent[0], **more))
     return found

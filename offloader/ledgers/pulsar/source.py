@@ -72,6 +72,7 @@ from offloader.ledgers.base import (
     NotChosenError,
     Subscription,
     newest,
+    newest_given,
     newest_listed,
 )
 from offloader.ledgers.pulsar.ack_cursor import AckCursor
@@ -253,6 +254,7 @@ class PulsarSource:
                 clock=cluster.clock,
             ),
             workers=cluster.workers,
+            clock=cluster.clock,
             bytes_max=cluster.topic_bytes,
             retry_s_max=settings.retry_delay_max,
             failed=self._break,
@@ -288,7 +290,9 @@ class PulsarSource:
             CorruptError: the broker sent impossible entries before.
         """
         self._require_usable()
-        return self._ledgers.infos()
+        infos = self._ledgers.infos()
+        self._live.expect(newest_given(infos))
+        return infos
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         """As ``LedgerSource``; raises as ``ledgers`` and ``ReaderPool.read``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from offloader.errors import (
     StoreUnavailableError,
     ThrottledError,
 )
-from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.base import LedgerInfo, newest
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer, batches_of
 from offloader.ledgers.pulsar.ledger_list import SINGLE_ENTRIES, InconsistentReadError, LedgerList, first_from
 from offloader.ledgers.tail_buffer import Listeners, part_to_read
@@ -113,12 +114,13 @@ class TailReader:
         *,
         open_reader: Callable[..., Consumer],
         workers: Workers,
+        clock: Clock,
         bytes_max: Callable[[], int],
         retry_s_max: float,
         failed: Callable[[OffloaderError], object],
     ) -> None:
         self._ledgers, self._listeners, self._open_reader = ledgers, listeners, open_reader
-        self._bytes_max, self._failed = bytes_max, failed
+        self._bytes_max, self._failed, self._clock = bytes_max, failed, clock
         self._task = SerialTask(workers, self._bring)
         self._backoff = Backoff(workers, retry_s_max, self._task.schedule)
         self._lock = threading.Lock()
@@ -127,6 +129,12 @@ class TailReader:
         self._window = LiveWindow()
         self._asked: Position | None = None
         self._is_stalled = self._is_ended = False
+        #: The position after which delivery began.
+        self._after: Position | None = None
+        #: The newest delivered entry, and since when a later one is listed.
+        self._waits_since: tuple[Position | None, float] | None = None
+        #: An entry that the broker has passed over.
+        self._passed_over: Position | None = None
         self.trouble: OffloaderError | None = None
 
         # Used by the task only.
@@ -139,7 +147,7 @@ class TailReader:
     def start(self, after: Position | None) -> None:
         """Starts delivery after ``after`` (``None``: from the beginning), for the first listener."""
         with self._lock:
-            self._asked = EARLIEST if after is None else after
+            self._asked, self._after = EARLIEST if after is None else after, after
         self._task.schedule()
 
     def wake(self) -> None:
@@ -161,6 +169,26 @@ class TailReader:
         with self._came:
             self._came.wait_for(lambda: self.told is None or self.told >= start or self.trouble, wait_s)
         return self.read(start, max_bytes)
+
+    def expect(self, listed: Position | None) -> None:
+        """Learns the newest listed entry that readers receive.
+
+        If nothing is delivered up to there for ``READ_S_MAX``, the broker has passed over it together with a lost one,
+        and sends nothing until a later entry comes. Then the reader begins again, once after each delivered entry.
+        """
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            last = newest(self.told, self._after)
+            is_delivered = listed is None or (last is not None and listed <= last)
+            if is_delivered or self._is_stalled or self.trouble is not None or not self._listeners.want_entries:
+                self._waits_since = None
+                return
+            if self._waits_since is None or self._waits_since[0] != last:
+                self._waits_since = last, now_s
+            if now_s - self._waits_since[1] < READ_S_MAX:
+                return
+            self._waits_since, self._passed_over = (last, math.inf), listed
+        self._task.schedule()
 
     def end(self) -> None:
         """Stops delivery."""
@@ -195,6 +223,11 @@ class TailReader:
     def _tell_some(self) -> bool:
         """Delivers some entries; returns whether there were any."""
         if not self._untold:
+            with self._lock:
+                passed_over, self._passed_over = self._passed_over, None
+            if passed_over is not None:
+                self._ledgers.skipped(self._last or EARLIEST, passed_over)
+                self._close_reader()
             if self._is_single and self._last is not None and not self._ledgers.were_skipped(self._last):
                 self._close_reader()
             self._untold.extend(batches_of((self._reader or self._open()).take()))

@@ -223,6 +223,28 @@ def test_last_entries_that_were_skipped_with_a_lost_one_are_read(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("before", [0, 3])
+def test_last_entries_that_were_skipped_with_a_lost_one_are_delivered(
+    bench: PulsarBench, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Nothing but the list tells that they exist."""
+    monkeypatch.setattr(tail_reader, "READ_S_MAX", 0.05)
+    bench.topic.read_batch = 100
+    source = bench.open()
+    heard = told_to(source)
+    bench.fill(before)
+    eventually(lambda: len(heard) == before)
+    bench.topic.lost = {Position(1, before + 4)}
+    bench.topic.append_all([message(number) for number in range(10)])
+    given = [each for each in bench.stored() if each[0] not in bench.topic.lost]
+    eventually(lambda: source.ledgers() and heard == given)
+    readers = sum(not body.durable for body in bench.broker.of(CommandType.SUBSCRIBE))
+    for _ in range(5):
+        source.ledgers()
+    assert sum(not body.durable for body in bench.broker.of(CommandType.SUBSCRIBE)) == readers
+
+
+@pytest.mark.slow
 def test_entries_that_both_readers_passed_over_behind_a_lost_one_are_brought(bench: PulsarBench) -> None:
     source = bench.open()
     heard = told_to(source)

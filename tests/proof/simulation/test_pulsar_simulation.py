@@ -221,6 +221,7 @@ class World:
                 if process.follow() and process.stream is not None and process.source.active:
                     newest = max(set(self.ever) - self.markers - self.topic.lost)
                     try:
+                        process.source.ledgers()  # as the service does at intervals
                         committed = process.stream.offload(timeout_s=2)
                     except OffloaderError as error:
                         self.last_error = error
