@@ -30,13 +30,14 @@ def count_messages(
         return None
     count = 0
     for number, partition in scope.partitions.items():
-        if own.partitions[number].state.committed is None:
-            continue
         if topic_of_stream(partition.stream) is None:
             return None
-        first = cut.offsets.get(partition_segment(number))
+        first, committed = cut.offsets.get(partition_segment(number)), own.partitions[number].state.committed
+        first = first if isinstance(first, Position) else Position(0, 0)
+        if committed is None or first > committed:
+            continue
         try:
-            found = messages_from(store, partition.stream, first if isinstance(first, Position) else Position(0, 0))
+            found = messages_from(store, partition.stream, first)
         except OffloaderError as error:
             _log.info("stream %s: its unread messages aren't counted: %s", partition.stream, error)
             return None

@@ -225,7 +225,7 @@ class TailReader:
         if not self._untold:
             with self._lock:
                 passed_over, self._passed_over = self._passed_over, None
-            if passed_over is not None:
+            if passed_over is not None and (self._last is None or passed_over > self._last):
                 self._ledgers.skipped(self._last or EARLIEST, passed_over)
                 self._close_reader()
             if self._is_single and self._last is not None and not self._ledgers.were_skipped(self._last):

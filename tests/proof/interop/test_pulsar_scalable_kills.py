@@ -90,7 +90,7 @@ def change(world: World, kind: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_acknowledged_messages_are_kept_while_broker_and_sidecars_are_killed(tmp_path: Path) -> None:
-    """10,000 messages, three splits, two merges, and 20 kills: of a sidecar, of the broker, or of both together."""
+    """100,000 messages, three splits, two merges, and 20 kills: of a sidecar, of the broker, or of both together."""
     ports = {"brokerServicePort": str(free_port()), "webServicePort": str(free_port())}
     dice, sent = random.Random(7), Sent()
     with ExitStack() as stack:
@@ -103,7 +103,7 @@ def test_acknowledged_messages_are_kept_while_broker_and_sidecars_are_killed(tmp
         producer = stack.enter_context(ThreadPoolExecutor(1))
         for number in range(KILLS):
             produced: Future[Mapping[str, Sequence[str]]] = producer.submit(
-                client.produce, TOPIC, count=500, keys=KEYS, prefix=f"part{number}", rate=250
+                client.produce, TOPIC, count=5000, keys=KEYS, prefix=f"part{number}", rate=2500
             )
             threading.Event().wait(dice.uniform(0.5, 2))
             if number % 3 != 1:
