@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import json
 import os
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -108,6 +109,13 @@ def in_turns(rounds: int, works: Mapping[str, Callable[[], float]]) -> dict[str,
     return found
 
 
+def forget_stores(database: Path) -> None:
+    """Lets the ledgers go into another store: each round has one of its own."""
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM manifests")
+        connection.execute("UPDATE streams SET store_id = NULL")
+
+
 def offload(place: Place, database: Path, mib: int, rounds: int) -> Mapping[str, object]:
     """Whole command against bare uploads of the same payload.
 
@@ -123,6 +131,7 @@ def offload(place: Place, database: Path, mib: int, rounds: int) -> Mapping[str,
         line = [sys.executable, "-m", "offloader", "stream", "offload", STREAM, *given]
         taken = seconds(lambda: subprocess.run(line, env=place.environment(), check=True, stdout=subprocess.DEVNULL))
         place.rig.clean()
+        forget_stores(database)
         return taken
 
     def bare() -> float:
@@ -361,6 +370,7 @@ def fill_store(place: Place, database: Path) -> None:
     line = [sys.executable, "-m", "offloader", "stream", "offload", STREAM, "--store", f"s3://{BUCKET}/waits"]
     line += ["--endpoint-url", place.url, "--ledgers", f"sqlite:///{database}"]
     subprocess.run(line, env=place.environment(), check=True, stdout=subprocess.DEVNULL)
+    forget_stores(database)
 
 
 def measure(given: argparse.Namespace, note: Callable[[str, object], None]) -> None:
