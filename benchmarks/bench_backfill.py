@@ -75,7 +75,7 @@ def read_all(source: EmbeddedStream) -> float:
 
 
 class Counting:
-    """``inner``, and how many payload bytes were read from it. Without its notes: each backfill is of another stream."""
+    """``inner`` without its notes, as each backfill is of another stream, and how many payload bytes were read."""
 
     def __init__(self, inner: EmbeddedStream) -> None:
         self.inner = inner
