@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import ClassVar
 
 from formats.entries import EntryBatch, Position
 from formats.manifest import Failed
@@ -103,12 +104,6 @@ class StreamOffload:
         self._ownership = ownership = Ownership(log, source, settings, clock, take_over=take_over)
         self._catch_up = CatchUp(
             *(self._shared, source, log, tools, commits, ownership, self._backoff), schedule=schedule
-        )
-        self._moves: Sequence[tuple[Collection[Phase], Callable[[], None]]] = (
-            ((Phase.PAUSED,), self._complete),
-            ((Phase.IDLE, Phase.STARTING), self._take),
-            ((Phase.BACKFILLING,), self._settle_history),
-            (TAKING - {Phase.BACKFILLING}, self._move_segments),
         )
 
     @property
@@ -299,10 +294,9 @@ class StreamOffload:
         try:
             self._commits.finish()
             self._look_for_pause()
-            # Each move may lead to the next phase, and the next move.
-            for phases, move in self._moves:
+            for phases, move in self._MOVES:
                 if self._shared.phase in phases:
-                    move()
+                    move(self)
         except FencedError as error:
             self._lose(error)
         except StreamPaused:
@@ -601,3 +595,11 @@ class StreamOffload:
             # The new owner settles the objects of a stream that it took.
             segment.handle.abandon(error, abort=event is not Event.FENCED)
         self._shared.buffer.stop_waiting()
+
+    #: In this order: each may lead to the phase of a later one.
+    _MOVES: ClassVar[Sequence[tuple[Collection[Phase], Callable[[StreamOffload], None]]]] = (
+        ((Phase.PAUSED,), _complete),
+        ((Phase.IDLE, Phase.STARTING), _take),
+        ((Phase.BACKFILLING,), _settle_history),
+        (TAKING - {Phase.BACKFILLING}, _move_segments),
+    )
