@@ -341,9 +341,9 @@ class ObservedFacts:
 
 
 def _end_in(known: Mapping[int, KnownLedger], ledger_id: int) -> int:
-    """The last entry of a ledger, as the manifest has it; -1: it has none."""
-    found = known.get(ledger_id)
-    return -1 if found is None or found.last_entry_id is None else found.last_entry_id
+    """The newest entry of a ledger in the manifest, also of a segment that isn't uploaded yet; -1: it has none."""
+    found = known.get(ledger_id, KnownLedger())
+    return max(-1 if found.last_entry_id is None else found.last_entry_id, found.reached)
 
 
 def listed_by_broker(admin: AdminClient, topic: str, settings: PulsarSettings) -> BrokerLedgers:

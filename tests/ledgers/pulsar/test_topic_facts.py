@@ -75,11 +75,15 @@ def test_ledgers_after_a_missing_entry_are_all_listed_at_once(bench: PulsarBench
     assert listed(facts)[2][1] >= 2
 
 
-def test_end_in_the_manifest_counts_where_the_bookies_lost_the_last_entries_since(bench: PulsarBench) -> None:
+@pytest.mark.parametrize("ledger", [KnownLedger(2, 2), KnownLedger(None, 2)], ids=["recorded", "in a segment"])
+def test_end_in_the_manifest_counts_where_the_bookies_lost_the_last_entries_since(
+    bench: PulsarBench, ledger: KnownLedger
+) -> None:
     fill(bench, 3, 4)
     bench.topic.lost = {Position(1, 2)}
     facts = facts_of(bench)
-    facts.known(lambda _: KnownLedgers(newest=Position(1, 0), settled=Position(1, 0), ledgers={1: KnownLedger(2, 2)}))
+    at = Position(1, 0)
+    facts.known(lambda ids: KnownLedgers(newest=at, settled=at, ledgers={1: ledger} if ids else {}))
     eventually(lambda: listed(facts) == [(1, 3), (2, 4)])
 
 
