@@ -285,7 +285,9 @@ class LedgerList:
             passed = [
                 info
                 for info in infos
-                if info.ledger_id <= begin.ledger_id and (before is None or info.ledger_id >= before.ledger_id)
+                if info.ledger_id <= begin.ledger_id
+                and (before is None or info.ledger_id >= before.ledger_id)
+                and info.ledger_id not in self._gone  # all of it is settled: a reader that is behind begins after it
             ]
             runs = [run for info in passed for run in self._unknown(info, before, begin)]
         try:

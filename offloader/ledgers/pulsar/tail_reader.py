@@ -394,12 +394,15 @@ class ReaderPool:
 
     def _borrow(self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position) -> _Reader:
         dropped: _Reader | None = None
+        is_single = ledgers.were_skipped(target.previous())
         with self._lock:
             if self._next_sweep.is_stopped:
                 raise ClosedError(f"the readers of {ledgers.topic} were closed")
             for reader in self._idle:
                 keeps = bool(reader.kept) and reader.kept[0].first <= target <= reader.kept[-1].last
-                if reader.ledgers is ledgers and (keeps or first_from(infos, reader.next_start) == target):
+                # One that asks for several entries would skip what it skipped before.
+                follows = first_from(infos, reader.next_start) == target and (reader.is_single or not is_single)
+                if reader.ledgers is ledgers and (keeps or follows):
                     self._idle.remove(reader)
                     self._busy += 1
                     return reader
@@ -413,7 +416,6 @@ class ReaderPool:
         try:
             if dropped is not None:
                 dropped.consumer.close()
-            is_single = ledgers.were_skipped(target.previous())
             opened = self._open_reader(ledgers.topic, target, 1 if is_single else MESSAGES_MAX)
         except BaseException:
             with self._lock:

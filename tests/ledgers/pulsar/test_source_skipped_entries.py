@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -220,6 +221,27 @@ def test_last_entries_that_were_skipped_with_a_lost_one_are_read(
     bench.topic.lost = {Position(1, 4)}
     given = [each for each in bench.stored() if each[0] not in bench.topic.lost]
     assert read_again_and_again(bench.open()) == given
+
+
+@pytest.mark.slow
+def test_reads_that_begin_again_before_a_lost_entry_get_past_it(
+    bench: PulsarBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_reader, "READ_S_MAX", 0.2)
+    bench.topic.read_batch = 100
+    bench.fill(5)
+    bench.topic.roll()
+    bench.fill(10)
+    bench.topic.lost = {Position(2, 4)}
+    source = bench.open()
+
+    def read_from_the_beginning() -> list[tuple[Position, bytes]]:
+        with suppress(StoreUnavailableError):
+            return read_all(source)
+        return []
+
+    given = [each for each in bench.stored() if each[0] not in bench.topic.lost]
+    eventually(lambda: read_from_the_beginning() == given, within_s=20)
 
 
 @pytest.mark.slow
