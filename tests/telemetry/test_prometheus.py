@@ -142,7 +142,7 @@ def test_counters_end_in_total_and_names_contain_their_unit() -> None:
         assert name.endswith("_total") == (metric.kind == "counter")
         if metric.kind == "histogram":
             assert name.endswith("_seconds")
-        units = {"bytes", "seconds", "dollars", "entries", "second"}
+        units = {"bytes", "seconds", "dollars", "entries", "messages", "second"}
         counts = {"segments", "offers", "gaps", "fenced", "streams", "requests", "errors", "objects", "throttles"}
         counts |= {"retries", "hits", "misses", "waiting", "sets", "cycles", "truncations", "refusals", "subscribers"}
         counts |= {"topics", "subscriptions"}
