@@ -83,7 +83,8 @@ class CycleOutcome:
         sizes: bytes before ``begin``, each record's and candidate's cut, and the tail, for plots.
         unread_from: the position that all have read, or the beginning.
         unread_bytes, unread_entries: from there to the tail.
-        unread_messages: of the offloaded entries among them; ``None``: the brokers don't number messages, or in a plan.
+        unread_messages: of the offloaded entries among them; ``None``: another policy, a plan, or the brokers don't
+            number messages.
         is_recorded: whether this cycle recorded the tail, or in a dry run would.
         subscribers: number registered.
         truncations: by stream; empty: none.
@@ -235,8 +236,7 @@ class RetentionCycle:
                 self.store, stream, clock=self.clock, source_of=self._source_of, takeover_after_s=after_s
             )
         if policy is None and not self._follows(stream):
-            snapshot = self._load(stream, create=False)
-            return self._counted(self._decided(stream, None, snapshot), snapshot)
+            return self._decided(stream, None, self._load(stream, create=False))
         for _ in range(DECISIONS_MAX):
             snapshot = self._load(stream, create=True)
             done = self._carried_out(self._decided(stream, policy, snapshot), snapshot, policy)
@@ -245,6 +245,8 @@ class RetentionCycle:
         raise StoreUnavailableError(f"stream {stream}: subscribers changed {DECISIONS_MAX} times during the decision")
 
     def _counted(self, outcome: CycleOutcome, snapshot: _Snapshot) -> CycleOutcome:
+        if outcome.policy is None or outcome.policy.kind is not PolicyKind.CONSUMPTION:
+            return outcome  # two blocks of each stream would be read for a figure that nobody asks for
         cut, ask = outcome.unread_from, self._messages_from
         return replace(outcome, unread_messages=count_messages(self.store, snapshot.scope, snapshot.own, cut, ask))
 

@@ -147,7 +147,8 @@ _ALL = (
     Metric(
         "unconsumed_messages",
         "gauge",
-        "Messages in offloaded entries that not all subscribers have read, where brokers number messages.",
+        "Messages in offloaded entries that not all subscribers have read: with the retention policy consumption, "
+        "where brokers number messages.",
     ),
     Metric("streams_without_subscribers", "gauge", "Streams with the retention policy consumption and no subscriber."),
     Metric("subscriber_lag_bytes", "gauge", "Payload bytes that a subscriber has not read.", (*_STREAM, "subscriber")),

@@ -38,7 +38,7 @@ def entries(counts: Sequence[int], *, is_numbered: bool = True, before: int = 0)
 
 
 class Bench:
-    def __init__(self, *partitions: Sequence[bytes]) -> None:
+    def __init__(self, *partitions: Sequence[bytes], policy: str = "consumption") -> None:
         self.clock = ManualClock()
         self.memory = MemoryStore(f"messages-{next(_names)}", "", self.clock)
         self.store = FaultyStore(self.memory)
@@ -46,7 +46,7 @@ class Bench:
         for number, payloads in enumerate(partitions):
             stream = STREAM if len(partitions) == 1 else f"{STREAM}-partition-{number}"
             StreamWriter(self.memory, stream, clock=self.clock).add([EntryBatch.build(1, 0, payloads)])
-        settings = Settings.of({"retention": {"policy": "consumption"}})
+        settings = Settings.of({"retention": {"policy": policy}})
         cycle = RetentionCycle(
             self.store, clock=self.clock, settings_of=lambda _: settings, messages_from=messages_from
         )
@@ -89,6 +89,13 @@ def test_without_numbers_only_entries_are_counted(payloads: Sequence[bytes]) -> 
     bench = Bench(payloads)
     assert bench.value() is None
     assert bench.value("unconsumed_entries") == len(payloads)
+
+
+def test_no_object_is_read_for_a_stream_without_the_policy() -> None:
+    bench = Bench(entries(BATCHES), policy="keep")
+    assert bench.value() is None
+    assert bench.value("unconsumed_entries") == len(BATCHES)
+    assert not [key for _, key in bench.store.calls if key.endswith("-index")]
 
 
 def test_unreadable_object_fails_no_cycle() -> None:
