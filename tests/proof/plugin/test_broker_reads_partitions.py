@@ -19,6 +19,7 @@ def test_partitioned_topic_of_every_kind_is_received_once_and_in_the_order_of_ea
     world: PluginWorld, client: pulsar.Client, count: int, tmp_path: Path
 ) -> None:
     topic, partitions = topic_of("partitioned"), 3
+    before = world.bytes_read()  # a broker 5.0 may read the ledgers as soon as it loads the topics again
     world.admin("PUT", f"{path_of(topic)}/partitions", partitions)
     with TopicHistory(world.broker, topic, tmp_path) as history:
         history.send_all(count if count >= LONG else 600)
@@ -30,7 +31,6 @@ def test_partitioned_topic_of_every_kind_is_received_once_and_in_the_order_of_ea
         assert ledgers
         assert len(ledgers) * partitions >= LEDGERS_MIN_LONG or count < LONG
         assert [ledger for ledger in ledgers if world.bookie_has(ledger)] == []
-    before = world.bytes_read()
     consumer = client.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest)
     found = receive(consumer, len(history.sent))
     assert sorted(plain(found)) == sorted(history.sent)
