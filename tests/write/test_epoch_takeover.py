@@ -266,7 +266,7 @@ def test_fenced_owner_looks_again_after_an_error_of_any_kind(new_bench: Callable
     calls = len(store.calls)
     eventually(lambda: len(store.calls) > calls, first=lambda: clock.advance(61))
     # The segment that the second one gathered may take its time, too.
-    eventually(lambda: first.status().mode is Mode.LIVE, first=lambda: clock.advance(61), within_s=20)
+    eventually(lambda: first.status().mode is Mode.LIVE, first=lambda: clock.advance(61))
     first.offload()
     assert stored_entries(bench.memory, STREAM) == bench.expected
 

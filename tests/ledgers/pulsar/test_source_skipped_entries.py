@@ -241,7 +241,7 @@ def test_reads_that_begin_again_before_a_lost_entry_get_past_it(
         return []
 
     given = [each for each in bench.stored() if each[0] not in bench.topic.lost]
-    eventually(lambda: read_from_the_beginning() == given, within_s=20)
+    eventually(lambda: read_from_the_beginning() == given)
 
 
 @pytest.mark.slow

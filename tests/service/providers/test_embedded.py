@@ -91,7 +91,7 @@ def test_streams_that_wait_for_their_last_segment_delay_no_look_at_others(
         eventually(lambda: feed._followed.keys() == {"stays"})
         append(database, "new")
         try:
-            eventually(lambda: stored(store, "new") == 10, within_s=20.0)
+            eventually(lambda: stored(store, "new") == 10)
         finally:
             goes_on.set()
         eventually(lambda: {each.name for each in assembled.process.streams.all()} == {"stays", "new"})
@@ -115,7 +115,7 @@ def test_stream_that_matches_again_before_it_has_ended_is_followed_once_it_has(
         eventually(lambda: feed._refused.keys() == {"comes back"})
         eventually(lambda: isinstance(feed._version, tuple) and not feed._version[1])  # it has looked at all
         goes_on.set()
-        eventually(lambda: stored(store, "comes back") == 20, within_s=20.0)
+        eventually(lambda: stored(store, "comes back") == 20)
         eventually(lambda: feed.problems() == [])
 
 
@@ -138,7 +138,7 @@ def test_stream_with_damaged_entries_keeps_nothing_of_others_back(
         monkeypatch.setattr(EmbeddedStream, "read", damaged)
         append(database, "a damaged one")
         append(database, "b")
-        eventually(lambda: stored(store, "b") == 20, within_s=20.0)
+        eventually(lambda: stored(store, "b") == 20)
         assert "stream a damaged one" in {each.where for each in feed.problems()}
         assert not any(each.blocks_ready for each in assembled.process.problems())
 

@@ -205,9 +205,9 @@ def test_topics_that_wait_for_their_last_segment_delay_no_look_at_others(
             cluster.admin.remove(P + name)
         cluster.make("new")
         try:
-            eventually(lambda: S + "new" in streams_of(assembled), within_s=20.0)
+            eventually(lambda: S + "new" in streams_of(assembled))
             looks = len(cluster.admin.of("GET", "/admin/v2/persistent/t/n"))
-            eventually(lambda: len(cluster.admin.of("GET", "/admin/v2/persistent/t/n")) > looks + 6, within_s=20.0)
+            eventually(lambda: len(cluster.admin.of("GET", "/admin/v2/persistent/t/n")) > looks + 6)
         finally:
             goes_on.set()
         eventually(lambda: streams_of(assembled) == [S + "new"])
