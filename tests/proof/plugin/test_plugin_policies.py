@@ -117,6 +117,7 @@ def test_gaps_at_both_ends_and_of_a_whole_ledger_are_filled(
     world: PluginWorld, client: pulsar.Client, tmp_path: Path
 ) -> None:
     topic = topic_of("gaps")
+    missing = world.counters()["MissingEntries"]  # before the sidecar has closed ledgers offloaded
     with TopicHistory(world.broker, topic, tmp_path) as history:
         history.transaction(3, "abort")  # and its marker: four entries
         history.send("plain", LEDGER_ENTRIES - 6)
@@ -124,7 +125,6 @@ def test_gaps_at_both_ends_and_of_a_whole_ledger_are_filled(
         history.transaction(LEDGER_ENTRIES - 1, "abort")  # the second one
         history.send("plain", 30)
     world.await_committed(topic)
-    missing = world.counters()["MissingEntries"]
     ledgers = world.offload(topic)
     listed = {each["ledgerId"]: each["entries"] for each in world.admin("GET", internals_of(topic))["ledgers"]}
     assert [listed[each] for each in ledgers] == [LEDGER_ENTRIES, LEDGER_ENTRIES, 30]
