@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from urllib.error import URLError
 
 import offloader
 from formats.pulsar.messages import MessageOptions
@@ -17,11 +22,15 @@ from offloader.store.open import open_store
 from services.pulsar.broker import Broker
 from services.pulsar.scalable import ScalableClient
 from tests.proof.interop.record_scalable_layouts import Admin
+from tests.support.waiting import eventually
 
-__all__ = ["KEYS", "NAMESPACE", "SETTINGS", "Sent", "World", "added"]
+__all__ = ["CHANGES", "KEYS", "KILLS", "NAMESPACE", "SETTINGS", "Sent", "World", "added"]
 
 NAMESPACE = "public/served"
 KEYS = 20
+KILLS = 20
+#: Which kill is followed by which change.
+CHANGES = {2: "split", 6: "split", 10: "merge", 14: "split", 18: "merge"}
 #: Columns that tell the messages of one producer apart.
 IDENTITY = ("producer_name", "sequence_id", "batch_index")
 #: Key -> values.
@@ -44,6 +53,9 @@ class World:
     admin: Admin
     config: Path
     url: str
+    #: Of the store, beside its URL.
+    options: Mapping[str, Any] = field(default_factory=dict)
+    namespace: str = NAMESPACE
 
     @classmethod
     def made(cls, folder: Path, broker: Broker, client: ScalableClient, service_url: str = "") -> Self:
@@ -59,10 +71,10 @@ class World:
         return cls(broker, client, admin, config, url)
 
     def store(self) -> ObjectStore:
-        return open_store(self.url)
+        return open_store(self.url, **self.options)
 
     def layout(self, name: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.admin.get(f"scalable/{NAMESPACE}/{name}")["segments"]
+        found: Mapping[str, Any] = self.admin.get(f"scalable/{self.namespace}/{name}")["segments"]
         return found
 
     def active(self, name: str) -> list[int]:
@@ -76,15 +88,67 @@ class World:
         return f"merge/{first}/{more[0]}" if change == "merge" else f"split/{(more or [first])[-1]}"
 
     def change(self, name: str, what: str) -> None:
-        self.admin.do("POST", f"scalable/{NAMESPACE}/{name}/{what}")
+        self.admin.do("POST", f"scalable/{self.namespace}/{name}/{what}")
+
+    def change_until(self, name: str, kind: str) -> None:
+        """Returns when the topic has other active segments: a broker that has just started refuses for a while."""
+        before = self.active(name)
+        path = f"scalable/{self.namespace}/{name}/{self.named(name, kind)}"
+
+        def is_changed() -> bool:
+            with suppress(URLError, TimeoutError):
+                if self.active(name) == before:
+                    self.admin.ask("POST", path)
+            with suppress(URLError, TimeoutError, AssertionError):
+                return self.active(name) != before
+            return False
+
+        eventually(is_changed, within_s=180)
+
+    def sent_through_kills(
+        self,
+        name: str,
+        kill: Callable[[int], object],
+        *,
+        count: int,
+        keys: int = KEYS,
+        settle: Callable[[Sent], object] = lambda _: None,
+    ) -> Sent:
+        """What the broker acknowledged of ``count`` messages while processes were killed and the topic changed.
+
+        Args:
+            kill: called ``KILLS`` times, with the number of the kill.
+            settle: called before each part of the messages during which the topic changes, and at the end; may send
+                more, and adds what was acknowledged.
+        """
+        dice, sent = random.Random(7), Sent()
+        with ThreadPoolExecutor(1) as producer:
+            for number in range(KILLS):
+                if number in CHANGES:
+                    settle(sent)
+                produced: Future[Mapping[str, Sequence[str]]] = producer.submit(
+                    self.client.produce,
+                    f"topic://{self.namespace}/{name}",
+                    count=count // KILLS,
+                    keys=keys,
+                    prefix=f"part{number}",
+                    rate=2500,
+                )
+                threading.Event().wait(dice.uniform(0.5, 2))
+                kill(number)
+                if number in CHANGES:
+                    self.change_until(name, CHANGES[number])
+                added(sent, produced.result())
+            settle(sent)
+        return sent
 
     def read(self, name: str) -> Sent:
         """Key -> the values in the store, in the order in which the topic is read."""
-        return self.values(f"topic://{NAMESPACE}/{name}")
+        return self.values(f"topic://{self.namespace}/{name}")
 
     def recorded(self, name: str) -> TopicLayout:
         """The layout in the store."""
-        found = read_layout(self.store(), f"{NAMESPACE}/topic/{name}")
+        found = read_layout(self.store(), f"{self.namespace}/topic/{name}")
         assert found is not None
         return found
 
@@ -114,7 +178,7 @@ class World:
         """The same without what a producer sent twice: after a lost connection it repeats batches, which this broker
         doesn't recognise."""
         found, seen = Sent(), set[tuple[object, ...]]()
-        stream = offloader.open_store(self.url).stream(name)
+        stream = offloader.open_store(self.url, **self.options).stream(name)
         try:
             scan = stream.scan()
         except NotFoundError:

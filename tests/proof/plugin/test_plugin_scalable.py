@@ -97,7 +97,14 @@ def cold(scalable_world: PluginWorld, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def send_until_offloaded(
-    world: PluginWorld, client: ScalableClient, topic: str, sent: dict[str, list[str]], prefix: str
+    world: PluginWorld,
+    client: ScalableClient,
+    topic: str,
+    sent: dict[str, list[str]],
+    prefix: str,
+    *,
+    count: int = 100,
+    keys: int = KEYS,
 ) -> None:
     """Sends messages until the broker has offloaded all but the last ledgers of the segments, and at least some of
     each: it looks for ledgers to offload only when it opens another one."""
@@ -107,7 +114,7 @@ def send_until_offloaded(
         return all(len(ledgers) > LEDGERS_MIN and all(map(is_offloaded, ledgers[:-1])) for ledgers in found)
 
     for number in range(ROUNDS_MAX):
-        more = client.produce(topic, count=100, keys=KEYS, prefix=f"{prefix}-{number}", rate=200)
+        more = client.produce(topic, count=count, keys=keys, prefix=f"{prefix}-{number}", rate=200)
         for key, values in more.items():
             sent.setdefault(key, []).extend(values)
         with contextlib.suppress(AssertionError):
