@@ -264,6 +264,7 @@ def entry_page(
                 merged = heapq.merge(page, *(entries for _, entries in opened), key=lambda each: each[:2])
                 page, is_more = _first_page(merged, limit)
                 is_cut = is_cut or is_more
+                del opened, merged  # they have the group's entries, which the next group must not be added to
     rows = [_row(streams[each.at][1][1], streams[each.at][1][0], each.entry) for each in page]
     reached = dict(zip([number for _, (number, _) in streams], begins, strict=True))
     reached |= {streams[each.at][1][0]: each.entry.position.next() for each in page}
