@@ -246,7 +246,7 @@ class RetentionCycle:
 
     def _counted(self, outcome: CycleOutcome, snapshot: _Snapshot) -> CycleOutcome:
         if outcome.policy is None or outcome.policy.kind is not PolicyKind.CONSUMPTION:
-            return outcome  # two blocks of each stream would be read for a figure that nobody asks for
+            return outcome  # it would read two blocks of each stream, for a figure of this policy
         cut, ask = outcome.unread_from, self._messages_from
         return replace(outcome, unread_messages=count_messages(self.store, snapshot.scope, snapshot.own, cut, ask))
 

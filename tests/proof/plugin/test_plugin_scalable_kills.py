@@ -117,7 +117,8 @@ def test_every_reader_receives_the_same_messages_after_kills_and_without_hot_cop
             "secret_key": endpoint.secret_key,
             "region": "us-east-1",
         }
-        world = World(plugin.broker, client, Admin(plugin.broker), tmp_path, plugin.store_url, where, NAMESPACE)
+        config = plugin.folder / "sidecar.toml"
+        world = World(plugin.broker, client, Admin(plugin.broker), config, plugin.store_url, where, NAMESPACE)
         world.admin.do("PUT", f"scalable/{NAMESPACE}/{NAME}?numInitialSegments=2")
 
         def kill(number: int) -> None:
@@ -146,13 +147,13 @@ def test_every_reader_receives_the_same_messages_after_kills_and_without_hot_cop
         assert all(received[key, value] for key, values in sent.items() for value in values)
 
         cold_bytes = forget_cold(plugin)
-        for found in (
+        for consume in (
             client.checkpoint,
             lambda topic, count: client.stream(topic, "in-order", count=count),
             lambda topic, count: client.queue(topic, "workers", count=count),
         ):
             before = plugin.bytes_read()
-            assert by_segment_and_key(found(TOPIC, count=received.total())) == consumed
+            assert by_segment_and_key(consume(TOPIC, count=received.total())) == consumed
             assert plugin.bytes_read() >= before + cold_bytes
 
         options = {"store": world.url, "stream": TOPIC, "content": "messages", "columns": "key,value"}
