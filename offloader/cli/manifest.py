@@ -97,7 +97,7 @@ def context(
     ):
         source, listed = source_of(stream), listed_of(stream)
         hot = None if source is None else [each.ledger_id for each in source.ledgers()]
-        hot = [ledger_id for ledger_id, _ in listed.stored] if listed is not None else hot
+        hot = [ledger_id for ledger_id, _ in listed.stored] if listed is not None and listed.layout is None else hot
     found = StreamManifest(opened, stream).context(ledger, hot=hot)
     if proto is not None:
         sys.stdout.buffer.write(found.encode(proposed=proto == "pip-76"))

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
+from formats.topic_layout import TopicLayout
 from offloader.errors import FencedError, StoreUnavailableError
 
 
@@ -317,10 +318,13 @@ class BrokerLedgers:
         stored: ledger and number of entries, ascending, the open one included.
         since: the first ledger that the broker listed when its list began to be followed; ``None``: it wasn't noted, or
             the topic was created again since.
+        layout: of a segment of a scalable topic, whose ledgers no broker lists: the segments that the broker has of the
+            topic. Its readers may ask for any ledger of these.
     """
 
-    stored: tuple[tuple[int, int], ...]
+    stored: tuple[tuple[int, int], ...] = ()
     since: int | None = None
+    layout: TopicLayout | None = None
 
 
 @runtime_checkable

@@ -141,6 +141,14 @@ def _share_hashes(one: RangeSegment, other: RangeSegment) -> bool:
     return one.hash_start < other.hash_stop and other.hash_start < one.hash_stop
 
 
+def pruned(recorded: TopicLayout, seen: TopicLayout) -> frozenset[int]:
+    """The recorded segments that the broker has deleted; of an answer that is older than the record, none: it may lack
+    new ones."""
+    if seen.epoch < recorded.epoch:
+        return frozenset()
+    return frozenset(row.id for row in recorded.segments if row.is_sealed and row.id not in seen.by_id)
+
+
 def in_order(layout: TopicLayout) -> Iterator[tuple[RangeSegment, ...]]:
     """All segments, parents before children: groups that can be read in parallel, each ascending by hash and id."""
     by_id = layout.by_id

@@ -1,7 +1,10 @@
-"""The limit that a broker's list of ledgers sets to a start position, and how far its trim is followed. Pure.
+"""The limit that a broker's list of ledgers sets to a start position, and how far its trim is followed.
 
 A broker with the offloader plugin reads offloaded ledgers from the cold tier. A missing ledger that it still lists
 would stop its consumers, so a start position never passes a listed ledger.
+
+Of a scalable topic, brokers tell the segments only. So all of a segment is kept until the broker has deleted it. What
+a broker trims of an active segment isn't known.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from formats.entries import Position
-from offloader.errors import OffloaderError, StoreUnavailableError
+from formats.topic_layout import TopicLayout
+from offloader.errors import OffloaderError, StoreUnavailableError, UnsupportedError
 from offloader.ledgers.base import BrokerLedgers, listed_source
 from offloader.ledgers.pulsar.topics import contradiction, topic_of_stream
 from offloader.manifest.source_identity import known_ledgers
 from offloader.manifest.state import ManifestState
+from offloader.manifest.topic_layouts import merged, pruned
+from offloader.parallel_map import at_once
 from offloader.retention.cuts import StreamCut, cut_at
 from offloader.retention.entries import StreamEntries
-from offloader.retention.scope import SourceOf
+from offloader.retention.scope import Scope, SourceOf
 
 #: The ledgers that a broker lists of a stream; ``None``: no broker has it, so only the policy limits its retention.
 #: Raises ``OffloaderError``: unknown.
@@ -28,10 +34,19 @@ NAMED_MAX = 3
 
 
 class FirstListed(NamedTuple):
-    """The first ledger that a broker lists of a partition; 0: of a stream without partitions."""
+    """The first ledger that a broker lists of a partition; 0: of a stream without partitions.
+
+    ``None``: all of a segment of a scalable topic.
+    """
 
     partition: int
-    ledger_id: int
+    ledger_id: int | None
+
+    def words(self, among: Mapping[int, object] | Sequence[object]) -> str:
+        """``ledger 17 in partition 3``, or ``segment 3``."""
+        if self.ledger_id is None:
+            return f"segment {self.partition}"
+        return f"ledger {self.ledger_id}{_of(self.partition, among)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +90,10 @@ class BrokerRuling:
         """``the broker still lists ledger 17``, or the problem that prevents an answer."""
         if self.problem:
             return f"{self.problem}, so nothing is deleted"
-        shown = [f"ledger {each.ledger_id}{_of(each.partition, self.first)}" for each in self.first[:NAMED_MAX]]
+        shown = [each.words(self.first) for each in self.first[:NAMED_MAX]]
         rest = len(self.first) - len(shown)
+        if not shown:
+            return "the broker has deleted all segments"
         return f"the broker still lists {', '.join(shown)}" + (f" and {rest} more" if rest > 0 else "")
 
     @property
@@ -116,6 +133,13 @@ def first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, in
                 hint="nothing was changed; try again, or use `offloader stream truncate --force`, which ignores the "
                 "broker: consumers that reach a deleted ledger stop there",
             ) from error
+        if answer is not None and answer.layout is not None:
+            if any(row.stream == stream for row in answer.layout.segments):
+                raise StoreUnavailableError(
+                    f"stream {stream}: its broker still has this segment, and may read all of it",
+                    hint="`offloader stream truncate --force` doesn't ask the broker",
+                )
+            continue
         if answer is not None and not answer.stored:
             raise StoreUnavailableError(
                 f"stream {stream}: its broker lists no ledger",
@@ -124,6 +148,35 @@ def first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, in
         if answer is not None:
             found[stream] = answer.stored[0][0]
     return found
+
+
+def ask_brokers(
+    listed_of: ListedOf, source_of: SourceOf, scope: Scope, own: StreamEntries, *, follows: bool
+) -> BrokerView | None:
+    """Asks which ledgers the brokers of a scope list, or which segments; ``None``: no broker has it.
+
+    Args:
+        own: the entries of the scope, read before: each ledger of them is listed, or the broker has deleted it.
+        follows: as ``broker_view``.
+    """
+
+    def ask(stream: str) -> BrokerLedgers | OffloaderError | None:
+        try:
+            return listed_of(stream)
+        except OffloaderError as error:
+            return error
+
+    if scope.layout is not None:
+        # All segments have the same answer. This process may be connected to some of them only.
+        row = min(scope.layout.segments, key=lambda row: (row.is_legacy, source_of(row.stream) is None))
+        answer = ask(row.stream)
+        return None if answer is None else segments_view(scope.layout, answer, own)
+    numbers = sorted(scope.partitions)
+    answers = zip(numbers, at_once(lambda number: ask(scope.partitions[number].stream), numbers), strict=True)
+    asked = {number: answer for number, answer in answers if answer is not None}
+    if not asked:
+        return None
+    return broker_view(asked, {number: own.partitions[number].state for number in asked}, own, follows=follows)
 
 
 def broker_view(
@@ -155,6 +208,30 @@ def broker_view(
         bound=own.canonical(cut_at(first)),
         followed=own.canonical(cut_at(followed)) if followed else None,
         doubts=tuple(f"{text}{_of(number, lists)}" for number, text in sorted(doubts.items()) if text),
+    )
+
+
+def segments_view(recorded: TopicLayout, answer: BrokerLedgers | OffloaderError, own: StreamEntries) -> BrokerView:
+    """What a broker answered about the segments of a scalable topic.
+
+    Args:
+        recorded: the layout from before the broker was asked.
+        own: the entries of the segments that the store has.
+    """
+    try:
+        if isinstance(answer, OffloaderError):
+            raise answer
+        if answer.layout is None:
+            raise UnsupportedError("it answered about another topic")
+        merged(recorded, answer.layout)  # an answer about another topic, or an older one, isn't believed
+    except OffloaderError as error:
+        return BrokerView(problem=f"the segments that the broker has are unknown: {error.message}")
+    gone = pruned(recorded, answer.layout)
+    begin = {number: each.head or each.first for number, each in own.partitions.items()}
+    bound = {number: own.partitions[number].tail if number in gone else at for number, at in begin.items()}
+    return BrokerView(
+        first=tuple(FirstListed(number, None) for number in sorted(bound) if number not in gone),
+        bound=own.canonical(cut_at(bound)),
     )
 
 
@@ -195,6 +272,6 @@ def _doubt(found: BrokerLedgers, state: ManifestState, own: StreamEntries, numbe
     return ""
 
 
-def _of(number: int, among: Mapping[int, object] | tuple[FirstListed, ...]) -> str:
+def _of(number: int, among: Mapping[int, object] | Sequence[object]) -> str:
     """`` in partition 3``, where there are several."""
     return f" in partition {number}" if len(among) > 1 or number else ""

@@ -24,14 +24,13 @@ from offloader.errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
-from offloader.ledgers.base import BrokerLedgers
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.manifest.catalog import list_streams, read_entry
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import DeletionClock, user_at_host
 from offloader.manifest.topic_layouts import read_layout
 from offloader.parallel_map import at_once
-from offloader.retention.broker import BrokerView, ListedOf, broker_view, listed_by_source
+from offloader.retention.broker import BrokerView, ListedOf, ask_brokers, listed_by_source
 from offloader.retention.cuts import Record, StreamCut, cut_at, partition_segment
 from offloader.retention.decide import Situation, decide, subscriptions_of
 from offloader.retention.entries import Ahead, Boundaries, StreamEntries, published_ahead, segment_ends
@@ -261,25 +260,15 @@ class RetentionCycle:
         )
 
     def _broker(self, stream: str, snapshot: _Snapshot) -> BrokerView | None:
-        """The ledgers that the brokers list of the stream's partitions; ``None``: no broker reads the cold tier."""
+        """What the brokers list of the stream; ``None``: no broker reads the cold tier."""
         if not self._settings_of("").pulsar.broker_plugin:
             return None
-
-        def ask(number: int) -> BrokerLedgers | OffloaderError | None:
-            try:
-                return self._listed_of(snapshot.scope.partitions[number].stream)
-            except OffloaderError as error:
-                return error
-
-        # The manifests were read before: each ledger in them is listed, or trimmed.
-        numbers = sorted(snapshot.scope.partitions)
-        answers = zip(numbers, at_once(ask, numbers), strict=True)
-        asked = {number: answer for number, answer in answers if answer is not None}
-        if not asked:
-            return None
-        states = {number: snapshot.own.partitions[number].state for number in asked}
-        view = broker_view(asked, states, snapshot.own, follows=self._follows(stream))
-        return view if view.bound is None else replace(view, bound=snapshot.succession.lowered(view.bound))
+        view = ask_brokers(
+            *(self._listed_of, self._source_of, snapshot.scope, snapshot.own), follows=self._follows(stream)
+        )
+        if view is None or view.bound is None:
+            return view
+        return replace(view, bound=snapshot.succession.lowered(view.bound))
 
     # --- snapshot ------------------------------------------------------------------------------------------------
 

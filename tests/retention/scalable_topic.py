@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from formats.entries import Position
 from formats.topic_layout import HASHES, RangeSegment, TopicLayout
@@ -52,10 +53,7 @@ class ScalableBench(Bench):
     def _seal(self, *numbers: int) -> None:
         self.epoch += 1
         for number in numbers:
-            row = self.rows[number]
-            self.rows[number] = RangeSegment(
-                **{name: getattr(row, name) for name in RangeSegment.__slots__} | {"sealed_epoch": self.epoch}
-            )
+            self.rows[number] = replace(self.rows[number], sealed_epoch=self.epoch)
 
     def split(self, number: int) -> tuple[int, int]:
         row = self.rows[number]
@@ -68,11 +66,16 @@ class ScalableBench(Bench):
         self._seal(one, other)
         return self.create(low.hash_start, high.hash_stop, [one, other])
 
+    def layout(self, *without: int) -> TopicLayout:
+        """What the broker tells after it has deleted some segments."""
+        rows = [row for row in self.rows.values() if row.id not in without]
+        kept = (replace(row, parents=tuple(each for each in row.parents if each not in without)) for row in rows)
+        return TopicLayout(topic=NAME, epoch=self.epoch + len(without), segments=tuple(kept))
+
     def record(self, *, ends: bool = True) -> None:
         """Record the layout, and the ends of sealed segments."""
-        rows = tuple(self.rows.values())
-        record_layout(self.memory, PLACE, TopicLayout(topic=NAME, epoch=self.epoch, segments=rows))
-        for row in rows if ends else ():
+        record_layout(self.memory, PLACE, self.layout())
+        for row in self.rows.values() if ends else ():
             if row.is_sealed:
                 record_end(self.memory, PLACE, row.id, self.newest.get(row.id, NOTHING_MORE))
 

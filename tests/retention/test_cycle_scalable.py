@@ -6,24 +6,28 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 import offloader
 from formats.entries import Position
-from formats.topic_layout import HASHES, RangeSegment, layout_key
+from formats.topic_layout import HASHES, RangeSegment, TopicLayout, layout_key
 from offloader.cli.main import main
 from offloader.errors import CorruptError, InvalidCallError, NotFoundError, OffloaderError, StoreUnavailableError
 from offloader.gc.delete_stream import remove_stream
+from offloader.ledgers.base import BrokerLedgers
 from offloader.manifest.catalog import read_topic_entry, release_topics_of
 from offloader.manifest.log import load_manifest
 from offloader.manifest.topic_layouts import read_layout
 from offloader.read.partitions import open_reader
-from offloader.retention.cycle import retained_streams
+from offloader.retention.broker import first_listed
+from offloader.retention.cycle import RetentionCycle, retained_streams
 from offloader.retention.state import Rule
 from offloader.retention.subscribers import open_retention
 from offloader.retention.truncate import truncate_stream
+from offloader.settings import PulsarSettings
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault
@@ -437,3 +441,99 @@ def test_library_and_commands_take_the_name_of_the_topic(capsys: pytest.CaptureF
     assert f"use the topic's name: {NAME}" in capsys.readouterr().err
     assert main(["stream", "truncate", NAME, "--before", "0=1:5", *where]) != 0
     assert "only a retention policy moves its start" in capsys.readouterr().err
+
+
+class Listing(ScalableBench):
+    """With brokers that read the cold tier, and answer ``answer`` when they are asked about a segment."""
+
+    answer: TopicLayout | OffloaderError | None = None
+
+    def __init__(self, **retention: object) -> None:
+        super().__init__(**retention)
+        self.settings = replace(self.settings, pulsar=PulsarSettings(broker_plugin=True, follow_broker_trim=True))
+
+    def cycle(self, store: object = None) -> RetentionCycle:
+        def listed_of(stream: str) -> BrokerLedgers | None:
+            assert stream in {row.stream for row in self.rows.values() if not row.is_legacy}
+            if isinstance(self.answer, OffloaderError):
+                raise self.answer
+            return None if self.answer is None else BrokerLedgers(layout=self.answer)
+
+        return RetentionCycle(self.store, clock=self.clock, settings_of=lambda _: self.settings, listed_of=listed_of)
+
+
+def test_segment_goes_after_the_broker_has_deleted_it() -> None:
+    bench = Listing(policy="size", min_size="1KiB")
+    one, other = split_once(bench, 3, 2, 2)
+    bench.record()
+    bench.answer = bench.layout()
+    outcome = bench.run(PLACE)
+    assert outcome.truncations == {}
+    assert outcome.decision is not None
+    assert outcome.decision.why.endswith("the broker still lists segment 0, segment 1, segment 2")
+    bench.answer = bench.layout(0)
+    assert bench.run(PLACE).bytes_truncated == 30 * KIB
+    assert bench.heads() == {0: Position(3, ENTRIES), one: None, other: None}
+    assert bench.run(PLACE).truncations == {}
+    bench.answer = bench.layout()  # as of a broker that hasn't heard of it yet
+    assert bench.run(PLACE).truncations == {}
+    bench.require_in_order()
+
+
+def test_policy_keeps_what_the_broker_has_deleted() -> None:
+    bench = Listing(policy="size", min_size="60KiB")
+    one, other = split_once(bench, 3, 2, 2)
+    bench.record()
+    bench.answer = bench.layout(0)
+    bench.run(PLACE)
+    assert bench.heads() == {0: Position(2, 0), one: None, other: None}
+
+
+def test_order_holds_where_the_broker_has_deleted_a_child_only() -> None:
+    bench = Listing(policy="size", min_size="1KiB")
+    one, other = split_once(bench, 3, 2, 2)
+    merged = bench.merge(one, other)
+    bench.fill(merged, 2)
+    bench.record()
+    bench.answer = bench.layout(one)
+    bench.run(PLACE)
+    assert bench.heads() == {0: None, one: None, other: None, merged: None}
+    bench.answer = bench.layout(0, one)
+    bench.run(PLACE)
+    assert bench.heads() == {0: Position(3, ENTRIES), one: Position(5, ENTRIES), other: None, merged: None}
+    bench.require_in_order()
+
+
+@pytest.mark.parametrize("kind", ["older", "other", "unknown"])
+def test_answer_about_segments_that_is_not_believed_moves_nothing(kind: str) -> None:
+    bench = Listing(policy="size", min_size="1KiB")
+    split_once(bench, 3, 2, 2)
+    bench.record()
+    layout = bench.layout(0)
+    says: dict[str, tuple[TopicLayout | OffloaderError, str]] = {
+        "older": (replace(layout, epoch=0), "epoch 0, and epoch 1 is recorded"),
+        "other": (replace(layout, segments=(replace(bench.rows[0], created_ms=7),)), "created_ms is 7, and was 0"),
+        "unknown": (StoreUnavailableError("it doesn't answer"), "it doesn't answer"),
+    }
+    bench.answer, said = says[kind]
+    outcome = bench.run(PLACE)
+    assert outcome.truncations == {}
+    assert outcome.decision is not None
+    assert said in outcome.decision.why
+    assert outcome.decision.why.endswith("so nothing is deleted")
+
+
+def test_topic_of_another_hot_tier_has_no_broker() -> None:
+    bench = Listing(policy="size", min_size="1KiB")
+    split_once(bench, 3, 2, 2)
+    bench.record()
+    assert bench.run(PLACE).truncations != {}
+
+
+def test_single_segment_is_not_truncated_while_the_broker_has_it() -> None:
+    bench = Listing()
+    bench.split(0)
+    answers = {bench.stream(number): BrokerLedgers(layout=bench.layout(0)) for number in (0, 1)}
+    assert first_listed(answers.get, [bench.stream(0)]) == {}
+    with pytest.raises(StoreUnavailableError, match="its broker still has this segment"):
+        first_listed(answers.get, [bench.stream(0), bench.stream(1)])

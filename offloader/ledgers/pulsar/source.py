@@ -82,7 +82,7 @@ from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, fir
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.scalable import SEGMENT_SCHEME
 from offloader.ledgers.pulsar.tail_reader import FOR_GOOD, MESSAGES_MAX, ReaderPool, TailReader
-from offloader.ledgers.pulsar.topic_facts import END_S_MAX, AdminFacts, ObservedFacts, TopicFacts
+from offloader.ledgers.pulsar.topic_facts import END_S_MAX, AdminFacts, ObservedFacts, TopicFacts, listed_by_broker
 from offloader.ledgers.pulsar.topics import TopicInternals, stream_of_topic
 from offloader.ledgers.pulsar.transport import parse_service_url, security_of
 from offloader.ledgers.tail_buffer import Listeners
@@ -365,7 +365,7 @@ class PulsarSource:
 
     def broker_ledgers(self) -> BrokerLedgers:
         """As ``ListedSource``; raises as the admin interface."""
-        return self._facts.listed()
+        return listed_by_broker(self._cluster.admin, self.topic, self._cluster.settings)
 
     def acknowledge(self, position: Position) -> None:
         """As ``ListedSource``.

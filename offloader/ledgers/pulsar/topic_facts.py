@@ -37,12 +37,13 @@ from contextlib import closing
 from typing import Protocol
 
 from formats.entries import Position
-from offloader.errors import StoreUnavailableError, UnsupportedError
+from offloader.errors import StoreUnavailableError
 from offloader.ledgers.base import AskKnown, BrokerLedgers, KnownLedger, KnownLedgers, newest
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.consumer import EARLIEST, Consumer
 from offloader.ledgers.pulsar.ledger_list import SINGLE_ENTRIES
-from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals, TopicLedger, TopicLedgers
+from offloader.ledgers.pulsar.scalable import scalable_topic_of
+from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals, TopicLedger, TopicLedgers, stream_of_topic
 from offloader.settings import PulsarSettings
 
 #: Longest wait for the next entry that the broker has.
@@ -65,9 +66,6 @@ class TopicFacts(Protocol):
 
     def fate(self, position: Position) -> EntryFate:
         """Why an entry wasn't delivered to a reader."""
-
-    def listed(self) -> BrokerLedgers:
-        """The ledgers that the broker lists. Raises ``UnsupportedError``: it lists none."""
 
     def trim(self) -> None:
         """Makes the broker delete unneeded ledgers soon, if it can be asked for that."""
@@ -96,9 +94,6 @@ class AdminFacts:
 
     def fate(self, position: Position) -> EntryFate:
         return self._admin.fate(self._topic, position)
-
-    def listed(self) -> BrokerLedgers:
-        return listed_by_broker(self._admin, self._topic, self._settings)
 
     def trim(self) -> None:
         if self._settings.trim:
@@ -181,12 +176,6 @@ class ObservedFacts:
 
     def fate(self, position: Position) -> EntryFate:  # noqa: ARG002  of no entry
         return EntryFate.UNKNOWN
-
-    def listed(self) -> BrokerLedgers:
-        raise UnsupportedError(
-            f"{self._topic}: the broker doesn't list the ledgers of a segment",
-            hint="retention keeps its entries; the broker deletes sealed segments by its own retention",
-        )
 
     def trim(self) -> None:
         pass
@@ -347,10 +336,12 @@ def _end_in(known: Mapping[int, KnownLedger], ledger_id: int) -> int:
 
 
 def listed_by_broker(admin: AdminClient, topic: str, settings: PulsarSettings) -> BrokerLedgers:
-    """The ledgers that a broker lists of a topic now, and since when that is followed.
+    """The ledgers that a broker lists of a topic now, and since when that is followed; of a segment, the layout.
 
     A topic that is created again has another subscription, without the property. Raises as the admin interface.
     """
+    if (scalable := scalable_topic_of(stream_of_topic(topic))) is not None:
+        return BrokerLedgers(layout=admin.layout(scalable))
     # In this order: of a topic that is created again in between, the list is the old one.
     stored = admin.internals(topic).stored()
     subscriptions = admin.stats(topic).subscriptions if settings.follow_broker_trim else {}

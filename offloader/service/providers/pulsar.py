@@ -34,6 +34,7 @@ from offloader.ledgers.pulsar.topics import (
     stream_of_topic,
     topic_of_stream,
 )
+from offloader.manifest.topic_layouts import pruned
 from offloader.parallel_map import at_once
 from offloader.retention.cuts import StreamCut, cut_at, partition_segment
 from offloader.retention.entries import StreamEntries
@@ -154,12 +155,12 @@ class PulsarSubscribers:
         begin, tail = own.begin().offsets, own.tail().offsets  # before the broker is asked what was acknowledged
         registered = self._admin.scalable_subscriptions(topic)
         subscriptions = sorted(each for each in registered if each != self._own and not each.startswith(_BROKERS_OWN))
-        wanted = {}
+        wanted, gone = {}, pruned(found.layout, seen)
         for name in subscriptions:
             positions = dict[int, Position]()
             for number in found.partitions:
                 segment, row = partition_segment(number), seen.by_id.get(number)
-                is_read = _is_pruned(number, found.layout, seen) if row is None else self._is_drained(row, name)
+                is_read = number in gone if row is None else self._is_drained(row, name)
                 if isinstance(at := (tail if is_read else begin).get(segment), Position):
                     positions[number] = at
             if positions:
@@ -210,11 +211,6 @@ class PulsarSubscribers:
         gone = [name for name in missing if missed[name] >= MISSES_MAX]
         self._missed[place] = {name: times for name, times in missed.items() if name not in gone}
         return gone
-
-
-def _is_pruned(number: int, recorded: TopicLayout, seen: TopicLayout) -> bool:
-    """Whether the broker deleted a segment, rather than that it is new and ``seen`` is older."""
-    return seen.epoch >= recorded.epoch and recorded.by_id[number].is_sealed
 
 
 def _consumers(stats: TopicStats, subscription: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from formats.pulsar.commands import CommandType
-from offloader.errors import BeyondEndError, StoreUnavailableError, UnsupportedError
+from offloader.errors import BeyondEndError, StoreUnavailableError
 from offloader.ledgers.base import AskKnown, KnownLedger, KnownLedgers
 from offloader.ledgers.pulsar import ledger_list, tail_reader, topic_facts
 from offloader.ledgers.pulsar.consumer import Consumer
@@ -220,8 +220,6 @@ def test_broker_tells_nothing_else(bench: PulsarBench) -> None:
     facts = facts_of(bench)
     assert facts.fate(Position(1, 0)) is EntryFate.UNKNOWN
     assert facts.properties() == {}
-    with pytest.raises(UnsupportedError, match="doesn't list the ledgers of a segment"):
-        facts.listed()
 
 
 def test_source_of_a_segment_asks_the_admin_interface_nothing(bench: PulsarBench) -> None:

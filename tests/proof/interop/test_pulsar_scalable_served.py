@@ -13,7 +13,9 @@ import pulsar
 import pytest
 
 import offloader
+from offloader.cli.main import main
 from offloader.errors import NotFoundError
+from offloader.manifest.log import load_manifest
 from offloader.manifest.topic_layouts import read_layout
 from services.pulsar.broker import running_broker
 from services.pulsar.build import SCALABLE
@@ -68,9 +70,13 @@ def test_sealed_segment_is_kept_by_the_broker_until_it_is_offloaded(world: World
     world.admin.do("PUT", f"scalable/{NAMESPACE}/{name}?numInitialSegments=1")
     retention = {"retentionTimeInMinutes": 1, "retentionSizeInMB": -1}
     world.admin.do("POST", f"namespaces/{NAMESPACE}/retention", retention)
-    added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="before"))
     with Serving(world.config):
-        eventually(lambda: world.has_all(name, sent))
+        for part in ("first", "second"):
+            added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix=part))
+            eventually(lambda: world.has_all(name, sent))
+            truncate(world, topic)
+    [segment] = world.recorded(name).segments
+    assert load_manifest(world.store(), segment.stream).head is None  # the broker has the segment
     added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="unread"))
     world.change(name, "split/0")
     added(sent, world.client.produce(topic, count=200, keys=KEYS, prefix="after"))
@@ -84,6 +90,15 @@ def test_sealed_segment_is_kept_by_the_broker_until_it_is_offloaded(world: World
         eventually(lambda: world.has_all(name, sent))
     recorded = world.recorded(name)
     assert [row.parents for row in recorded.segments] == [(), (0,), (0,)]
+    truncate(world, topic)
+    assert load_manifest(world.store(), recorded.by_id[0].stream).head is not None
+
+
+def truncate(world: World, topic: str) -> None:
+    """A retention cycle that keeps as little as possible, of a broker that reads the cold tier."""
+    config = world.config.with_name("plugin.toml")
+    config.write_text(world.config.read_text().replace("[pulsar]", "[pulsar]\nbroker_plugin = true", 1))
+    assert main(["retention", "run", topic, "--keep-size", "1", "--config", str(config), "--apply"]) == 0
 
 
 def test_regular_topic_is_migrated_while_it_is_offloaded(world: World) -> None:

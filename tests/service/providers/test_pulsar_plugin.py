@@ -170,7 +170,7 @@ def test_retention_keeps_what_the_broker_lists_and_follows_its_trim(cluster: Clu
     with cluster.serve(offload={**LAG, **more}, broker_plugin=True, follow_broker_trim=True) as assembled:
         offload(cluster, assembled, "one")
         eventually(lambda: acknowledged(topic) == Position(5, 2))
-        eventually(lambda: cluster.admin.of("PUT", "/properties") != [])
+        eventually(lambda: SINCE_PROPERTY in (topic.subscription_properties(NAME) or {}))
         streams = assembled.process.streams
         cycle = RetentionCycle(
             cluster.store, clock=assembled.clock, settings_of=streams.settings_of, source_of=streams.source_of

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,12 +19,11 @@ from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.discovery import Look
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.manifest.topic_layouts import NOTHING_MORE, read_layout, record_layout
+from offloader.manifest.topic_layouts import NOTHING_MORE, pruned, read_layout, record_layout
 from offloader.read.partitions import open_reader
-from offloader.retention.cycle import RetentionCycle
+from offloader.retention.cycle import CycleOutcome, RetentionCycle
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
-from offloader.service.providers.pulsar import _is_pruned
 from offloader.service.providers.scalable import ScalableTopics
 from offloader.service.view_documents import served_segments
 from tests.read.test_partitions_segments import layout_of
@@ -454,6 +454,39 @@ def test_policy_truncates_the_oldest_segments_and_leaves_the_rest_in_order(clust
     assert kept == {key: values[-4:] for key, values in topic.sent.items()}
 
 
+def test_retention_keeps_the_segments_that_a_broker_with_the_plugin_has(cluster: Cluster) -> None:
+    topic = cluster.make_scalable("orders")
+    policy = SOON | {"retention__policy": "size", "retention__min_size": "1B"}
+    with cluster.serve(offload=policy, broker_plugin=True) as assembled:
+        streams = assembled.process.streams
+
+        def cycle() -> CycleOutcome:
+            made = RetentionCycle(
+                cluster.store, clock=SystemClock(), settings_of=streams.settings_of, source_of=streams.source_of
+            )
+            return made.run(PLACE)
+
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+        cycle()  # records the cut
+        topic.split(0)
+        send(topic)
+        eventually(lambda: has_all(cluster, topic))
+        eventually(lambda: (found := read_layout(cluster.store, PLACE)) is not None and found.by_id[0].end is not None)
+        outcome = cycle()
+        assert outcome.truncations == {}
+        assert outcome.decision is not None
+        assert outcome.decision.why.endswith("the broker still lists segment 0, segment 1, segment 2")
+        before = topic.newest(0)
+        topic.prune(0)
+        eventually(lambda: len(streams_of(assembled)) == 2)
+        assert cycle().truncations.keys() == {"t/n/segment/orders/0000-ffff-0"}
+    assert load_manifest(cluster.store, "t/n/segment/orders/0000-ffff-0").head == before.next()
+    assert {key: values[-1:] for key, values in read(cluster).items()} == {
+        key: values[-1:] for key, values in topic.sent.items()
+    }
+
+
 def test_subscriptions_of_a_migrated_topic_are_no_problem_and_keep_their_positions(cluster: Cluster) -> None:
     def follows(name: str) -> bool:
         with suppress(NotFoundError):
@@ -544,9 +577,8 @@ def test_registered_subscriptions_are_subscribers_of_retention(cluster: Cluster)
 
 def test_new_segment_of_which_the_broker_told_nothing_yet_is_unread() -> None:
     recorded = layout_of(3)
-    assert all(_is_pruned(number, recorded, layout_of(3)) for number in (0, 1, 2))
-    assert not _is_pruned(3, recorded, layout_of(3))
-    assert not any(_is_pruned(number, recorded, layout_of(1, 2)) for number in range(4))
+    assert pruned(recorded, replace(recorded, segments=recorded.segments[2:3])) == {0, 1}
+    assert pruned(recorded, replace(recorded, epoch=recorded.epoch - 1, segments=())) == set()
 
 
 def test_segments_of_a_topic_are_told_from_other_streams_by_their_names() -> None:
