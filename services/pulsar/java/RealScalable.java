@@ -82,7 +82,8 @@ public final class RealScalable {
     private String produced(String topic, int count, int keys, String prefix, int rate) throws Exception {
         List<CompletableFuture<MessageId>> sent = new ArrayList<>();
         long begin = System.nanoTime();
-        try (Producer<byte[]> producer = client.newProducer(Schema.bytes()).topic(topic).blockIfQueueFull(true).create()) {
+        try (Producer<byte[]> producer = client.newProducer(Schema.bytes()).topic(topic).blockIfQueueFull(true)
+                .sendTimeout(Duration.ofMinutes(10)).create()) {
             for (int i = 0; i < count; i++) {
                 byte[] value = (prefix + "-" + i).getBytes(StandardCharsets.UTF_8);
                 sent.add(producer.async().newMessage().key("k" + i % keys).value(value).send());
