@@ -42,12 +42,6 @@ class FirstListed(NamedTuple):
     partition: int
     ledger_id: int | None
 
-    def words(self, among: Mapping[int, object] | Sequence[object]) -> str:
-        """``ledger 17 in partition 3``, or ``segment 3``."""
-        if self.ledger_id is None:
-            return f"segment {self.partition}"
-        return f"ledger {self.ledger_id}{_of(self.partition, among)}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerView:
@@ -90,7 +84,7 @@ class BrokerRuling:
         """``the broker still lists ledger 17``, or the problem that prevents an answer."""
         if self.problem:
             return f"{self.problem}, so nothing is deleted"
-        shown = [each.words(self.first) for each in self.first[:NAMED_MAX]]
+        shown = [_named(each, self.first) for each in self.first[:NAMED_MAX]]
         rest = len(self.first) - len(shown)
         if not shown:
             return "the broker has deleted all segments"
@@ -270,6 +264,13 @@ def _doubt(found: BrokerLedgers, state: ManifestState, own: StreamEntries, numbe
             "stream behind it once"
         )
     return ""
+
+
+def _named(each: FirstListed, among: Sequence[object]) -> str:
+    """``ledger 17 in partition 3``, or ``segment 3``."""
+    if each.ledger_id is None:
+        return f"segment {each.partition}"
+    return f"ledger {each.ledger_id}{_of(each.partition, among)}"
 
 
 def _of(number: int, among: Mapping[int, object] | Sequence[object]) -> str:

@@ -108,6 +108,8 @@ class EmbeddedProvider:
         self._problem: ProviderProblem | None = None
         self._failures = 0
         self._stopped = False
+        #: Whether the streams of the database aren't known yet.
+        self._is_starting = False
         # Used by polls only.
         self._database: EmbeddedLedgers | None = None
         self._turn: ProcessLock | None = None
@@ -123,6 +125,7 @@ class EmbeddedProvider:
             if error.kind is ErrorKind.INVALID_REQUEST:
                 raise
             self._failed(error)
+        self._is_starting = True
         self._workers.call_after(0.0, lambda: self._again(streams))
 
     def stop(self, within_s: float) -> None:
@@ -151,8 +154,11 @@ class EmbeddedProvider:
     def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
             stopped = [*self._refused.items(), *self._damaged.items()]
-            of_streams = [ProviderProblem(where=f"stream {name}", what=what) for name, what in stopped]
-            return of_streams if self._problem is None else [self._problem, *of_streams]
+            found = [] if self._problem is None else [self._problem]
+            if self._is_starting and not any(each.blocks_ready for each in found):
+                what = "the database wasn't read yet"
+                found.append(ProviderProblem(where=f"feed {self.name}", what=what, blocks_ready=True))
+            return found + [ProviderProblem(where=f"stream {name}", what=what) for name, what in stopped]
 
     def look(self, streams: ServedStreams) -> None:
         """Polls once. Raises ``OffloaderError``: the database can't be used; the next poll retries."""
@@ -235,6 +241,7 @@ class EmbeddedProvider:
             self._failures = 0
             if self._is_leader:
                 self._say(None)
+        self._is_starting = False
         if not self._stopped:
             self._workers.call_after(wait_s, lambda: self._again(streams))
 

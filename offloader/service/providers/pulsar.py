@@ -461,6 +461,7 @@ class PulsarProvider:
         self._topics: dict[str, _Topic] = {}
         self._refused: dict[str, OffloaderError] = {}
         self._problems: dict[str, ProviderProblem] = {}
+        self._is_starting = False
         self._warnings: dict[str, tuple[str, ...]] = {}
         self._stopped = threading.Event()
         # Used by polls only.
@@ -470,6 +471,7 @@ class PulsarProvider:
         self._fenced_s: dict[str, float] = {}
 
     def start(self, streams: ServedStreams) -> None:
+        self._is_starting = True
         self._survey = self._every(
             lambda: streams.settings_of("").pulsar.discovery_interval, lambda: self.look(streams), "topics"
         )
@@ -506,6 +508,9 @@ class PulsarProvider:
     def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
             found = [*self._problems.values(), *filter(None, [self._turns.problem])]
+            if self._is_starting:
+                what = "the topics weren't listed yet"
+                found.append(ProviderProblem(where=f"feed {self.name}", what=what, blocks_ready=True))
             topics, refused = list(self._topics.values()), dict(self._refused)
             found += [
                 ProviderProblem(where=f"namespace {namespace}", what=each)
@@ -746,6 +751,7 @@ class PulsarProvider:
     def _say(self, what: str, error: OffloaderError | None) -> None:
         with self._lock:
             before = self._problems.pop(what, None)
+            self._is_starting = self._is_starting and what != "topics"
             if error is None:
                 return
             text = f"{what}: {error.message}"

@@ -18,11 +18,11 @@ from offloader.ledgers.sqlite.stream import EmbeddedStream
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.service.providers.embedded import EmbeddedProvider, ProcessLock
-from offloader.service.streams import StreamSupervisor
+from offloader.service.streams import ServedStreams, StreamSupervisor
 from offloader.store.memory import MemoryStore
 from tests.support.readback import stored_entries
 from tests.support.served import HeldFeed, serving, settings_file
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 _names = itertools.count()
 
@@ -153,7 +153,7 @@ def test_stream_whose_ledger_is_damaged_from_the_start_keeps_nothing_of_others_b
         connection.execute("UPDATE ledgers SET entries = 7 WHERE ledger_id = (SELECT min(ledger_id) FROM ledgers)")
     feed = EmbeddedProvider(database.path, clock=SystemClock())
     with serving(store, file_of(), feed) as assembled:
-        eventually(lambda: feed.problems() != [])
+        eventually(lambda: assembled.view.readiness().ready)
         [problem] = feed.problems()
         assert (problem.where, problem.blocks_ready) == ("stream a damaged one", False)
         assert "entries, but 10 are stored" in problem.what
@@ -184,7 +184,7 @@ def test_lock_holder_works_and_the_standby_takes_over_when_it_is_free(
     assert lock.take()
     feed = EmbeddedProvider(database.path, clock=SystemClock())
     with serving(store, file_of(), feed) as assembled:
-        eventually(lambda: assembled.process.problems())
+        eventually(lambda: assembled.view.readiness().ready)
         [problem] = assembled.process.problems()
         assert problem.what.startswith("on standby: ")
         assert not problem.blocks_ready
@@ -198,6 +198,31 @@ def test_lock_holder_works_and_the_standby_takes_over_when_it_is_free(
         eventually(lambda: not assembled.process.problems())
     assert lock.take(), "it is free when the process has stopped"
     lock.give()
+
+
+@pytest.mark.slow
+def test_process_is_ready_when_it_knows_the_streams_of_the_database(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_look, look = threading.Event(), EmbeddedProvider.look
+
+    def waits(provider: EmbeddedProvider, streams: ServedStreams) -> None:
+        assert may_look.wait(PATIENCE_S)
+        look(provider, streams)
+
+    monkeypatch.setattr(EmbeddedProvider, "look", waits)
+    path = str(tmp_path / "ledgers.db")
+    with closing(EmbeddedLedgers(path)) as database:
+        append(database, "a/b/one")
+    with serving(store, file_of(), EmbeddedProvider(path, clock=SystemClock())) as assembled:
+        readiness = assembled.view.readiness()
+        assert (readiness.ready, [each.what for each in readiness.problems]) == (
+            False,
+            ["the database wasn't read yet"],
+        )
+        may_look.set()
+        eventually(lambda: assembled.view.readiness().ready)
+        assert assembled.process.streams.get("a/b/one") is not None
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from offloader.write.stream import Mode
 from tests.support.presence import there
 from tests.support.pulsar_broker import BrokerClient, FakeBroker
 from tests.support.pulsar_cluster import Cluster, P, S, fake_cluster, streams_of, whats
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -51,6 +51,24 @@ def test_active_owner_takes_its_fenced_stream_back(cluster: Cluster) -> None:
         cluster.fill("one")
         eventually(lambda: cluster.is_offloaded("one"))
         assert load_manifest(cluster.store, S + "one").epoch > (late.epoch or 0)
+
+
+@pytest.mark.slow
+def test_process_is_ready_when_it_knows_the_topics(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_look = threading.Event()
+
+    def waits(*given: Any, **options: Any) -> Any:
+        assert may_look.wait(PATIENCE_S)
+        return survey(*given, **options)
+
+    monkeypatch.setattr(pulsar, "survey", waits)
+    cluster.make("one")
+    with cluster.serve() as assembled:
+        readiness = assembled.view.readiness()
+        assert (readiness.ready, whats(assembled)) == (False, "feed pulsar: the topics weren't listed yet")
+        may_look.set()
+        eventually(lambda: assembled.view.readiness().ready)
+        assert streams_of(assembled) == [f"{S}one"]
 
 
 @pytest.mark.slow
@@ -153,8 +171,8 @@ def test_admin_interface_without_responses_ends_no_stream(cluster: Cluster) -> N
 def test_a_process_that_never_saw_a_topic_is_not_ready(cluster: Cluster) -> None:
     cluster.admin.answers["/admin/v2/persistent/t/n"] = (500, b"broken")
     with cluster.serve() as assembled:
-        eventually(lambda: not assembled.view.readiness().ready)
-        assert "feed pulsar: topics: " in whats(assembled)
+        eventually(lambda: "feed pulsar: topics: " in whats(assembled))
+        assert not assembled.view.readiness().ready
         cluster.make("one")
         cluster.admin.answers.clear()
         eventually(lambda: assembled.view.readiness().ready)
