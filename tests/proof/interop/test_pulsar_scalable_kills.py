@@ -11,10 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from formats.entries import Position
+from formats.metadata import pulsar_ledger_pb2
 from formats.pulsar.ledger_record import decode_ledger_record
 from offloader.errors import NotFoundError
 from services.pulsar.broker import ZOOKEEPER, Refused, start_broker
@@ -30,20 +33,38 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.java
 
 NAME = "orders"
+_RECORD: Any = pulsar_ledger_pb2
 TOPIC = f"topic://{NAMESPACE}/{NAME}"
 
 
 def segments_of_broker(world: World) -> dict[str, list[tuple[Position, bytes]]]:
     """Stream of each segment -> its entries, from the bookie."""
-    return {
-        row.stream: [
-            (Position(ledger.ledger_id, number), entry)
-            for ledger in sorted(decode_ledger_record(world.broker.record(row.stream)), key=lambda each: each.ledger_id)
-            if (last := world.broker.ledger(ledger.ledger_id)["last"]) >= 0
-            for number, entry in enumerate(world.broker.hot(ledger.ledger_id, 0, last))
-        ]
-        for row in world.recorded(NAME).segments
-    }
+    return {row.stream: entries_of_broker(world, row.stream) for row in world.recorded(NAME).segments}
+
+
+def entries_of_broker(world: World, stream: str) -> list[tuple[Position, bytes]]:
+    record = world.broker.record(stream)
+    end = terminated_at(record)
+    return [
+        (position, entry)
+        for ledger in sorted(decode_ledger_record(record), key=lambda each: each.ledger_id)
+        if (last := world.broker.ledger(ledger.ledger_id)["last"]) >= 0
+        for number, entry in enumerate(world.broker.hot(ledger.ledger_id, 0, last))
+        if (position := Position(ledger.ledger_id, number)) <= end
+    ]
+
+
+def terminated_at(record: bytes) -> Position:
+    """The last entry of a terminated segment.
+
+    A later ledger has entries if the broker was killed while it sealed the segment. It acknowledged none of these, and
+    the producer sends their messages to the next segment.
+    """
+    for field in UnknownFieldSet(_RECORD.ManagedLedgerInfo.FromString(record)):
+        if field.field_number == 2:  # terminatedPosition: two numbers, as the first fields of a ledger
+            found = _RECORD.LedgerInfo.FromString(field.data)
+            return Position(found.ledgerId, found.entries)
+    return Position(2**62, 0)
 
 
 def segments_of_store(world: World) -> dict[str, list[tuple[Position, bytes]]]:
