@@ -22,6 +22,8 @@ from tests.proof.simulation.seeds import first_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = "tests"
+#: Of the tests. Each may start brokers and a Spark session.
+WORKERS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Row:
 def runs(seed: int, more: Sequence[str], report: Path) -> dict[str, list[str]]:
     """Name of each run -> its command. The seeds are those of the day."""
     python, dev = [sys.executable, "-m"], str(ROOT / "dev")
-    workers = ["-n", "4", "--dist", "loadscope"]
+    # Most wait for servers, but brokers that are killed side by side hold each other up.
+    workers = ["-n", str(min(WORKERS_MAX, (os.cpu_count() or 1) + 1)), "--dist", "loadscope"]
     kept = ["-o", "tmp_path_retention_policy=failed"]
     return {
         TESTS: [*python, "pytest", "--all", "--brokers", "all", *kept, *workers, f"--junitxml={report}", *more],
