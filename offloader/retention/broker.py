@@ -3,8 +3,8 @@
 A broker with the offloader plugin reads offloaded ledgers from the cold tier. A missing ledger that it still lists
 would stop its consumers, so a start position never passes a listed ledger.
 
-Of a scalable topic, brokers tell the segments only. So all of a segment is kept until the broker has deleted it. What
-a broker trims of an active segment isn't known.
+Of a scalable topic, brokers tell the segments only. So all of a segment is kept until the broker has deleted it. Which
+ledgers of an active segment a broker has trimmed isn't known.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ NAMED_MAX = 3
 
 
 class FirstListed(NamedTuple):
-    """The first ledger that a broker lists of a partition; 0: of a stream without partitions.
+    """The first ledger that a broker lists of a partition, or a segment of a scalable topic.
 
-    ``None``: all of a segment of a scalable topic.
+    Attributes:
+        partition: 0 for a stream without partitions; of a scalable topic the segment's id.
+        ledger_id: ``None``: the broker has the segment, and lists no ledger.
     """
 
     partition: int
@@ -127,13 +129,6 @@ def first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, in
                 hint="nothing was changed; try again, or use `offloader stream truncate --force`, which ignores the "
                 "broker: consumers that reach a deleted ledger stop there",
             ) from error
-        if answer is not None and answer.layout is not None:
-            if any(row.stream == stream for row in answer.layout.segments):
-                raise StoreUnavailableError(
-                    f"stream {stream}: its broker still has this segment, and may read all of it",
-                    hint="`offloader stream truncate --force` doesn't ask the broker",
-                )
-            continue
         if answer is not None and not answer.stored:
             raise StoreUnavailableError(
                 f"stream {stream}: its broker lists no ledger",
@@ -206,7 +201,7 @@ def broker_view(
 
 
 def segments_view(recorded: TopicLayout, answer: BrokerLedgers | OffloaderError, own: StreamEntries) -> BrokerView:
-    """What a broker answered about the segments of a scalable topic.
+    """A broker's answer about the segments of a scalable topic, compared with the recorded layout.
 
     Args:
         recorded: the layout from before the broker was asked.

@@ -260,7 +260,7 @@ class RetentionCycle:
         )
 
     def _broker(self, stream: str, snapshot: _Snapshot) -> BrokerView | None:
-        """What the brokers list of the stream; ``None``: no broker reads the cold tier."""
+        """The ledgers or segments that the brokers list; ``None``: no broker reads the cold tier."""
         if not self._settings_of("").pulsar.broker_plugin:
             return None
         view = ask_brokers(
