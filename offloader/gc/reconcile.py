@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import lru_cache
-from itertools import chain
+from functools import lru_cache, partial
+from itertools import chain, islice
 from uuid import UUID
 
 from formats.documents import (
@@ -74,9 +74,10 @@ from offloader.manifest.protection import TIME_KEY, age_limit_ms, global_hold, l
 from offloader.manifest.state import ManifestState
 from offloader.manifest.topic_layouts import read_layout
 from offloader.manifest.unlisted import unlisted_streams
+from offloader.parallel_map import at_once
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
-from offloader.store.base import PROBE_PREFIX, DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
+from offloader.store.base import PROBE_PREFIX, DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo, is_local
 from offloader.store.probe import finds_uploads_by_prefix
 from offloader.stream_names import is_place, require_stream_name
 
@@ -88,10 +89,11 @@ def uploads_by_key(store: ObjectStore, names: ManifestState) -> Iterator[UploadI
     enough to be aborted. An upload begun under a key long after the attempt failed isn't found.
     """
     with suppress(NotFoundError):  # another process deletes records: their uploads are searched in the next run
-        for record in kept_records(store, names):
-            for uuid, key in _assigned_by(record, names.stream):
-                if not names.is_promised(uuid):
-                    yield from _uploads_of(store, key)
+        assigned = (each for record in kept_records(store, names) for each in _assigned_by(record, names.stream))
+        keys = (key for uuid, key in assigned if not names.is_promised(uuid))
+        sequential_max = _KEYS_AT_ONCE if is_local(store) else 1
+        while some := list(islice(keys, _KEYS_AT_ONCE)):
+            yield from chain.from_iterable(at_once(partial(_uploads_of, store), some, sequential_max=sequential_max))
 
 
 def uploads_of_deleted(store: ObjectStore, stream: str, incarnation: UUID) -> Iterator[UploadInfo]:
@@ -116,10 +118,12 @@ def _assigned_by(record: Record, stream: str) -> Iterator[tuple[UUID, str]]:
             yield edit.uuid, data_key(stream, edit.uuid, edit.begin.ledger_id if edit.layout == 1 else None)
 
 
-def _uploads_of(store: ObjectStore, key: str) -> Iterator[UploadInfo]:
-    return (upload for upload in store.list_uploads(key) if upload.key == key)
+def _uploads_of(store: ObjectStore, key: str) -> list[UploadInfo]:
+    return [upload for upload in store.list_uploads(key) if upload.key == key]
 
 
+#: Keys whose uploads are listed before the first of them is judged.
+_KEYS_AT_ONCE = 64
 #: Attempts to delete a key that the store kept for a transient reason, and the wait before the first retry.
 DELETE_ATTEMPTS_MAX = 4
 RETRY_SECONDS_FIRST = 0.5

@@ -463,7 +463,7 @@ def read_run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
 def kept_records(
     store: ObjectStore, state: ManifestState, *, newest_first: bool = False, count: int | None = None
 ) -> Iterator[Record]:
-    """Kept records of a manifest up to the one at which ``state`` ends.
+    """Kept records of a manifest up to the one at which ``state`` ends; several are read ahead.
 
     Args:
         newest_first: the order; default: the oldest first.
@@ -474,5 +474,12 @@ def kept_records(
     """
     first = read_boundary(store, state.stream, state.incarnation).boundary.first_kept_id
     numbers = range(first if count is None else max(first, state.record_id - count + 1), state.record_id + 1)
-    for number in reversed(numbers) if newest_first else numbers:
-        yield read_record(store, state.stream, record_key(state.stream, state.incarnation, number), number)[0]
+    numbers = numbers[::-1] if newest_first else numbers
+    window, sequential_max = WINDOW_MIN, WINDOW_MAX if is_local(store) else 1
+    while numbers:
+        yield from at_once(partial(_kept_record, store, state), numbers[:window], sequential_max=sequential_max)
+        numbers, window = numbers[window:], min(window * 2, WINDOW_MAX)
+
+
+def _kept_record(store: ObjectStore, state: ManifestState, number: int) -> Record:
+    return read_record(store, state.stream, record_key(state.stream, state.incarnation, number), number)[0]

@@ -10,9 +10,10 @@ import pytest
 
 from formats.keys import catalog_key
 from offloader.errors import AccessDeniedError, OffloaderError, StoreUnavailableError
+from offloader.gc.reconcile import uploads_by_key
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.catalog import require_free_name
-from offloader.manifest.load import load_manifest
+from offloader.manifest.load import kept_records, load_manifest
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import both
 from offloader.read.fetch import Cache
@@ -104,6 +105,40 @@ def test_any_number_of_records_is_loaded_whatever_the_window(memory: ObjectStore
         writer.log.commit_as_maintainer([])
     state = load_manifest(DistantStore(memory, away_s=0), STREAM)
     assert state.record_id == records == load_manifest(memory, STREAM).record_id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_kept_records_are_read_several_at_a_time_and_in_order(memory: ObjectStore, newest_first: bool) -> None:
+    writer = StreamWriter(memory, STREAM)
+    for _ in range(39):
+        writer.log.commit_as_maintainer([])
+    state = load_manifest(memory, STREAM)
+
+    def chain() -> int:
+        store = DistantStore(memory)
+        found = [record.record_id for record in kept_records(store, state, newest_first=newest_first)]
+        assert found == sorted(range(1, 41), reverse=newest_first)
+        return store.longest_chain()
+
+    # The boundary; 1, 2, 4, 8, 16 and 9 records, eight at a time.
+    assert shortest(chain, 9) == 9
+
+
+@pytest.mark.slow
+def test_uploads_under_many_keys_are_listed_several_at_a_time(memory: ObjectStore) -> None:
+    writer = StreamWriter(memory, STREAM)
+    for number in range(32):
+        writer.add([batch_of(number, 0, 1)], closes=[number])
+    state = load_manifest(memory, STREAM)
+
+    def chain() -> int:
+        store = DistantStore(memory)
+        assert list(uploads_by_key(store, state)) == []
+        assert len([call for call in store.calls if call.verb == "list_uploads"]) == 32
+        return store.longest_chain(lambda call: call.verb == "list_uploads")
+
+    assert shortest(chain, 16) <= 16
 
 
 def test_store_of_this_machine_is_asked_for_one_thing_after_the_other(memory: ObjectStore) -> None:

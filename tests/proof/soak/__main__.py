@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def settings(folder: Path, endpoint: Endpoint, http_port: int, *, keep_mib: floa
         store = "s3://{BUCKET}/root"
         endpoint_url = "{endpoint.url}"
         region = "us-east-1"
+        [store]
+        connections_max = 16
         [http]
         listen = "127.0.0.1:{http_port}"
         [flight]
@@ -99,7 +102,7 @@ def settings(folder: Path, endpoint: Endpoint, http_port: int, *, keep_mib: floa
         delete = true
         grace_period = "3600ms"
         cycle_interval = "6s"
-        orphans_interval = "3m"
+        orphans_interval = "30s"
         allow_large_delete = true
         audit_records_max = 20
         [manifest]
@@ -136,8 +139,18 @@ class Bucket:
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
             for each in page.get("Contents", ())
         ]
-        disk = sum(path.stat().st_size for path in self._folder.glob("ledgers.db*"))
-        return {"objects": float(len(found)), "stored": sum(found) / MIB, "ledgers": disk / MIB}
+        return {"objects": float(len(found)), "stored": sum(found) / MIB, "ledgers": self._used_bytes() / MIB}
+
+    def _used_bytes(self) -> int:
+        """The database's pages in use, and its write-ahead log. The file keeps the size of the largest backlog."""
+        database = self._folder / "ledgers.db"
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            pages, unused, page_bytes = (
+                int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        log = database.with_name("ledgers.db-wal")
+        return (pages - unused) * page_bytes + (log.stat().st_size if log.exists() else 0)
 
 
 def judged(sampler: Sampler) -> list[tuple[Series, Limit | None]]:
