@@ -43,10 +43,17 @@ def start(task: dict[str, Any]) -> subprocess.Popen[str]:
 
 def outcome_of(writer: subprocess.Popen[str]) -> tuple[list[int], dict[str, Any]]:
     """The ledgers that a writer was told are closed, and what it said at its end."""
-    out, err = writer.communicate(timeout=WAIT_S)
+    out = rest_of(writer)
+    _, err = writer.communicate(timeout=WAIT_S)
     assert writer.returncode == 0, err
     *committed, last = [json.loads(line) for line in out.splitlines()]
     return committed, last
+
+
+def rest_of(writer: subprocess.Popen[str]) -> str:
+    """The output until its end. ``communicate`` would miss the lines that ``readline`` has read ahead."""
+    assert writer.stdout is not None
+    return writer.stdout.read()
 
 
 def await_ready(writer: subprocess.Popen[str]) -> None:

@@ -22,6 +22,7 @@ from tests.manifest.test_log_processes import (
     begin,
     outcome_of,
     race,
+    rest_of,
     start,
 )
 from tests.manifest.test_log_processes import writers as writers
@@ -53,9 +54,8 @@ def test_commits_confirmed_to_a_killed_writer_survive(s3_place: Any, writers: li
     begin(writers[0])
     told = heard(writers[0], 20)
     writers[0].kill()
-    out, _ = writers[0].communicate()
     # The last line may be half a line: then it wasn't told.
-    told += [json.loads(line) for line in out.splitlines(keepends=True) if line.endswith("\n")]
+    told += [json.loads(line) for line in rest_of(writers[0]).splitlines(keepends=True) if line.endswith("\n")]
     state = load_manifest(store, STREAM)
     assert 0 <= len(state.closed_ledgers) - len(told) <= 1, "at most the one that it was just committing"
     assert set(told) <= set(state.closed_ledgers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from services.pulsar.build import SCALABLE
 from services.pulsar.scalable import ScalableClient, SegmentMessage, running_scalable_client
 from tests.plugin.plugin_world import NAMESPACE, PluginWorld
 from tests.support.quick import needs
-from tests.support.waiting import eventually
+from tests.support.waiting import settled
 
 pytestmark = pytest.mark.java
 
@@ -27,6 +26,8 @@ CHANGES = ("split/0", "merge/2/3")
 SEGMENTS = 5
 #: Offloaded ledgers of each segment, and how often messages are sent for them.
 LEDGERS_MIN, ROUNDS_MAX = 3, 20
+#: Without an offloaded ledger for so long, the broker waits for the next ledger.
+STILL_S = 10
 
 
 @dataclass
@@ -112,19 +113,21 @@ def send_until_offloaded(
     At least some of each: it looks for ledgers to offload only when it opens another one.
     """
 
-    def are_offloaded() -> bool:
+    def look() -> list[tuple[int, int]]:
+        """Offloaded ledgers, and all before the last one, of each segment."""
         found = [ledgers_of(world, segment)[:-1] for segment in segments(world, topic, only_active=True)]
-        return all(
-            len(ledgers) >= LEDGERS_MIN and sum(map(is_offloaded, ledgers)) >= part_min * len(ledgers)
-            for ledgers in found
-        )
+        return [(sum(map(is_offloaded, ledgers)), len(ledgers)) for ledgers in found]
+
+    def are_offloaded(found: list[tuple[int, int]]) -> bool:
+        return all(count >= LEDGERS_MIN and offloaded >= part_min * count for offloaded, count in found)
 
     for number in range(ROUNDS_MAX):
         more = client.produce(topic, count=count, keys=keys, prefix=f"{prefix}-{number}", rate=200)
         for key, values in more.items():
             sent.setdefault(key, []).extend(values)
-        with contextlib.suppress(AssertionError):
-            return eventually(are_offloaded, within_s=5)
+        # While the broker offloads, more messages would only open more ledgers.
+        if settled(look, are_offloaded, still_s=STILL_S, look_s=1):
+            return
     pytest.fail(f"not offloaded after {ROUNDS_MAX} rounds")
 
 
