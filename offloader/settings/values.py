@@ -41,7 +41,13 @@ class StoreSettings:
         "100ms", "delay before the first retry; doubles with each retry, with jitter", low="0s", high="1m"
     )
     retry_delay_max: Duration = duration("10s", "maximum delay before a retry", low="0s", high="10m")
-    connections_max: int = setting(32, "maximum open connections to the store", low=1, high=1024)
+    connections_max: int = setting(
+        32,
+        "connections to the store that are kept open. S3: more are open while more requests run; other stores: maximum "
+        "of concurrent requests",
+        low=1,
+        high=1024,
+    )
     single_writer: bool = flag(
         False,
         "allow writes to a store without conditional puts. Only for stores that no other process writes to: the writer "
