@@ -19,6 +19,12 @@ SPANS = 30
 SPANS_MIN = 12
 #: The first and the last part of the spans that are compared, beside the slope through all of them.
 ENDS = 5
+#: Growth of at most this many times the spread around the trend is chance. The medians of the ends of a series without
+#: a trend differ by 0.8 times its spread (standard error), so this is three standard errors. A leak grows with the
+#: length of the run, the spread doesn't.
+SPREADS = 2.5
+#: Standard deviation of normally distributed values, as a multiple of their median absolute deviation.
+MAD_TO_DEVIATION = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class Verdict:
         slope_per_hour: the median of the slopes between any two spans (Theil-Sen): a few that stand out don't tilt it.
         growth: the larger of what the slope makes over the whole time, and the last spans' median above the first ones'
             (a step near the end hardly tilts a slope). Negative: it shrank.
-        allowed: what of it is let pass.
+        allowed: what of it is let pass: the limit, or what chance makes of values that spread widely.
         enough: whether there were samples enough to say anything.
     """
 
@@ -96,6 +102,8 @@ def verdict_of(series: Series, limit: Limit, *, warm_up_s: float) -> Verdict:
     level = float(np.median(values))
     slope = _slope(times_s, values)
     by_slope = slope * float(times_s[-1] - times_s[0])
+    around = values - slope * times_s
+    spread = MAD_TO_DEVIATION * float(np.median(np.abs(around - np.median(around))))
     by_ends = float(np.median(values[-ENDS:]) - np.median(values[:ENDS]))
     return Verdict(
         series.name,
@@ -103,7 +111,7 @@ def verdict_of(series: Series, limit: Limit, *, warm_up_s: float) -> Verdict:
         level=level,
         slope_per_hour=slope * 3600,
         growth=max(by_slope, by_ends),
-        allowed=limit.at(level),
+        allowed=max(limit.at(level), SPREADS * spread),
     )
 
 

@@ -15,6 +15,8 @@ from tests.proof.soak.soak_sampling import summed
 TIMES_S = np.arange(0.0, 3600.0)
 MEMORY = Limit(0.05, 24.0)
 WARM_UP_S = 900.0
+#: Every two minutes another level.
+SWINGS = np.repeat(np.random.default_rng(7).normal(0, 60, 30), 120)
 NOISE = np.random.default_rng(7).normal(0, 20, len(TIMES_S))
 
 
@@ -24,6 +26,7 @@ def series(values: NDArray[np.float64]) -> Series:
 
 FLAT = {
     "noise": 400 + NOISE,
+    "it swings between levels": 400 + SWINGS,
     "a sawtooth": 400 + 300 * (TIMES_S % 40) / 40,
     "it grows while it warms up": 400 + np.minimum(TIMES_S, WARM_UP_S - 1),
     "one peak near the end": 400 + 2000 * ((TIMES_S > 3400) & (TIMES_S < 3420)),
@@ -34,6 +37,7 @@ FLAT = {
 GROWING = {
     "slowly": 400 + TIMES_S / 3600 * 60 + NOISE,
     "below a sawtooth": 400 + TIMES_S / 3600 * 60 + 300 * (TIMES_S % 40) / 40,
+    "below swings": 400 + TIMES_S / 3600 * 300 + SWINGS,
     "in steps": 400 + 30 * (TIMES_S // 600),
     "in one late step": 400 + 60 * (TIMES_S > 3150) + NOISE,
     "faster and faster": 400 + 100 * (TIMES_S / 3600) ** 4,
