@@ -127,6 +127,8 @@ def test_compaction_reads_the_cold_tier(world: PluginWorld, client: pulsar.Clien
         history.send("keyed", 10)
     world.admin("PUT", f"{path_of(topic)}/compaction")
     eventually(lambda: world.admin("GET", f"{path_of(topic)}/compaction")["status"] == "SUCCESS")
+    # The broker serves the compacted ledger when it has processed the compactor's acknowledgement, a little later.
+    eventually(lambda: world.admin("GET", f"{path_of(topic)}/internalStats")["compactedLedger"]["ledgerId"] >= 0)
     assert world.bytes_read() > before
     newest: dict[str, Message] = {message.key: message for message in history.sent}
     reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
