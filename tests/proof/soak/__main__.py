@@ -33,7 +33,7 @@ from offloader.read.reader import open_stream_reader
 from offloader.runtime.system import ALLOCATOR
 from offloader.store.open import open_store
 from services.servers import Endpoint, free_port, make_bucket, running
-from tests.proof.soak.soak_flatness import Limit, Series, Verdict, ratio, verdict_of
+from tests.proof.soak.soak_flatness import SPREADS, Limit, Series, Verdict, ratio, verdict_of
 from tests.proof.soak.soak_load import Order
 from tests.proof.soak.soak_picture import draw
 from tests.proof.soak.soak_sampling import Sampler
@@ -63,7 +63,7 @@ METRICS = (
 PROCESS_LIMITS = {
     "memory": ("MiB", Limit(0.05, 24.0)),
     "descriptors": ("open", Limit(0.05, 4.0)),
-    "threads": ("running", Limit(0.10, 4.0)),
+    "threads": ("running", Limit(0.10, 4.0, SPREADS)),
 }
 
 
@@ -167,7 +167,7 @@ def judged(sampler: Sampler) -> list[tuple[Series, Limit | None]]:
         (ratio("bytes sent", "a byte offloaded", sent, offloaded), Limit(0.02)),
         (sampler.series("objects", "objects in the bucket", "objects"), Limit(0.25)),
         (sampler.series("stored", "bytes in the bucket", "MiB"), Limit(0.25)),
-        (sampler.series("ledgers", "ledger database", "MiB"), Limit(0.10)),
+        (sampler.series("ledgers", "ledger database", "MiB"), Limit(0.10, spreads=SPREADS)),
     ]
     seconds = sampler.series("time_s", "", "s")
     found.append((ratio("offloaded", "MiB a second", _scaled(offloaded, 1024), seconds), None))

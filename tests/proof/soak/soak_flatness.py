@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Limit", "Series", "Verdict", "ratio", "verdict_of"]
+__all__ = ["SPREADS", "Limit", "Series", "Verdict", "ratio", "verdict_of"]
 
 #: Samples are gathered into so many equal spans of time, each of which counts with its median: what comes and goes
 #: within one (a segment that fills, a round of cleanup) is no growth.
@@ -19,9 +19,8 @@ SPANS = 30
 SPANS_MIN = 12
 #: The first and the last part of the spans that are compared, beside the slope through all of them.
 ENDS = 5
-#: Growth of at most this many times the spread around the trend is chance. The medians of the ends of a series without
-#: a trend differ by 0.8 times its spread (standard error), so this is three standard errors. A leak grows with the
-#: length of the run, the spread doesn't.
+#: For series that fluctuate without a trend: the medians of their ends differ by 0.8 times the spread (standard error),
+#: so this is three standard errors. A leak grows with the length of the run, the spread doesn't.
 SPREADS = 2.5
 #: Standard deviation of normally distributed values, as a multiple of their median absolute deviation.
 MAD_TO_DEVIATION = 1.4826
@@ -29,13 +28,15 @@ MAD_TO_DEVIATION = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Growth that is let pass: the larger of a part of the level and an amount in the series' unit."""
+    """Growth that is let pass: the largest of a part of the level, an amount in the series' unit, and a multiple of the
+    spread around the trend."""
 
     part: float
     amount: float = 0.0
+    spreads: float = 0.0
 
-    def at(self, level: float) -> float:
-        return max(self.part * abs(level), self.amount)
+    def at(self, level: float, spread: float) -> float:
+        return max(self.part * abs(level), self.amount, self.spreads * spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Verdict:
         slope_per_hour: the median of the slopes between any two spans (Theil-Sen): a few that stand out don't tilt it.
         growth: the larger of what the slope makes over the whole time, and the last spans' median above the first ones'
             (a step near the end hardly tilts a slope). Negative: it shrank.
-        allowed: what of it is let pass: the limit, or what chance makes of values that spread widely.
+        allowed: what of it is let pass.
         enough: whether there were samples enough to say anything.
     """
 
@@ -111,7 +112,7 @@ def verdict_of(series: Series, limit: Limit, *, warm_up_s: float) -> Verdict:
         level=level,
         slope_per_hour=slope * 3600,
         growth=max(by_slope, by_ends),
-        allowed=max(limit.at(level), SPREADS * spread),
+        allowed=limit.at(level, spread),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.proof.soak.__main__ import main as soak
-from tests.proof.soak.soak_flatness import Limit, Series, ratio, verdict_of
+from tests.proof.soak.soak_flatness import SPREADS, Limit, Series, ratio, verdict_of
 from tests.proof.soak.soak_load import checked, payloads_of
 from tests.proof.soak.soak_sampling import summed
 
@@ -26,7 +26,6 @@ def series(values: NDArray[np.float64]) -> Series:
 
 FLAT = {
     "noise": 400 + NOISE,
-    "it swings between levels": 400 + SWINGS,
     "a sawtooth": 400 + 300 * (TIMES_S % 40) / 40,
     "it grows while it warms up": 400 + np.minimum(TIMES_S, WARM_UP_S - 1),
     "one peak near the end": 400 + 2000 * ((TIMES_S > 3400) & (TIMES_S < 3420)),
@@ -37,7 +36,6 @@ FLAT = {
 GROWING = {
     "slowly": 400 + TIMES_S / 3600 * 60 + NOISE,
     "below a sawtooth": 400 + TIMES_S / 3600 * 60 + 300 * (TIMES_S % 40) / 40,
-    "below swings": 400 + TIMES_S / 3600 * 300 + SWINGS,
     "in steps": 400 + 30 * (TIMES_S // 600),
     "in one late step": 400 + 60 * (TIMES_S > 3150) + NOISE,
     "faster and faster": 400 + 100 * (TIMES_S / 3600) ** 4,
@@ -56,6 +54,13 @@ def test_growing_series_is_refused(name: str) -> None:
     found = verdict_of(series(GROWING[name]), MEMORY, warm_up_s=WARM_UP_S)
     assert not found.is_flat, str(found)
     assert "memory: GROWS" in str(found)
+
+
+def test_series_that_swings_is_told_from_one_that_grows_below_the_swings() -> None:
+    swinging = Limit(0.05, 24.0, SPREADS)
+    assert verdict_of(series(400 + SWINGS), swinging, warm_up_s=WARM_UP_S).is_flat
+    assert not verdict_of(series(400 + TIMES_S / 12 + SWINGS), swinging, warm_up_s=WARM_UP_S).is_flat
+    assert not verdict_of(series(GROWING["in one late step"]), swinging, warm_up_s=WARM_UP_S).is_flat
 
 
 def test_the_slope_is_that_of_the_series() -> None:
