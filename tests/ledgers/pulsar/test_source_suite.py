@@ -13,6 +13,7 @@ from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Lis
 from offloader.testing.source_suite import SourceSuite
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.ledgers.pulsar_bench import PulsarBench
+from tests.support.waiting import eventually
 
 
 class ValueSource:
@@ -48,6 +49,34 @@ class ValueSource:
         self._inner.delete(ledger_id)
 
 
+class SegmentSource(ValueSource):
+    """Is asked until it knows the entries there are: a segment's list grows with what readers receive."""
+
+    def ledgers(self) -> list[LedgerInfo]:
+        newest, found = self._newest(), list[LedgerInfo]()
+
+        def is_listed() -> bool:
+            found[:] = super(SegmentSource, self).ledgers()
+            return newest is None or any(Position(each.ledger_id, each.entries - 1) >= newest for each in found)
+
+        eventually(is_listed)
+        return found
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        newest, found = self._newest(), list[EntryBatch]()
+
+        def is_read() -> bool:
+            if (batch := super(SegmentSource, self).read(start, max_bytes)) is not None:
+                found.append(batch)
+            return bool(found) or newest is None or newest < start
+
+        eventually(is_read)
+        return next(iter(found), None)
+
+    def _newest(self) -> Position | None:
+        return self.bench.topic.entries[-1][0] if self.bench.topic.entries else None
+
+
 def _values(batch: EntryBatch) -> EntryBatch:
     values = [entry[decode_frame(entry).payload_start :] for entry in batch.payloads.to_pylist()]
     return EntryBatch.build(batch.ledger_id, batch.first.entry_id, values, batch.publish_times_ms)
@@ -57,11 +86,12 @@ def _values(batch: EntryBatch) -> EntryBatch:
 class TestPulsarSource(SourceSuite):
     deletes = False
     topics: tuple[str, ...] = ()
+    made: type[ValueSource] = ValueSource
 
     @pytest.fixture
     def source(self) -> Iterator[LedgerSource]:
         bench = PulsarBench(*self.topics, trim=False)
-        yield ValueSource(bench)
+        yield self.made(bench)
         bench.close()
 
     def append(self, source: LedgerSource, payloads: Sequence[bytes]) -> None:
@@ -77,6 +107,7 @@ class TestSegmentSource(TestPulsarSource):
     """A segment of a scalable topic: its ledgers are what readers receive."""
 
     topics = ("segment://public/default/orders/0000-ffff-0",)
+    made = SegmentSource
 
     def test_a_closed_ledger_takes_no_further_entry(self, source: LedgerSource) -> None:
         """Known when an entry of a later ledger came."""
