@@ -203,6 +203,9 @@ class PulsarSource:
         self._is_closed = False
         self._failure: OffloaderError | None = None
         self._noted_store: UUID | None = None
+        #: Held while the ledgers are listed and compared, both with the same facts: several threads compare, each with
+        #: its own view of the manifest, and a list that was completed with older facts contradicts newer ones.
+        self._comparing = threading.Lock()
         self._known: AskKnown | None = None
         settings = cluster.settings
         self.acknowledges_commits = settings.broker_plugin
@@ -358,8 +361,7 @@ class PulsarSource:
         if self.acknowledges_commits:
             return
         self._ledgers.doubt()
-        if self._known is not None:
-            self.require_same(self._known)
+        self._compare()
         for gone in self._ack_cursor.give_up(ledger_id, self._ledgers.infos()):
             self._ledgers.gave_up(gone)
 
@@ -375,8 +377,7 @@ class PulsarSource:
         """
         self._require_usable()
         self._require_chosen()
-        if self._known is not None:
-            self.require_same(self._known)
+        self._compare()
         self._ack_cursor.acknowledge(position)
 
     def noted_remedy(self) -> str:
@@ -440,10 +441,16 @@ class PulsarSource:
         Raises: as ``ComparedSource``, and as ``ledgers``.
         """
         self._require_usable()
-        self._known = known
-        self._facts.known(known)
+        self._compare(known)
+
+    def _compare(self, known: AskKnown | None = None) -> None:
+        """Compares with ``known``, or with the facts it got last, if any. Raises as ``require_same``."""
         try:
-            require_same_ledgers(self._ledgers, known, lambda: owners_newest(self._cluster, self.topic))
+            with self._comparing:
+                self._known = known or self._known
+                if self._known is not None:
+                    self._facts.known(self._known)
+                    require_same_ledgers(self._ledgers, self._known, lambda: owners_newest(self._cluster, self.topic))
         except SourceMismatchError as error:
             self._fail(error)
             raise
@@ -472,9 +479,8 @@ class PulsarSource:
 
     def _break(self, error: OffloaderError) -> None:
         """Handles impossible entries from the broker; another cluster is the cause if its ledgers differ."""
-        if self._known is not None:
-            with suppress(OffloaderError):
-                self.require_same(self._known)
+        with suppress(OffloaderError):
+            self._compare()
         self._fail(error)
 
     def _fail(self, error: OffloaderError) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -292,6 +294,40 @@ def test_ledger_is_acknowledged_after_all_earlier_ones_were_released_also_after_
     assert bench.topic.mark_delete(NAME) is None
     source.delete(1)
     assert bench.topic.mark_delete(NAME) == Position(3, 4)
+
+
+def test_older_facts_of_another_thread_are_not_compared_with_newer_ones(bench: PulsarBench) -> None:
+    """After a takeover, the facts complete a ledger that this process has received in part."""
+    fill(bench, 2)
+    source = bench.open()
+    assert [info.entries for info in source.ledgers()] == [2]
+    is_begun, is_compared, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def facts(last: int) -> KnownLedgers:
+        return KnownLedgers(newest=Position(1, last), ledgers={1: KnownLedger(None, last)})
+
+    def older(ids: Sequence[int] | None) -> KnownLedgers:
+        if ids is None:
+            is_begun.set()
+            is_compared.wait(0.5)  # as long as it can: the other comparison must not begin meanwhile
+        return facts(1)
+
+    def newer(ids: Sequence[int] | None) -> KnownLedgers:
+        if ids is not None:
+            is_compared.set()
+            eventually(is_over.is_set)
+        return facts(2)
+
+    def compare_older() -> None:
+        source.require_same(older)
+        is_over.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        compared = threads.submit(compare_older)
+        eventually(is_begun.is_set)
+        source.require_same(newer)
+        compared.result()
+    assert source.problem is None
 
 
 def test_recorded_end_counts_though_the_broker_names_an_earlier_entry(bench: PulsarBench) -> None:
