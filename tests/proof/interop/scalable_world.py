@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.error import URLError
 
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 import offloader
+from formats.entries import Position
+from formats.metadata import pulsar_ledger_pb2
 from formats.pulsar.messages import MessageOptions
 from formats.topic_layout import TopicLayout
 from offloader.errors import NotFoundError
@@ -24,7 +28,7 @@ from services.pulsar.scalable import ScalableClient
 from tests.proof.interop.record_scalable_layouts import Admin
 from tests.support.waiting import eventually
 
-__all__ = ["CHANGES", "KEYS", "KILLS", "NAMESPACE", "SETTINGS", "Sent", "World", "added"]
+__all__ = ["CHANGES", "KEYS", "KILLS", "NAMESPACE", "SETTINGS", "Sent", "World", "added", "terminated_at"]
 
 NAMESPACE = "public/served"
 KEYS = 20
@@ -33,6 +37,7 @@ KILLS = 20
 CHANGES = {2: "split", 6: "split", 10: "merge", 14: "split", 18: "merge"}
 #: Columns that tell the messages of one producer apart.
 IDENTITY = ("producer_name", "sequence_id", "batch_index")
+_RECORD: Any = pulsar_ledger_pb2
 #: Key -> values.
 Sent = dict[str, list[str]]
 #: Of brokers: short ledgers.
@@ -140,7 +145,26 @@ class World:
                     self.change_until(name, CHANGES[number])
                 added(sent, produced.result())
             settle(sent)
+        self.complete(name)
         return sent
+
+    def complete(self, name: str) -> None:
+        """Returns when the end of each sealed segment is recorded.
+
+        A broker that is killed while it seals a segment may not terminate it, which needs the request in
+        ``docs/how-to/scalable-topics.md``.
+        """
+
+        def is_complete() -> bool:
+            rows = [row for row in self.recorded(name).segments if row.sealed_epoch is not None and row.end is None]
+            for row in rows:
+                with suppress(URLError, TimeoutError):
+                    if terminated_at(self.broker.record(row.stream)) is None:
+                        path = f"{self.namespace}/{name}/{row.stream.rpartition('/')[2]}"
+                        self.admin.ask("POST", f"segments/{path}/terminate")
+            return not rows
+
+        eventually(is_complete, within_s=300)
 
     def read(self, name: str) -> Sent:
         """Key -> the values in the store, in the order in which the topic is read."""
@@ -194,3 +218,16 @@ class World:
 def added(sent: Sent, more: Mapping[str, Sequence[str]]) -> None:
     for key, values in more.items():
         sent.setdefault(key, []).extend(values)
+
+
+def terminated_at(record: bytes) -> Position | None:
+    """The last entry of a terminated segment; ``None``: it isn't terminated.
+
+    A later ledger has entries if the broker was killed while it sealed the segment. It acknowledged none of these, and
+    the producer sends their messages to the next segment.
+    """
+    for each in UnknownFieldSet(_RECORD.ManagedLedgerInfo.FromString(record)):
+        if each.field_number == 2:  # terminatedPosition: two numbers, as the first fields of a ledger
+            found = _RECORD.LedgerInfo.FromString(each.data)
+            return Position(found.ledgerId, found.entries)
+    return None

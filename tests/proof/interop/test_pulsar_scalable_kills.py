@@ -11,13 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from formats.entries import Position
-from formats.metadata import pulsar_ledger_pb2
 from formats.pulsar.ledger_record import decode_ledger_record
 from offloader.errors import NotFoundError
 from services.pulsar.broker import ZOOKEEPER, Refused, start_broker
@@ -25,7 +22,7 @@ from services.pulsar.build import SCALABLE
 from services.pulsar.scalable import running_scalable_client
 from services.servers import free_port
 from tests.proof.interop.record_scalable_layouts import Admin
-from tests.proof.interop.scalable_world import KEYS, NAMESPACE, SETTINGS, Sent, World, added
+from tests.proof.interop.scalable_world import KEYS, NAMESPACE, SETTINGS, Sent, World, added, terminated_at
 from tests.support.readback import stored_entries
 from tests.support.serving_processes import Serving
 from tests.support.waiting import eventually
@@ -33,7 +30,6 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.java
 
 NAME = "orders"
-_RECORD: Any = pulsar_ledger_pb2
 TOPIC = f"topic://{NAMESPACE}/{NAME}"
 
 
@@ -44,7 +40,7 @@ def segments_of_broker(world: World) -> dict[str, list[tuple[Position, bytes]]]:
 
 def entries_of_broker(world: World, stream: str) -> list[tuple[Position, bytes]]:
     record = world.broker.record(stream)
-    end = terminated_at(record)
+    end = terminated_at(record) or Position(2**62, 0)
     return [
         (position, entry)
         for ledger in sorted(decode_ledger_record(record), key=lambda each: each.ledger_id)
@@ -52,19 +48,6 @@ def entries_of_broker(world: World, stream: str) -> list[tuple[Position, bytes]]
         for number, entry in enumerate(world.broker.hot(ledger.ledger_id, 0, last))
         if (position := Position(ledger.ledger_id, number)) <= end
     ]
-
-
-def terminated_at(record: bytes) -> Position:
-    """The last entry of a terminated segment.
-
-    A later ledger has entries if the broker was killed while it sealed the segment. It acknowledged none of these, and
-    the producer sends their messages to the next segment.
-    """
-    for field in UnknownFieldSet(_RECORD.ManagedLedgerInfo.FromString(record)):
-        if field.field_number == 2:  # terminatedPosition: two numbers, as the first fields of a ledger
-            found = _RECORD.LedgerInfo.FromString(field.data)
-            return Position(found.ledgerId, found.entries)
-    return Position(2**62, 0)
 
 
 def segments_of_store(world: World) -> dict[str, list[tuple[Position, bytes]]]:

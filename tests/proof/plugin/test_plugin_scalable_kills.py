@@ -131,6 +131,7 @@ def test_every_reader_receives_the_same_messages_after_kills_and_without_hot_cop
                 plugin.broker.kill()
                 plugin.broker.close()
                 plugin.start_broker()
+                world.broker = plugin.broker
             if number % 3 != 1:
                 plugin.start_sidecar(name)
 
