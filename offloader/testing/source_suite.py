@@ -122,10 +122,8 @@ class SourceSuite:
         self.append(source, [b"first", b"second"])
         batch = source.read(Position(0, 0), _EVERYTHING)
         assert batch is not None
-        payloads = [entry.payload for entry in batch.entries()]
-        assert payloads == [b"first", b"second"][: len(payloads)]
         self.append(source, [b"third" * 1000] * 10)
-        assert [entry.payload for entry in batch.entries()] == payloads
+        assert [entry.payload for entry in batch.entries()] == [b"first", b"second"]
 
     def test_readers_on_other_threads_see_a_beginning_of_what_is_written(self, source: LedgerSource) -> None:
         payloads = [f"{number:05}".encode() for number in range(200)]
@@ -183,7 +181,9 @@ class SourceSuite:
         self.append(source, [b"a", b"b"])
         heard.wait(lambda: len(heard.payloads) == 2)
         (batch, *_) = (each for each in heard.told if isinstance(each, EntryBatch))
-        assert [entry.payload for entry in _entries(source, batch.first)] == [b"a", b"b"]
+        again = source.read(batch.first, _EVERYTHING)
+        assert again is not None
+        assert [entry.payload for entry in again.entries()] == [b"a", b"b"]
 
     def test_the_end_of_a_ledger_is_told_before_the_next_one_begins(self, source: LedgerSource) -> None:
         heard = _Heard()

@@ -109,6 +109,27 @@ class TestSegmentSource(TestPulsarSource):
     topics = ("segment://public/default/orders/0000-ffff-0",)
     made = SegmentSource
 
+    def test_what_was_read_stays_as_it_was(self, source: LedgerSource) -> None:
+        """One read may return less than there is."""
+        self.append(source, [b"first", b"second"])
+        batch = source.read(Position(0, 0), 1 << 30)
+        assert batch is not None
+        payloads = [entry.payload for entry in batch.entries()]
+        assert payloads == [b"first", b"second"][: len(payloads)]
+        self.append(source, [b"third" * 1000] * 10)
+        assert [entry.payload for entry in batch.entries()] == payloads
+
+    def test_what_a_listener_hears_can_be_read(self, source: LedgerSource) -> None:
+        """Entry by entry: one read may return less than there is."""
+        heard: list[EntryBatch] = []
+        source.subscribe(heard.append)
+        self.append(source, [b"a", b"b"])
+        eventually(lambda: sum(map(len, heard)) == 2)
+        for entry in (entry for batch in heard for entry in batch.entries()):
+            again = source.read(entry.position, 1)
+            assert again is not None
+            assert [each.payload for each in again.entries()] == [entry.payload]
+
     def test_a_closed_ledger_takes_no_further_entry(self, source: LedgerSource) -> None:
         """Known when an entry of a later ledger came."""
         self.append(source, [b"a"])
