@@ -155,10 +155,9 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int:
-    number = int(value)
-    if isinstance(value, bool) or not 0 <= number <= _INT64_MAX:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _INT64_MAX:
         raise ValueError(f"{value!r:.40} is no number of a layout")
-    return number
+    return value
 
 
 def _time_ms(value: Any) -> int:

@@ -341,7 +341,7 @@ def policy_warnings(document: object, *, broker_plugin: bool = False) -> tuple[s
 
 
 def _number(value: Any) -> int:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -176,6 +176,7 @@ def test_recorded_broker_responses_are_parsed() -> None:
         ({"offload_policies": {"managedLedgerOffloadThresholdInBytes": 10}}, ["offloads by itself"]),
         ([], []),
         ({"backlog_quota_map": 7, "offload_policies": [], "message_ttl_in_seconds": "x"}, []),
+        ({"message_ttl_in_seconds": float("inf")}, []),
     ],
 )
 def test_conflicting_policies_are_reported(policies: Any, words: list[str]) -> None:

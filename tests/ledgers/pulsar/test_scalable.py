@@ -105,6 +105,8 @@ def in_segment(number: str, **fields: Any) -> Callable[[Any], object]:
         (in_segment("1", createdAtEpoch="x"), CorruptError, "no layout"),
         (in_segment("1", parentIds=None), CorruptError, "no layout"),
         (in_segment("1", createdAtMs=2**63), CorruptError, "no layout"),
+        (in_segment("1", createdAtMs=float("inf")), CorruptError, "no layout"),
+        (in_segment("1", segmentId=1.5), CorruptError, "no layout"),
         (lambda document: document.pop("epoch"), CorruptError, "no layout"),
         (lambda document: document.update(segments=[1]), CorruptError, "no layout"),
     ],
