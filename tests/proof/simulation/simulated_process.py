@@ -62,6 +62,11 @@ class SimulatedProcess:
         """Whether it knows that everything appended so far is committed."""
         return self.stream is not None and self.stream.status().committed == self._ledgers.tail
 
+    @property
+    def epoch(self) -> int | None:
+        """The newest epoch that it opened."""
+        return None if self.stream is None else self.stream._log.epoch
+
     def die(self) -> None:
         """Nothing of it runs any more, and nothing was told to anybody."""
         self.store.dead = True
