@@ -1,13 +1,9 @@
-"""A store in whose place another one is, from any request of a writer on: nothing acknowledged is lost or repeated."""
+"""A store in whose place another one is, from any request on: no entry is lost or repeated, no read is incomplete."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from contextlib import closing, suppress
-from itertools import count
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -18,8 +14,7 @@ from offloader.read.partitions import open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
-from offloader.store.memory import MemoryStore
-from offloader.store.wrappers import Request, StoreWrapper
+from tests.support.swapped_store import SwappedStore, memory_store
 
 STREAM = "public/default/persistent/orders"
 SETTINGS = Settings.of(
@@ -34,35 +29,11 @@ SETTINGS = Settings.of(
 )
 #: More requests than a session sends.
 REQUESTS_MAX = 200
-_names = count()
-_Answer = TypeVar("_Answer")
-
-
-class SwappedStore(StoreWrapper):
-    """From one request on, ``number_of`` requests go to an empty store."""
-
-    def __init__(self, inner: ObjectStore, first: int, number_of: int) -> None:
-        super().__init__(inner)
-        self.empty: ObjectStore = MemoryStore(f"swapped-{next(_names)}", "", SystemClock())
-        self._first, self._end = first, first + number_of
-        self._lock, self._chosen = threading.Lock(), threading.local()
-        self.requests = 0
-
-    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
-        with self._lock:
-            self.requests += 1
-            is_swapped = self._first <= self.requests < self._end
-        self._chosen.store = self.empty if is_swapped else self.inner
-        return call()
-
-    def _of(self, key: str) -> ObjectStore:
-        store: ObjectStore = self._chosen.store
-        return store
 
 
 class Place:
     def __init__(self, folder: Path) -> None:
-        self.store: ObjectStore = MemoryStore(f"swapped-{next(_names)}", "", SystemClock())
+        self.store: ObjectStore = memory_store(SystemClock())
         self.database, self.appended = str(folder / "ledgers.db"), list[str]()
 
     def session(self, store: ObjectStore) -> None:
@@ -84,14 +55,18 @@ class Place:
         topic.close_ledger()
         topic.release_hot()
 
-    def read(self) -> list[str] | None:
-        """What readers of both tiers get; ``None``: they name damage."""
+    def read(self, store: ObjectStore) -> list[str]:
+        """The entries that a reader of both tiers gets."""
+        with (
+            closing(EmbeddedLedgers(self.database, create=False)) as ledgers,
+            open_reader(store, STREAM, source=ledgers.view_stream(STREAM)) as reader,
+        ):
+            return [entry.decode() for batch in reader.scan() for entry in batch.payloads.to_pylist()]
+
+    def read_unless_damaged(self) -> list[str] | None:
+        """The entries; ``None``: the reader reports damage."""
         try:
-            with (
-                closing(EmbeddedLedgers(self.database, create=False)) as ledgers,
-                open_reader(self.store, STREAM, source=ledgers.view_stream(STREAM)) as reader,
-            ):
-                return [entry.decode() for batch in reader.scan() for entry in batch.payloads.to_pylist()]
+            return self.read(self.store)
         except OffloaderError as error:
             if error.kind is not ErrorKind.DATA_CORRUPTION:
                 raise
@@ -107,13 +82,40 @@ def test_nothing_is_lost_or_repeated_wherever_another_store_takes_the_place(tmp_
         (folder := tmp_path / f"{first}").mkdir()
         place = Place(folder)
         place.session(place.store)
-        swapped = SwappedStore(place.store, first, number_of)
+        swapped = SwappedStore(place.store, memory_store(SystemClock()), first=first, number_of=number_of)
         place.session(swapped)
         place.session(place.store)
-        found = place.read()
+        found = place.read_unless_damaged()
         damaged += found is None
         assert found in (place.appended, None), f"another store from request {first} on"
         if swapped.requests < first:
             break
     assert first > 10
     assert damaged == 0 or number_of < REQUESTS_MAX
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_older", [False, True])
+@pytest.mark.parametrize("number_of", [1, 3, REQUESTS_MAX])
+def test_reader_gets_all_entries_or_an_error_wherever_another_store_takes_the_place(
+    tmp_path: Path, number_of: int, is_older: bool
+) -> None:
+    """The other store is empty, or a copy from before the last entries were offloaded and released."""
+    place = Place(tmp_path)
+    place.session(place.store)
+    other = memory_store(SystemClock(), copied=place.store if is_older else None)
+    for _ in range(3):
+        place.session(place.store)
+    refused = 0
+    for first in range(1, REQUESTS_MAX):
+        swapped = SwappedStore(place.store, other, first=first, number_of=number_of)
+        try:
+            found = place.read(swapped)
+        except OffloaderError:
+            refused += 1
+        else:
+            assert found == place.appended, f"another store from request {first} on"
+        if swapped.requests < first:
+            break
+    assert first > 20
+    assert refused > 5
