@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import TypeVar
 
 from offloader.runtime.clock import Clock
@@ -13,13 +12,12 @@ from offloader.store.memory import MemoryStore
 from offloader.store.rate_limit import Traffic
 from offloader.store.wrappers import Request, StoreWrapper
 
-_names = count()
 _Answer = TypeVar("_Answer")
 
 
 def memory_store(clock: Clock, copied: ObjectStore | None = None) -> MemoryStore:
     """A new store: empty, or with the objects of another one."""
-    store = MemoryStore(f"swapped-{next(_names)}", "", clock)
+    store = MemoryStore("swapped", "", clock, is_shared=False)
     if copied is not None:
         for listed in copied.list("").objects:
             body, info = copied.get(listed.key)
