@@ -32,6 +32,14 @@ HERE = Path(__file__).resolve().parent
 PROOF = HERE / "proof"
 #: Variables that a command sets for its own process.
 _ALLOCATOR = (*system.ALLOCATOR, *system.NO_IDLE_THREADS, "ARROW_DEFAULT_MEMORY_POOL")
+#: Variables that commands read. README sets one of them, in the shell from which the tests may be started.
+_OF_COMMANDS = [
+    f"OFFLOADER_{name}"
+    for name in (
+        *("ADMIN_HOSTS", "ADMIN_TOKEN", "CA_FILE", "CONFIG", "ENDPOINT_URL", "LEDGERS", "OWNER_HOSTS"),
+        *("PULSAR_TOKEN", "PULSAR_URL", "REGION", "STATUS_FILE", "STORE", "TOKEN"),
+    )
+]
 
 # How long an example takes says something about the machine, nothing about the code: benchmarks measure that.
 hypothesis.settings.register_profile("new", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -67,6 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
     system.HEAP = ()  # type: ignore[assignment]  # a command can't take it back from the process of the tests
     use_short_lived_jvms()
     use_memory_for_files()
+    for name in _OF_COMMANDS:
+        os.environ.pop(name, None)
     os.environ.setdefault(SEEDS_VARIABLE, str(first_seed()))  # the same for all workers, whatever midnight does
 
 
